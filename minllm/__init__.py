@@ -1,0 +1,1 @@
+"""minllm: the LLM inference engine that you can read."""

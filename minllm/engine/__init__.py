@@ -1,0 +1,1 @@
+"""LLM, requests, sampling parameters and the generation loop."""

@@ -1,0 +1,37 @@
+"""Every error that minllm raises on purpose. Each message says what was given, what is allowed and what to do."""
+
+
+class MinLLMError(Exception):
+    """The root of all errors of this package: catch it to catch every mistake that minllm explains."""
+
+
+class KernelArgumentError(MinLLMError, ValueError):
+    """A kernel's launcher was given shapes, dtypes or sizes that it does not take."""
+
+
+class KernelCompilationError(MinLLMError):
+    """A kernel could not be compiled or loaded; the message names the kernel and its argument types."""
+
+
+class SimulationError(MinLLMError):
+    """The simulator saw something that a GPU forbids or leaves undefined: out of bounds, divergence, deadlock, misalignment."""
+
+
+class DeviceError(MinLLMError):
+    """The GPU, its driver or its memory cannot do what was asked."""
+
+
+class CheckpointError(MinLLMError):
+    """A model directory cannot be read: a file is missing, damaged, unsafe, or contradicts another."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """The checkpoint is readable, but its architecture or an option of it is not one that minllm runs."""
+
+
+class InvalidRequestError(MinLLMError, ValueError):
+    """A prompt or a sampling parameter is not acceptable; nothing was computed."""
+
+
+class OutOfMemoryError(MinLLMError, MemoryError):
+    """The request does not fit the memory that is left; the message says how much is needed and how much there is."""

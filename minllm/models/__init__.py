@@ -1,0 +1,1 @@
+"""Checkpoint readers, tokenizer, and one decoder forward for all families."""

@@ -1,0 +1,1 @@
+"""The PTX instructions that Numba has no name for, one function each, with its emulation beside it."""

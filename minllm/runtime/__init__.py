@@ -1,0 +1,1 @@
+"""Device, streams, memory, graphs and the kernel launcher: a thin layer over cuda.core and Numba's compiler."""

@@ -1,0 +1,1 @@
+"""The SIMT simulator: runs kernels on the CPU, one greenlet a CUDA thread."""
