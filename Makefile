@@ -63,17 +63,17 @@ $(MADE):
 	@touch $@
 
 $(DEMO_STAMP): | $(MADE)
-	@echo "Installing minllm into $(VENV)$(if $(CUDA), with the CUDA wheels $(CUDA), , without CUDA: no NVIDIA driver here) (once)"
+	@echo "Installing minllm into $(VENV), once: $(if $(CUDA),the CUDA wheels $(CUDA) fit this driver,no NVIDIA driver here so nothing of CUDA)"
 	$(INSTALL) --editable '.$(if $(CUDA),[$(CUDA)])'
 	@touch $@
 
 # What the tests need holds all that the demo needs.
 $(TEST_STAMP): | $(MADE)
-	@echo "Installing minllm and what its tests need into $(VENV) (once)"
+	@echo "Installing minllm and what its tests need into $(VENV), once"
 	$(INSTALL) --editable '.[test$(comma)$(TEST_CUDA)]'
 	@touch $@ $(DEMO_STAMP)
 
 $(DOCS_STAMP): | $(MADE)
-	@echo "Installing what the site needs into $(VENV) (once)"
+	@echo "Installing what the site needs into $(VENV), once"
 	$(INSTALL) --editable '.[docs]'
 	@touch $@

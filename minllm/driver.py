@@ -22,24 +22,24 @@ def cuda_version(library_name="libcuda.so.1"):
     try:
         library = ctypes.CDLL(library_name)
     except OSError as error:
-        raise NoDriver("the NVIDIA driver's library does not load: %s" % error) from None
+        raise NoDriver(f"the NVIDIA driver's library does not load: {error}") from None
     version, devices = ctypes.c_int(0), ctypes.c_int(0)
     status = library.cuInit(0)
     if status != 0:
-        raise NoDriver("the NVIDIA driver is installed but does not start: cuInit returned error %d" % status)
+        raise NoDriver(f"the NVIDIA driver is installed but does not start: cuInit returned error {status}")
     status = library.cuDeviceGetCount(ctypes.byref(devices))
     if status != 0 or devices.value == 0:
         raise NoDriver("the NVIDIA driver sees no GPU")
     status = library.cuDriverGetVersion(ctypes.byref(version))
     if status != 0:
-        raise NoDriver("the NVIDIA driver does not tell its version: error %d" % status)
+        raise NoDriver(f"the NVIDIA driver does not tell its version: error {status}")
     return version.value // 1000, version.value % 1000 // 10
 
 
 def fitting_extra(version):
     """The name of the extra for a driver that supports CUDA `version` (major, minor): "cu12", "cu13", or "" if it is older than both."""
     majors = [major for major in SUPPORTED_MAJORS if major <= version[0]]
-    return "cu%d" % majors[-1] if majors else ""
+    return f"cu{majors[-1]}" if majors else ""
 
 
 def main():
