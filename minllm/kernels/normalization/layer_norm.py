@@ -75,7 +75,7 @@ def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, ep
 
 @functools.cache
 def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
-    """The kernel in which a thread holds `pieces` vectors of the row: the arrays of `layer_norm_kernel`, their rows whole, aligned vectors."""
+    """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `layer_norm_kernel`, rows whole, aligned vectors."""
     width, load, store = vector_access(dtype)
     held = pieces * width
 

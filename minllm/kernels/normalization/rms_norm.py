@@ -64,7 +64,7 @@ def rms_norm_kernel(x, residual, has_residual, weight, out, epsilon):
 
 @functools.cache
 def rms_norm_vector_kernel(dtype, pieces, has_residual):
-    """The kernel in which a thread holds `pieces` vectors of the row: the arrays of `rms_norm_kernel`, their rows whole, aligned vectors."""
+    """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `rms_norm_kernel`, rows whole, aligned vectors."""
     width, load, store = vector_access(dtype)
     held = pieces * width
 
