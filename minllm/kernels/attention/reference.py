@@ -1,0 +1,103 @@
+"""Attention over a paged KV cache, in NumPy: the equation, the oracle of every kernel of this folder, and the CPU engine's attention.
+
+For query row i of a sequence, with the keys k_j and values v_j that it may see:
+
+    s_j = scale * (q_i . k_j)          p_j = exp(s_j - max_j s_j) / sum_j exp(s_j - max_j s_j)          out_i = sum_j p_j v_j
+
+(Vaswani et al., "Attention Is All You Need", section 3.2.1; subtracting the maximum changes nothing in exact arithmetic and keeps exp from
+overflowing.) Which keys it may see: a sequence with C keys of which Q belong to new tokens has its query row i at position C - Q + i; the
+row sees keys at positions <= its own (causal), and > its own - sliding_window where a window is given. Query head h reads KV head
+h // (heads // kv_heads) (grouped-query attention, Ainslie et al., arXiv 2305.13245, section 2.2).
+
+FLOPs: 4 * heads * head_dim for each visible (query, key) pair: 2 for q.k, 2 for p*v. Bytes: K and V of every visible key once for each
+chunk of queries, 2 * kv_heads * head_dim * itemsize a key.
+
+A row that sees no key at all (a padding sequence with context_lens 0) gives zeros: softmax over nothing is taken as no weight on anything.
+"""
+
+import numpy as np
+
+QUERY_CHUNK = 256  # rows of queries whose scores exist at one time: bounds memory, and lets a chunk skip the keys after its last row
+
+
+def attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, sliding_window=0):
+    """Causal attention of a flattened batch of new tokens against a paged KV cache.
+
+    query          [T, heads, head_dim], float32, float16, bfloat16 or float64
+    key_cache      [num_blocks, block_size, kv_heads, head_dim]; value_cache the same
+    query_start    int32 [B + 1]: sequence b owns rows query_start[b] to query_start[b + 1] of `query`
+    context_lens   int32 [B]: keys visible to sequence b, its new tokens included; 0 for padding
+    block_tables   int32 [B, max_blocks]: where the sequence's keys lie, block_size at a time
+    scale          factor on q.k, usually 1 / sqrt(head_dim)
+    sliding_window 0 for none, else each row sees at most this many newest keys, itself included
+
+    Returns [T, heads, head_dim] in the query's dtype. Computes in float32 (in float64 for a float64 query) and rounds once, at the end.
+    """
+    compute_dtype = np.float64 if query.dtype == np.float64 else np.float32
+    out = np.zeros(query.shape, query.dtype)
+    for sequence, context_len in enumerate(np.asarray(context_lens).tolist()):
+        start, stop = int(query_start[sequence]), int(query_start[sequence + 1])
+        if context_len == 0 or start == stop:
+            continue
+        first_position = context_len - (stop - start)
+        for chunk in range(start, stop, QUERY_CHUNK):
+            chunk_stop = min(chunk + QUERY_CHUNK, stop)
+            lowest, highest = first_position + chunk - start, first_position + chunk_stop - 1 - start  # positions of the chunk's rows
+            key_start = max(0, lowest - sliding_window + 1) if sliding_window > 0 else 0
+            key_stop = max(0, highest + 1)
+            if key_stop <= key_start:
+                continue
+            keys = gather_context(key_cache, block_tables[sequence], key_start, key_stop).astype(compute_dtype, copy=False)
+            values = gather_context(value_cache, block_tables[sequence], key_start, key_stop).astype(compute_dtype, copy=False)
+            visible = visible_keys(np.arange(lowest, highest + 1), np.arange(key_start, key_stop), sliding_window)
+            rows = query[chunk:chunk_stop].astype(compute_dtype, copy=False)
+            out[chunk:chunk_stop] = attend(rows, keys, values, scale, visible)
+    return out
+
+
+def gather_context(cache, block_table, key_start, key_stop):
+    """Keys (or values) key_start to key_stop of a sequence: [keys, kv_heads, head_dim]; no copy when one block holds them."""
+    block_size = cache.shape[1]
+    first_block = key_start // block_size
+    last_block = (key_stop - 1) // block_size
+    offset = key_start - first_block * block_size
+    if first_block == last_block:
+        return cache[block_table[first_block], offset : offset + key_stop - key_start]
+    blocks = cache[block_table[first_block : last_block + 1]]  # [blocks, block_size, kv_heads, head_dim]
+    return blocks.reshape(-1, *cache.shape[2:])[offset : offset + key_stop - key_start]
+
+
+def visible_keys(query_positions, key_positions, sliding_window=0):
+    """The mask [queries, keys], True where the query may look; None where every query sees every key (one new token, no window)."""
+    distance = query_positions[:, None] - key_positions[None, :]
+    visible = distance >= 0
+    if sliding_window > 0:
+        visible &= distance < sliding_window
+    return None if visible.all() else visible
+
+
+def attend(query, keys, values, scale, visible=None):
+    """softmax(scale * query keys^T) values with grouped heads: query [Q, heads, d], keys and values [N, kv_heads, d] -> [Q, heads, d]."""
+    rows, heads, head_dim = query.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    grouped = query.reshape(rows, kv_heads, group, head_dim).transpose(1, 0, 2, 3).reshape(kv_heads, rows * group, head_dim)
+    scores = np.matmul(grouped, keys.transpose(1, 2, 0))  # [kv_heads, rows * group, N]
+    scores *= query.dtype.type(scale)
+    if visible is not None:
+        scores.reshape(kv_heads, rows, group, -1)[:, ~visible[:, None, :].repeat(group, axis=1)] = -np.inf
+    probabilities = softmax_in_place(scores)
+    out = np.matmul(probabilities, values.transpose(1, 0, 2))  # [kv_heads, rows * group, head_dim]
+    return out.reshape(kv_heads, rows, group, head_dim).transpose(1, 0, 2, 3).reshape(rows, heads, head_dim)
+
+
+def softmax_in_place(scores):
+    """Softmax over the last axis; a row of -inf only becomes zeros instead of NaN."""
+    maximum = scores.max(axis=-1, keepdims=True)
+    maximum[np.isneginf(maximum)] = 0
+    scores -= maximum
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    total[total == 0] = 1
+    scores /= total
+    return scores

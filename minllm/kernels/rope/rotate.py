@@ -1,0 +1,40 @@
+"""Rotary position embedding (Su et al. 2021, "RoFormer", section 3.2.2), in both layouts of the pairs."""
+
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+
+
+def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_factor=1.0):
+    """Cosines and sines of every position's angles: float32 [positions_count, rotary_dim], first half cosines, second half sines.
+
+    inverse_frequencies: [rotary_dim / 2], radians a position. The angles are formed in float64, so that a position of 100,000 still has
+    an exact angle. `attention_factor` scales both (YaRN's temperature; 1 for the others).
+    """
+    inverse_frequencies = np.asarray(inverse_frequencies, np.float64)
+    if inverse_frequencies.shape != (rotary_dim // 2,) or rotary_dim % 2:
+        raise KernelArgumentError(
+            f"inverse_frequencies has shape {inverse_frequencies.shape}; a rotary_dim of {rotary_dim} needs one frequency for each pair of "
+            "components, so rotary_dim must be even and the shape (rotary_dim / 2,)"
+        )
+    angles = np.arange(positions_count)[:, None] * inverse_frequencies[None, :]  # [positions, rotary_dim / 2]
+    return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * attention_factor).astype(np.float32)
+
+
+def rope_reference(x, positions, cos_sin, interleaved=False):
+    """Turn the pairs of each head's first rotary_dim components by their position's angles; the rest passes unchanged.
+
+    x: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, rotary_dim], see `rope_table`. Pair i is (i, i + rotary_dim/2), the
+    half-split layout of Hugging Face's Llama, or (2i, 2i + 1) if `interleaved`, the layout of the paper. Result in the dtype of `x`.
+    """
+    wide = np.result_type(x.dtype, np.float32)
+    rotary_dim = cos_sin.shape[1]
+    half = rotary_dim // 2
+    angles = cos_sin[positions][:, None, :].astype(wide, copy=False)  # [T, 1, rotary_dim]
+    cosine, sine = angles[..., :half], angles[..., half:]
+    first, second = (slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)) if interleaved else (slice(0, half), slice(half, rotary_dim))
+    out = x.astype(wide)  # a copy always: the input stays as it was
+    a, b = x[..., first].astype(wide, copy=False), x[..., second].astype(wide, copy=False)
+    out[..., first] = a * cosine - b * sine
+    out[..., second] = b * cosine + a * sine
+    return out.astype(x.dtype, copy=False)

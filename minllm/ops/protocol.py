@@ -1,0 +1,153 @@
+"""What a forward pass asks of a machine: the batch, a layer's cache, and the operations as one protocol.
+
+`models/decoder.py` is written against `Ops` and against nothing else. `numpy_ops.NumpyOps` implements it with the NumPy references of
+the kernels, `cuda_ops.CudaOps` with the kernels themselves. An operation here is a fused step that a decoder needs (a normalisation with
+its residual add, a projection, rotation and cache write in one), not a primitive of an array library.
+
+"Array" below is whatever the machine calls an array: a NumPy array, or a device array. Only `array`, `weight` and `to_host` cross over.
+T is the number of tokens of a batch, B the number of its sequences, R the number of rows whose logits are wanted.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = Any
+
+
+@dataclass
+class Batch:
+    """The tokens of B sequences, flattened to T rows: a prefill chunk, a decode step and a verification differ only in these numbers.
+
+    The arrays are int32, in the machine's own memory. Query i of sequence b, of its `query_start[b + 1] - query_start[b]` new tokens
+    (Q), has the absolute position `context_lens[b] - Q + i`, and sees the cached keys at positions up to its own.
+    """
+
+    token_ids: Array  # [T]
+    positions: Array  # [T] absolute position of each token in its sequence
+    slot_mapping: Array  # [T] block * block_size + offset, where the token's K and V are written; -1 writes nothing
+    query_start: Array  # [B + 1] first row of each sequence; the last entry is T
+    context_lens: Array  # [B] keys that the sequence sees, its new tokens included; 0 marks a padding row
+    block_tables: Array  # [B, max_blocks] the cache blocks of each sequence in order
+    logits_rows: Array  # [R] rows of the T whose logits are wanted
+    num_tokens: int  # T
+    num_sequences: int  # B
+    max_query_len: int  # an upper bound of the new tokens of any sequence
+    max_context_len: int  # an upper bound of context_lens
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of one layer. The cache that a forward takes is a list of these, one for each layer."""
+
+    key: Array  # [num_blocks, block_size, kv_heads, head_dim]
+    value: Array  # [num_blocks, block_size, kv_heads, head_dim]
+
+
+@dataclass
+class NormWeights:
+    """A normalisation: `kind` is "rms_norm" (no bias) or "layer_norm"."""
+
+    kind: str
+    weight: Array  # [hidden]
+    bias: Array | None  # [hidden], or None for rms_norm
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The shape of one layer's attention. Query head h reads KV head h // (heads // kv_heads)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # factor of q . k, usually head_dim ** -0.5
+    sliding_window: int = 0  # a query sees at most this many keys, its own included; 0 sees all before it
+    interleaved: bool = False  # RoPE pairs neighbours (2i, 2i + 1) instead of the halves (i, i + head_dim / 2)
+    epsilon: float = 1e-6  # of the per-head normalisation of q and k, where a model has one
+
+
+class Ops(Protocol):
+    """The operations of a forward pass. `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16) is what activations are stored in;
+    every sum, statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` writes the cache."""
+
+    dtype: np.dtype
+
+    def array(self, host_array: np.ndarray) -> Array:
+        """The machine's array of the same shape and dtype: a copy on a GPU, the array itself in NumPy."""
+        ...
+
+    def to_host(self, array: Array) -> np.ndarray:
+        """The NumPy array of the same contents. Waits until it is computed."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array with unspecified contents."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of zeros."""
+        ...
+
+    def weight(self, host_array: np.ndarray, dtype: Any = None) -> Array:
+        """A parameter as this machine likes to keep it, rounded to `dtype` (by default the activations').
+
+        [out_features, in_features] for a matrix. The result is only ever given back to the operations below; the host array may be
+        a view of a memory-mapped file and is not kept.
+        """
+        ...
+
+    def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None) -> Array:
+        """The rows of `embedding` [vocab, hidden] at token_ids, plus those of `position_embedding` [positions, hidden] at positions.
+        Returns [T, hidden]."""
+        ...
+
+    def add_norm(self, x: Array, residual: Array | None, norm: NormWeights) -> tuple[Array, Array]:
+        """(normalised, residual): the new residual is x + residual (x alone if residual is None), normalised is its normalisation.
+        All are [T, hidden]."""
+        ...
+
+    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        """x @ weight.T (+ bias): [T, in] and [out, in] to [T, out]."""
+        ...
+
+    def qkv_rope_append(
+        self,
+        qkv: Array,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        q_norm: Array | None = None,
+        k_norm: Array | None = None,
+        cos_sin: Array | None = None,
+    ) -> Array:
+        """From qkv [T, (heads + 2 * kv_heads) * head_dim] to the queries [T, heads, head_dim], with keys and values written to the cache.
+
+        Queries and keys are normalised a head at a time where q_norm and k_norm [head_dim] are given, then rotated by the table
+        cos_sin [positions, head_dim] (first half cosines, second half sines) where it is given. Values are stored as they are.
+        """
+        ...
+
+    def attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
+        """Softmax(scale * q . K) V over the cached context of each sequence, causal: [T, heads, head_dim] to [T, heads * head_dim]."""
+        ...
+
+    def gated_mlp(self, x: Array, gate_up: Array, down: Array, activation: str) -> Array:
+        """(activation(x @ gate.T) * (x @ up.T)) @ down.T: gate_up [2 * intermediate, hidden] holds gate first; down
+        [hidden, intermediate]; activation is "silu". Returns [T, hidden]."""
+        ...
+
+    def mlp(
+        self, x: Array, up: Array, up_bias: Array | None, down: Array, down_bias: Array | None, activation: str
+    ) -> Array:
+        """activation(x @ up.T + up_bias) @ down.T + down_bias; activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
+        ...
+
+    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Array, rows: Array) -> Array:
+        """The scores of the next token: add_norm of the R wanted rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
+        ...
+
+    def sample(self, logits: Array, sampling: Any) -> Array:
+        """One token id a row, int32 [R], from float32 logits [R, vocab]. `sampling` is kernels.sampling's SamplingTensors."""
+        ...
