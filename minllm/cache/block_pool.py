@@ -1,10 +1,9 @@
 """The block pool: which blocks of the KV cache belong to which sequence.
 
-The cache of a layer is a row of equal blocks of `block_size` tokens (PagedAttention, Kwon et al. 2023, section 4.1). A sequence owns whole
-blocks, and its block table lists them in the order of its tokens: token t lies in block
-`table[t // block_size]` at offset `t % block_size`.
-Under static batching a sequence reserves all blocks that it can ever need before its first token is computed, so that a running
-batch never runs out, and gives them back when it ends. The pool only counts; the memory itself is `kv_cache.KVCache`.
+The cache of a layer is a row of equal blocks of `block_size` tokens (PagedAttention, Kwon et al. 2023, section 4.1). A sequence owns
+whole blocks, and its block table lists them in the order of its tokens: token t lies in block `table[t // block_size]` at offset
+`t % block_size`. Under static batching a sequence reserves all blocks that it can ever need before its first token is computed, so that
+a running batch never runs out, and gives them back when it ends. The pool only counts; the memory itself is `kv_cache.KVCache`.
 """
 
 import heapq

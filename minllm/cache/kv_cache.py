@@ -5,17 +5,10 @@ Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom i
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """The cache of one layer, in the arrays of the backend."""
-
-    key: Any  # [num_blocks, block_size, kv_heads, head_dim]
-    value: Any  # [num_blocks, block_size, kv_heads, head_dim]
+from minllm.ops.protocol import LayerCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""From sequences to the arrays of a forward pass: a flattened batch of T tokens, all int32 (the words are vLLM's).
+
+A chunk of prompts and a decode step are the same arrays with other numbers. Prompts longer than `max_num_batched_tokens`, or more
+prompts than fit it, are computed in several chunks, each seeing the keys and values that the chunks before it left in the cache.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minllm.ops.protocol import Batch
+
+
+@dataclass(frozen=True)
+class Span:
+    """New tokens of one sequence: `token_ids` at the positions from `start` on, in the cache blocks of `block_table`."""
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Some prompt tokens of some sequences; those in `completed` (indices into the prompts) have their last prompt token here."""
+
+    batch: Batch
+    completed: list[int]
+
+
+def padded_block_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
+    """Block tables side by side, int32 [B, max_blocks]; the padding is block 0, which is never read: context_lens ends before it."""
+    padded = np.zeros((len(tables), max(1, max(map(len, tables)))), np.int32)
+    for row, table in enumerate(tables):
+        padded[row, : len(table)] = table
+    return padded
+
+
+def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: int) -> Batch:
+    """The arrays, on the host, for the new tokens of B sequences."""
+    lengths = [len(span.token_ids) for span in spans]
+    ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
+    positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
+    slots = [np.asarray(span.block_table)[at // block_size] * block_size + at % block_size for span, at in zip(spans, positions, strict=True)]
+    return Batch(
+        token_ids=np.concatenate([span.token_ids for span in spans]).astype(np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        slot_mapping=np.concatenate(slots).astype(np.int32),
+        query_start=np.cumsum([0, *lengths]).astype(np.int32),
+        context_lens=np.array(ends, np.int32),
+        block_tables=padded_block_tables([span.block_table for span in spans]),
+        logits_rows=np.array(logits_rows, np.int32),
+        num_tokens=sum(lengths),
+        num_sequences=len(spans),
+        max_query_len=max(lengths),
+        max_context_len=max(ends),
+    )
+
+
+def prefill_chunks(
+    prompts: Sequence[Sequence[int]], block_tables: Sequence[Sequence[int]], block_size: int, max_num_batched_tokens: int
+) -> Iterator[PrefillChunk]:
+    """Cuts the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row asks for logits.
+
+    A chunk that completes no prompt asks for the logits of its last row, so that no array is ever empty; nobody reads them.
+    """
+    spans: list[Span] = []
+    completed: list[int] = []
+    rows: list[int] = []
+    used = 0
+    for index, prompt in enumerate(prompts):
+        start = 0
+        while start < len(prompt):
+            end = min(len(prompt), start + max_num_batched_tokens - used)
+            spans.append(Span(prompt[start:end], start, block_tables[index]))
+            used += end - start
+            if end == len(prompt):
+                completed.append(index)
+                rows.append(used - 1)
+            start = end
+            if used == max_num_batched_tokens or (end == len(prompt) and index == len(prompts) - 1):
+                yield PrefillChunk(build_batch(spans, rows or [used - 1], block_size), completed)
+                spans, completed, rows, used = [], [], [], 0
+
+
+def decode_batch(token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int) -> Batch:
+    """The arrays, on the host, for one new token of each of B sequences: token_ids and positions int32 [B], block_tables [B, max_blocks]."""
+    count = len(token_ids)
+    rows = np.arange(count + 1, dtype=np.int32)
+    slots = block_tables[rows[:-1], positions // block_size] * block_size + positions % block_size
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slots.astype(np.int32),
+        query_start=rows,
+        context_lens=positions + np.int32(1),
+        block_tables=block_tables,
+        logits_rows=rows[:-1],
+        num_tokens=count,
+        num_sequences=count,
+        max_query_len=1,
+        max_context_len=int(positions.max()) + 1,
+    )
+
+
+def to_backend(batch: Batch, ops) -> Batch:
+    """The same batch with its arrays in the backend's memory."""
+    names = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
+    return replace(batch, **{name: ops.array(getattr(batch, name)) for name in names})

@@ -1,0 +1,127 @@
+"""Runs the model on a static batch: prefill once, then a token a step for every sequence.
+
+The runner knows arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This one works
+on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and may be asked for step n + 1
+before step n is read.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minllm.cache.kv_cache import KVCache
+from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefill_chunks, to_backend
+from minllm.engine.sequence import Sequence
+from minllm.kernels.sampling import LogProbabilities, SamplingTensors, build_sampling_tensors, log_probabilities
+from minllm.models.decoder import forward
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token for each of the B sequences that `start` was given, in that order.
+
+    A runner that works ahead returns its own class with these two methods, which wait for the device.
+    """
+
+    tokens: np.ndarray  # int32 [B]
+    logprobs: LogProbabilities | None
+
+    def token_ids(self) -> np.ndarray:
+        """The new tokens, int32 [B]; -1 where a sequence is retired."""
+        return self.tokens
+
+    def log_probabilities(self) -> LogProbabilities | None:
+        """Of the new tokens and the likeliest ones, arrays of B rows; None when no sequence of the batch asked for them."""
+        return self.logprobs
+
+
+class ModelRunner:
+    """Computes static batches, one at a time: start, prefill, decode_step as often as wanted with retire between, finish.
+
+    `steps_ahead` is how many steps may be launched before the first of them is read; a retirement then takes effect that much later,
+    so a sequence may be computed that many steps beyond its end (its tokens are dropped; its blocks hold them).
+    """
+
+    steps_ahead = 0
+
+    def __init__(self, ops, model, cache: KVCache, max_num_batched_tokens: int):
+        self.ops = ops
+        self.model = model
+        self.cache = cache
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._sequences: list[Sequence] = []
+
+    def start(self, sequences: Many[Sequence]) -> None:
+        """Takes a batch: sequences with prompts, parameters and block tables that hold their `num_reserved_tokens`."""
+        self._sequences = list(sequences)
+        self._sampling = self.sampling_tensors(self._sequences)
+        self._top = max((s.params.logprobs for s in self._sequences if s.params.logprobs is not None), default=None)
+        self._active = np.arange(len(self._sequences))  # indices of the sequences that still run
+        self._block_tables = padded_block_tables([s.block_table for s in self._sequences])
+        self._token_ids = np.full(len(self._sequences), -1, np.int32)  # the newest token of each
+        self._positions = np.array([len(s.prompt_token_ids) for s in self._sequences], np.int32)  # where the newest token belongs
+
+    def sampling_tensors(self, sequences: Many[Sequence]) -> SamplingTensors:
+        """The sampling parameters of the sequences as host arrays, a row each."""
+        return build_sampling_tensors(
+            [s.params for s in sequences],
+            self.model.config.vocab_size,
+            prompts=[s.prompt_token_ids for s in sequences],
+            stop_token_ids=[sorted(s.ending_token_ids) for s in sequences],
+        )
+
+    def prefill(self) -> Step:
+        """Computes all prompts, in chunks, and the first token of every sequence."""
+        tokens = np.empty(len(self._sequences), np.int32)
+        logprobs = []
+        prompts, tables = [s.prompt_token_ids for s in self._sequences], [s.block_table for s in self._sequences]
+        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens):
+            logits = forward(self.ops, self.model, to_backend(chunk.batch, self.ops), self.cache.layers)
+            if chunk.completed:
+                sampling = rows_of(self._sampling, np.array(chunk.completed))
+                tokens[chunk.completed], chunk_logprobs = self._sample(logits, sampling)
+                logprobs.append(chunk_logprobs)
+        return self._advance(tokens, None if self._top is None else LogProbabilities(*map(np.concatenate, zip(*logprobs, strict=True))))
+
+    def decode_step(self) -> Step:
+        """Computes the next token of every sequence that is not retired."""
+        active = self._active
+        batch = decode_batch(self._token_ids[active], self._positions[active], self._block_tables[active], self.cache.block_size)
+        logits = forward(self.ops, self.model, to_backend(batch, self.ops), self.cache.layers)
+        tokens, logprobs = self._sample(logits, self._sampling)
+        self._positions[active] += 1
+        return self._advance(tokens, logprobs)
+
+    def retire(self, rows: Many[int]) -> None:
+        """Stops computing the sequences with these indices into the batch."""
+        keep = ~np.isin(self._active, rows)
+        self._active, self._sampling = self._active[keep], rows_of(self._sampling, np.flatnonzero(keep))
+
+    def finish(self) -> None:
+        """Forgets the batch, whether it ran to its end or not."""
+        self._sequences, self._sampling = [], None
+
+    def _sample(self, logits, sampling: SamplingTensors) -> tuple[np.ndarray, LogProbabilities | None]:
+        tokens = self.ops.to_host(self.ops.sample(logits, sampling.to(self.ops.array)))
+        return tokens, None if self._top is None else log_probabilities(self.ops.to_host(logits), tokens, self._top)
+
+    def _advance(self, tokens: np.ndarray, logprobs: LogProbabilities | None) -> Step:
+        """Notes the new tokens of the active sequences, and spreads them over the rows of the whole batch."""
+        self._token_ids[self._active] = tokens
+        self._sampling.advance(tokens)
+        if len(self._active) == len(self._sequences):
+            return Step(tokens, logprobs)
+        spread = np.full(len(self._sequences), -1, np.int32)
+        spread[self._active] = tokens
+        return Step(spread, None if logprobs is None else LogProbabilities(*(self._spread(array) for array in logprobs)))
+
+    def _spread(self, array: np.ndarray) -> np.ndarray:
+        whole = np.zeros((len(self._sequences), *array.shape[1:]), array.dtype)
+        whole[self._active] = array
+        return whole
+
+
+def rows_of(sampling: SamplingTensors, rows: np.ndarray) -> SamplingTensors:
+    """Some rows of sampling tensors on the host, copied."""
+    return replace(sampling, **{name: array[rows] for name, array in sampling.arrays().items()})

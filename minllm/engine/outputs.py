@@ -1,0 +1,61 @@
+"""What `LLM.generate` returns: vLLM's names, so that code written for one reads the other."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log probability of a token under the model's own distribution (before temperature, penalties and filters)."""
+
+    logprob: float
+    rank: int  # 1 is the likeliest token of the vocabulary
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    `token_ids` holds all generated tokens, one that ended the text included; `text` leaves that one out unless it was asked for.
+    `logprobs` has a dictionary for each token, from token id to Logprob: the chosen token and the likeliest ones, likeliest first.
+    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string came) or "length" (max_tokens or the model's context is
+    full), None while it runs. `stop_reason` is the stop string or the stop id, None for the model's own end of sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """How long a request took.
+
+    time_to_first_token: seconds from the call to this request's first token, waiting for other requests included.
+    decode_tokens_per_second: generated tokens after the first, over the seconds between the first and the last; None for one token.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    time_to_first_token: float | None
+    decode_seconds: float
+    decode_tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request and its completions (one, for now)."""
+
+    request_id: str
+    prompt: str | None  # None when the prompt was given as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics

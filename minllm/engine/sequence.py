@@ -1,0 +1,126 @@
+"""A request while it is computed: its tokens, its text as far as it may be shown, and whether it has ended."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from minllm.engine.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.stop_strings import StopStringMatcher
+
+
+@dataclass
+class Sequence:
+    """One prompt and the tokens that follow it.
+
+    `max_tokens` is the request's own limit or what the model's context leaves, whichever is smaller. `decoder` turns ids into text
+    piece by piece (models.tokenizer.IncrementalDecoder). The engine fills `block_table` while the sequence runs.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams  # `seed` is set
+    max_tokens: int
+    eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
+    decoder: Any
+    arrival_time: float = field(default_factory=time.perf_counter)  # seconds
+    block_table: list[int] = field(default_factory=list)
+
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    def __post_init__(self) -> None:
+        self._stop_ids = frozenset(self.params.stop_token_ids)
+        self._matcher = StopStringMatcher(self.params.stop, self.params.include_stop_str_in_output)
+        self._unread = ""
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Tokens that the KV cache must hold for this sequence at worst: the prompt and all that may be generated."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """All ids that end the text, which min_tokens therefore bans."""
+        return self.eos_token_ids | self._stop_ids
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more tokens are wanted."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far, without what is held back because a character or a stop string may be under way."""
+        return self._matcher.text
+
+    def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
+        """Takes the next token and decides whether it is the last."""
+        now = time.perf_counter()
+        self.first_token_time = now if self.first_token_time is None else self.first_token_time
+        self.last_token_time = now
+        self.output_token_ids.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token_id].logprob
+        may_stop = len(self.output_token_ids) > self.params.min_tokens
+        ends = may_stop and token_id in self.ending_token_ids
+        if not ends or self.params.include_stop_str_in_output:
+            self._take_text(self.decoder.push(token_id), may_stop)
+        if ends and not self.is_finished:
+            self.finish_reason = "stop"
+            self.stop_reason = None if token_id in self.eos_token_ids else token_id
+        if len(self.output_token_ids) >= self.max_tokens and not self.is_finished:
+            self.finish_reason = "length"
+        if self.is_finished:
+            self._take_text(self.decoder.finish(), may_stop)
+            self._unread += self._matcher.flush()
+
+    def _take_text(self, piece: str, may_stop: bool) -> None:
+        self._unread += self._matcher.push(piece, may_stop)
+        if self._matcher.stop is not None:
+            self.finish_reason, self.stop_reason = "stop", self._matcher.stop
+
+    def take_text(self) -> str:
+        """The text that became final since the last call."""
+        text, self._unread = self._unread, ""
+        return text
+
+    def output(self) -> RequestOutput:
+        """The request as it stands, as users see it."""
+        wants_logprobs = self.params.logprobs is not None
+        completion = CompletionOutput(
+            index=0,
+            text=self.text,
+            token_ids=list(self.output_token_ids),
+            cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
+            logprobs=list(self.logprobs) if wants_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            outputs=[completion],
+            finished=self.is_finished,
+            metrics=self.metrics(),
+        )
+
+    def metrics(self) -> RequestMetrics:
+        """The times of this request so far."""
+        generated = len(self.output_token_ids)
+        decode_seconds = self.last_token_time - self.first_token_time if generated else 0.0
+        return RequestMetrics(
+            prompt_tokens=len(self.prompt_token_ids),
+            generated_tokens=generated,
+            time_to_first_token=self.first_token_time - self.arrival_time if generated else None,
+            decode_seconds=decode_seconds,
+            decode_tokens_per_second=(generated - 1) / decode_seconds if decode_seconds > 0 else None,
+        )
