@@ -125,18 +125,23 @@ def argmax_of_parts_kernel(part_values, part_tokens, out):
 
 
 def argmax(logits, out, part_values, part_tokens, stream=None) -> None:
-    """Write the id of each row's largest logit to out int32 [R]; part_values float32 and part_tokens int32 [R, parts_of(vocab)] are scratch."""
+    """Write the id of each row's largest logit to out int32 [R]; scratch: part_values float32, part_tokens int32 [R, parts_of(vocab)]."""
     check_parts(logits, out, part_values, part_tokens)
     rows, vocab = logits.shape
     launch(argmax_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, part_values, part_tokens), stream)
     launch(argmax_of_parts_kernel, rows, 32, (part_values, part_tokens, out), stream)
 
 
+def check_logits(logits) -> None:
+    """Raise KernelArgumentError unless logits are float32 [rows, vocab] with at least one column."""
+    fits = len(logits.shape) == 2 and logits.dtype == np.float32 and logits.shape[1] > 0
+    check(fits, f"logits are {logits.dtype} {tuple(logits.shape)}; they must be float32 [rows, vocab] with vocab at least 1")
+
+
 def check_parts(logits, out, part_values, part_tokens) -> None:
     """Raise KernelArgumentError unless the shapes and dtypes of logits, result and scratch fit each other."""
-    check(len(logits.shape) == 2 and logits.dtype == np.float32, f"logits are {logits.dtype} {logits.shape}; they must be float32 [rows, vocab]")
+    check_logits(logits)
     rows, vocab = logits.shape
-    check(vocab > 0, "the vocabulary is empty; logits need at least one column")
     check(tuple(out.shape) == (rows,) and out.dtype == np.int32, f"out is {out.dtype} {out.shape}; it must be int32 [{rows}]")
     for array, dtype in ((part_values, np.float32), (part_tokens, np.int32)):
         fits = tuple(array.shape) == (rows, parts_of(vocab)) and array.dtype == dtype

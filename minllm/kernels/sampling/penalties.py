@@ -14,6 +14,7 @@ Mapping: a thread a token, a grid row a row of the batch; the ban is one small b
 import numpy as np
 from numba import cuda, float32, int32
 
+from minllm.kernels.sampling.argmax import check_logits
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -73,7 +74,8 @@ def ban_stop_tokens_kernel(logits, stop_token_ids, step, min_tokens):
 
 def penalize(logits, sampling: SamplingTensors, out, stream=None) -> None:
     """Write the penalised logits, float32 [R, vocab], to `out`, which may be `logits` itself. Call it only if a row asks for something."""
-    check(len(logits.shape) == 2 and tuple(out.shape) == tuple(logits.shape), f"logits {logits.shape} and out {out.shape} must be the same [R, vocab]")
+    check_logits(logits)
+    check(tuple(out.shape) == tuple(logits.shape), f"out is {tuple(out.shape)}; it must be like the logits, {tuple(logits.shape)}")
     rows, vocab = logits.shape
     check(sampling.penalized or out is logits, "without penalties the ban on stop tokens works in place: pass the logits as out")
     if sampling.penalized:

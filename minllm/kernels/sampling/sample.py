@@ -19,7 +19,16 @@ import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.sampling.argmax import (
-    NO_TOKEN, PART, QUADS_PER_THREAD, THREADS, argmax, argmax_of_parts_kernel, argmax_reference, check_parts, load_quad, parts_of,
+    NO_TOKEN,
+    PART,
+    QUADS_PER_THREAD,
+    THREADS,
+    argmax,
+    argmax_of_parts_kernel,
+    argmax_reference,
+    check_parts,
+    load_quad,
+    parts_of,
     store_block_argmax,
 )  # fmt: skip
 from minllm.kernels.sampling.penalties import penalize, penalize_reference
@@ -94,7 +103,7 @@ class SampleScratch:
 
 
 def sample(logits, sampling: SamplingTensors, out, scratch: SampleScratch, stream=None) -> None:
-    """Write one token per row to out int32 [R]; logits float32 [R, vocab] stay as they are; the arrays of `sampling` live where logits do."""
+    """Write one token per row to out int32 [R]; logits float32 [R, vocab] stay unchanged. All arrays live in one place."""
     check_parts(logits, out, scratch.part_values, scratch.part_tokens)
     rows, vocab = logits.shape
     if scratch.penalized is not None:
