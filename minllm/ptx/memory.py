@@ -11,106 +11,103 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 
-I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-VECTOR = ir.VectorType(I32, 4)
+I32, I64 = ir.IntType(32), ir.IntType(64)
+FOUR_WORDS = ir.LiteralStructType([I32] * 4)
 
 
-def plain_words(builder, pointer):
-    """Four words by one vector load: LLVM knows what it reads and from which memory, so that it can be scheduled."""
-    vector = builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), align=16)
-    return [builder.extract_element(vector, I32(i)) for i in range(4)]
-
-
-def streaming_words(builder, pointer):
-    """Four words through the read-only path, past L1, fetching 256 bytes into L2."""
-    text = "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
-    value = assembly(text, ["=r"] * 4 + ["l"], ir.LiteralStructType([I32] * 4), [I64], touches_memory=False)
-    words = call_assembly(builder, value, [builder.ptrtoint(pointer, I64)])
-    return [builder.extract_value(words, i) for i in range(4)]
-
-
-def as_words(builder, words, element):
-    """The words as they are."""
-    return words
-
-
-def as_float32(builder, words, element):
-    """The elements of four words as float32: four of float32, eight of float16 or bfloat16."""
-    values = []
-    for word in words:
-        if element == types.float32:
-            values.append(builder.bitcast(word, F32))
-        elif element == types.float16:
-            for half in (builder.trunc(word, I16), builder.trunc(builder.lshr(word, I32(16)), I16)):
-                values.append(builder.fpext(builder.bitcast(half, ir.HalfType()), F32))
-        else:  # a bfloat16 is the upper half of a float32
-            values.append(builder.bitcast(builder.shl(word, I32(16)), F32))
-            values.append(builder.bitcast(builder.and_(word, I32(0xFFFF0000)), F32))
-    return values
-
-
-def words_of(array, index):
+def four_words(array, index):
     """The 16 bytes at element `index` as four uint32."""
     return tuple(int(word) for word in array.window(index, 16).view(np.uint32))
 
 
-def floats_of(array, index):
-    """The elements in the 16 bytes at element `index` as float32."""
-    return tuple(array.window(index, 16).view(array.dtype).astype(np.float32))
+def plain_words(builder, pointer):
+    """The 16 bytes at `pointer` as four i32: a vector load of LLVM, which finds out itself whether the array is global, shared or local."""
+    vector = builder.load(builder.bitcast(pointer, ir.VectorType(I32, 4).as_pointer()), align=16)
+    return [builder.extract_element(vector, I32(i)) for i in range(4)]
 
 
-def make_load(name, read_words, convert, emulate, description):
-    """A 128-bit load: how the words are read, and what is made of them."""
+def streaming_words(builder, pointer):
+    """The same from global memory, past L1.
+
+    Not ld.global.nc: ptxas moves read-only loads across any fence, down to where their values are used, and then only one is in flight at a time.
+    """
+    text = "ld.global.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
+    words = call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64]), [builder.ptrtoint(pointer, I64)])
+    return [builder.extract_value(words, i) for i in range(4)]
+
+
+def make_load_128(name, load_words, description):
+    """A 128-bit load that hands out its four words."""
 
     def load(typing_context, array, index):
-        if convert is as_words:
-            return_type = types.UniTuple(types.uint32, 4)
-        else:
-            return_type = types.UniTuple(types.float32, 4 if array.dtype == types.float32 else 8)
-
         def lower(context, builder, signature, arguments):
             pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
-            values = convert(builder, read_words(builder, pointer), signature.args[0].dtype)
-            return context.make_tuple(builder, signature.return_type, values)
+            return context.make_tuple(builder, signature.return_type, load_words(builder, pointer))
 
-        return return_type(array, index), lower
+        return types.UniTuple(types.uint32, 4)(array, index), lower
 
     def emulation(array, index):
-        return emulate(array, index)
+        return four_words(array, index)
 
     load.__name__ = emulation.__name__ = name
     emulation.__doc__ = description
     return emulated(intrinsic(load), emulation)
 
 
-load_128 = make_load(
+load_128 = make_load_128(
     "load_128",
     plain_words,
-    as_words,
-    words_of,
     """load_128(array, index) -> four uint32: the 16 bytes from element `index` on. PTX ISA, "ld", vector v4.""",
 )
-load_128_streaming = make_load(
+load_128_streaming = make_load_128(
     "load_128_streaming",
     streaming_words,
-    as_words,
-    words_of,
-    """load_128_streaming(array, index) -> four uint32, through the read-only path and past L1: for global data that is read once and
-    that no thread writes while the kernel runs. PTX ISA, "ld.global.nc".""",
+    """load_128_streaming(array, index) -> four uint32 from global memory, past L1: for data that is read once. Loads that stand before a
+    `cuda.syncwarp()` are all issued before it. PTX ISA, "ld", with .level::eviction_priority and .level::prefetch_size.""",
 )
-load_float32 = make_load(
+
+
+def make_load_float32(name, load_words, description):
+    """A 128-bit load that hands out its elements as float32: four of float32, eight of bfloat16 or float16."""
+
+    def load(typing_context, array, index):
+        element = array.dtype
+        single = element == types.float32
+        count = 4 if single else 8
+
+        def lower(context, builder, signature, arguments):
+            pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+            values = []
+            for word in load_words(builder, pointer):
+                if single:
+                    values.append(builder.bitcast(word, ir.FloatType()))
+                elif element == types.float16:
+                    for half in (builder.trunc(word, ir.IntType(16)), builder.trunc(builder.lshr(word, I32(16)), ir.IntType(16))):
+                        values.append(builder.fpext(builder.bitcast(half, ir.HalfType()), ir.FloatType()))
+                else:  # bfloat16 is the upper half of a float32
+                    values.append(builder.bitcast(builder.shl(word, I32(16)), ir.FloatType()))
+                    values.append(builder.bitcast(builder.and_(word, I32(0xFFFF0000)), ir.FloatType()))
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, count)(array, index), lower
+
+    def emulation(array, index):
+        return tuple(array.window(index, 16).view(array.dtype).astype(np.float32))
+
+    load.__name__ = emulation.__name__ = name
+    emulation.__doc__ = description
+    return emulated(intrinsic(load), emulation)
+
+
+load_float32 = make_load_float32(
     "load_float32",
     plain_words,
-    as_float32,
-    floats_of,
     """load_float32(array, index) -> 16 bytes from element `index` on as float32 values: 4 of float32, 8 of bfloat16 or float16.""",
 )
-load_float32_streaming = make_load(
+load_float32_streaming = make_load_float32(
     "load_float32_streaming",
     streaming_words,
-    as_float32,
-    floats_of,
-    """load_float32_streaming(array, index): as load_float32, through the read-only path and past L1, for data that is read once.""",
+    """load_float32_streaming(array, index): as load_float32, from global memory and past L1, for data that is read once.""",
 )
 
 
@@ -124,10 +121,11 @@ def store_128_emulation(array, index, word0, word1, word2, word3):
 def store_128(typing_context, array, index, word0, word1, word2, word3):
     def lower(context, builder, signature, arguments):
         pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
-        vector = ir.Constant(VECTOR, ir.Undefined)
-        for i, (word, given) in enumerate(zip(arguments[2:], signature.args[2:])):
-            vector = builder.insert_element(vector, context.cast(builder, word, given, types.uint32), I32(i))
-        builder.store(vector, builder.bitcast(pointer, VECTOR.as_pointer()), align=16)
+        words = [context.cast(builder, a, t, types.uint32) for a, t in zip(arguments[2:], signature.args[2:])]
+        vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+        for i, word in enumerate(words):
+            vector = builder.insert_element(vector, word, I32(i))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=16)
         return context.get_dummy_value()
 
     return types.void(array, index, word0, word1, word2, word3), lower
