@@ -181,7 +181,9 @@ def pack(arguments):
 
 
 def flatten(argument):
-    """The kernel parameters of one argument, as ctypes objects; those of an array are made once and kept on it."""
+    """The kernel parameters of one argument, as ctypes objects; those of an array are made once and kept on it, None has none."""
+    if argument is None:
+        return ()
     if hasattr(argument, "ndim") and argument.ndim:
         kept = getattr(argument, "kernel_parameters", None)
         if kept is None:

@@ -43,6 +43,11 @@ class CheckedArray:
     def __len__(self):
         return self.shape[0]
 
+    @property
+    def itemsize(self):
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
     def check(self, index):
         """`index` as a tuple of ints, or SimulationError if it is out of bounds or of a wrong kind."""
         indices = index if isinstance(index, tuple) else (index,)
