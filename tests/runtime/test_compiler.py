@@ -1,15 +1,19 @@
 """Compiling without a GPU, and the disk cache: same key, same code; any change that matters, another key."""
 
+import ctypes
 import json
+import re
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, float32
+from numba.cuda import types
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
 from minllm.runtime import compiler
-from minllm.runtime.kernel import array_parameters, kernel, three_dimensions
+from minllm.runtime.kernel import array_parameters, flatten, kernel, three_dimensions
 
 
 def make_scale(factor):
@@ -98,18 +102,32 @@ def test_a_kernel_that_does_not_compile_names_itself():
         kernel(broken).compile(np.zeros(1, np.float32))
 
 
-@pytest.mark.parametrize("value, message", [(True, "boolean"), (2**31, "does not fit int32"), ("x", "takes arrays"), (None, "takes arrays")])
+@pytest.mark.parametrize("value, message", [(True, "boolean"), (2**31, "does not fit int32"), ("x", "takes arrays"), ([1], "takes arrays")])
 def test_arguments_that_no_kernel_takes(value, message):
     with pytest.raises(KernelArgumentError, match=message):
         compiler.argument_type(value)
 
 
 def test_arrays_reach_the_kernel_in_numbas_layout():
-    class OnDevice:
-        dtype, shape, ndim, pointer = np.dtype(np.float16), (2, 3, 4), 3, 4096
-
-    words = [word.value for word in array_parameters(OnDevice)]
+    array = SimpleNamespace(dtype=np.dtype(np.float16), shape=(2, 3, 4), ndim=3, pointer=4096)
+    words = [word.value for word in array_parameters(array)]
     assert words == [0, 0, 24, 2, 4096, 2, 3, 4, 24, 8, 2]
+
+
+def test_as_many_parameters_are_passed_as_numba_expects():
+    def function(matrix, nothing, count, factor, vector):
+        if nothing is None:
+            matrix[0, 0] = vector[count] * factor
+
+    matrix = SimpleNamespace(dtype=np.dtype(np.float32), shape=(2, 3), ndim=2, pointer=4096)
+    vector = SimpleNamespace(dtype=np.dtype(np.float16), shape=(6,), ndim=1, pointer=4096)
+    arguments = (matrix, None, 3, 2.0, vector)
+    numba_types = [compiler.argument_type(argument) for argument in arguments]
+    ptx, _ = cuda.compile_ptx(function, types.void(*numba_types), device=False, abi="numba", cc=(9, 0))
+    expected = re.findall(r"\.param \.(\w+)", ptx)
+    values = [value for argument in arguments for value in flatten(argument)]
+    sizes = {"u64": 8, "u32": 4, "f32": 4}
+    assert [ctypes.sizeof(value) for value in values] == [sizes[name] for name in expected]
 
 
 def test_sizes_of_grids():
