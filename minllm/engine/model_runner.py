@@ -1,8 +1,8 @@
 """Runs the model on a static batch: prefill once, then a token a step for every sequence.
 
-The runner knows arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This one works
-on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and may be asked for step n + 1
-before step n is read.
+The runner knows arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This
+one works on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and may be asked for
+step n + 1 before step n is read.
 """
 
 from collections.abc import Sequence as Many
