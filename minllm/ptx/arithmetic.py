@@ -1,0 +1,35 @@
+"""Fast approximate functions of the special-function unit, and byte permutation."""
+
+import numpy as np
+
+from minllm.ptx.instruction import instruction
+
+
+def ex2(x):
+    """ex2(x) -> 2**x, float32, about 2 ulp; denormals flush to zero. PTX ISA, "ex2.approx.ftz.f32"."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.float32(np.exp2(np.float64(x)))
+
+
+def rcp(x):
+    """rcp(x) -> 1/x, float32, about 1 ulp; denormals flush to zero. PTX ISA, "rcp.approx.ftz.f32"."""
+    with np.errstate(divide="ignore"):
+        return np.float32(1 / np.float64(x))
+
+
+def tanh_approx(x):
+    """tanh_approx(x), float32, relative error about 2**-11. PTX ISA, "tanh.approx.f32"."""
+    return np.float32(np.tanh(np.float64(x)))
+
+
+def prmt(low, high, selector):
+    """prmt(low, high, selector) -> uint32: picks four of the eight bytes of high:low, one a nibble of the selector. PTX ISA, "prmt"."""
+    pool = (int(low) & 0xFFFFFFFF) | (int(high) & 0xFFFFFFFF) << 32
+    picked = [pool >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4)]
+    return sum(byte << 8 * i for i, byte in enumerate(picked))
+
+
+ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f", "f", emulation=ex2)
+rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f", emulation=rcp)
+tanh_approx = instruction("tanh.approx.f32 $0, $1;", "f", "f", emulation=tanh_approx)
+prmt = instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr", emulation=prmt)

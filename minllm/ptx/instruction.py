@@ -1,0 +1,79 @@
+"""How a PTX instruction becomes a Python function: `instruction(...)` for plain ones, `intrinsic` beside an emulation for others.
+
+Every function of this package carries its emulation as `.emulation`: a Python function with the same parameters that computes the
+same thing in the simulator. The simulator swaps it in when it runs a kernel, so that a kernel's source is one and the same for both.
+"""
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+# The constraint letters of inline PTX: PTX ISA, "Inline PTX assembly", section 1.2.
+REGISTERS = {
+    "f": (ir.FloatType(), types.float32),
+    "r": (ir.IntType(32), types.uint32),
+    "h": (ir.IntType(16), types.uint16),
+    "l": (ir.IntType(64), types.uint64),
+}
+
+
+def assembly(text, constraints, result, operands, *, touches_memory=True, convergent=False):
+    """An LLVM inline-assembly value: `text` with $0, $1..., outputs first."""
+    function = ir.FunctionType(result, operands)
+    constraints = ",".join([*constraints, "~{memory}"] if touches_memory else constraints)
+    value = ir.InlineAsm(function, text, constraints, side_effect=touches_memory or convergent)
+    return value
+
+
+def call_assembly(builder, value, arguments, convergent=False):
+    """Call inline assembly; warp-wide instructions are marked convergent so that no branch is threaded through them."""
+    return builder.call(value, arguments, attrs=("convergent",) if convergent else ())
+
+
+def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False, convergent=False):
+    """An intrinsic with one operand a constraint letter: no output gives None, one a scalar, several a tuple.
+
+    touches_memory: reads or writes memory, so that it is neither moved nor dropped. convergent: the whole warp executes it.
+    """
+    output_types = [REGISTERS[letter][1] for letter in outputs]
+    input_types = [REGISTERS[letter][1] for letter in inputs]
+    low_inputs = [REGISTERS[letter][0] for letter in inputs]
+    low_outputs = [REGISTERS[letter][0] for letter in outputs]
+    return_type = {0: types.void, 1: output_types[0] if outputs else None}.get(len(outputs)) or types.Tuple(output_types)
+    if len(outputs) > 1 and len(set(outputs)) == 1:
+        return_type = types.UniTuple(output_types[0], len(outputs))
+    low_result = {0: ir.VoidType(), 1: low_outputs[0] if outputs else None}.get(len(outputs)) or ir.LiteralStructType(low_outputs)
+    constraints = [f"={letter}" for letter in outputs] + list(inputs)
+
+    def lower(context, builder, signature, arguments):
+        arguments = [context.cast(builder, a, given, wanted) for a, given, wanted in zip(arguments, signature.args, input_types)]
+        value = assembly(text, constraints, low_result, low_inputs, touches_memory=touches_memory, convergent=convergent)
+        result = call_assembly(builder, value, arguments, convergent)
+        if not outputs:
+            return context.get_dummy_value()
+        if len(outputs) == 1:
+            return result
+        parts = [builder.extract_value(result, i) for i in range(len(outputs))]
+        return context.make_tuple(builder, return_type, parts)
+
+    # Numba reads the number of parameters off the typing function, so one is written for each count.
+    parameters = ", ".join(f"operand{i}" for i in range(len(inputs)))
+    source = f"def {emulation.__name__}(typing_context{', ' if inputs else ''}{parameters}):\n    return signature, lower\n"
+    namespace = {"signature": return_type(*input_types), "lower": lower, "__name__": emulation.__module__}
+    exec(source, namespace)
+    return emulated(intrinsic(namespace[emulation.__name__]), emulation)
+
+
+def emulated(function, emulation):
+    """Attach the emulation and the documentation to an intrinsic."""
+    function.emulation = emulation
+    function.__doc__ = emulation.__doc__
+    function.__module__ = emulation.__module__
+    function.__qualname__ = emulation.__name__
+    return function
+
+
+def element_pointer(context, builder, array_type, array, index_type, index):
+    """LLVM pointer to the element at flat `index` of a C-contiguous array."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(data, [context.cast(builder, index, index_type, types.int64)])

@@ -1,0 +1,219 @@
+"""Moving data: 128-bit loads and stores, and asynchronous copies from global to shared memory.
+
+An `index` is always the flat index of an element of a C-contiguous array; 128-bit accesses must be aligned to 16 bytes.
+"""
+
+import numpy as np
+from greenlet import getcurrent
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
+
+I32, I64 = ir.IntType(32), ir.IntType(64)
+FOUR_WORDS = ir.LiteralStructType([I32] * 4)
+
+
+def four_words(array, index):
+    """The 16 bytes at element `index` as four uint32."""
+    return tuple(int(word) for word in array.window(index, 16).view(np.uint32))
+
+
+def plain_words(builder, pointer):
+    """The 16 bytes at `pointer` as four i32: a vector load of LLVM, which finds out itself whether the array is global, shared or local."""
+    vector = builder.load(builder.bitcast(pointer, ir.VectorType(I32, 4).as_pointer()), align=16)
+    return [builder.extract_element(vector, I32(i)) for i in range(4)]
+
+
+def streaming_words(builder, pointer):
+    """The same from global memory, past L1.
+
+    Not ld.global.nc: ptxas moves read-only loads across any fence, down to where their values are used, and then only one is in flight at a time.
+    """
+    text = "ld.global.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
+    words = call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64]), [builder.ptrtoint(pointer, I64)])
+    return [builder.extract_value(words, i) for i in range(4)]
+
+
+def make_load_128(name, load_words, description):
+    """A 128-bit load that hands out its four words."""
+
+    def load(typing_context, array, index):
+        def lower(context, builder, signature, arguments):
+            pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+            return context.make_tuple(builder, signature.return_type, load_words(builder, pointer))
+
+        return types.UniTuple(types.uint32, 4)(array, index), lower
+
+    def emulation(array, index):
+        return four_words(array, index)
+
+    load.__name__ = emulation.__name__ = name
+    emulation.__doc__ = description
+    return emulated(intrinsic(load), emulation)
+
+
+load_128 = make_load_128(
+    "load_128",
+    plain_words,
+    """load_128(array, index) -> four uint32: the 16 bytes from element `index` on. PTX ISA, "ld", vector v4.""",
+)
+load_128_streaming = make_load_128(
+    "load_128_streaming",
+    streaming_words,
+    """load_128_streaming(array, index) -> four uint32 from global memory, past L1: for data that is read once. Loads that stand before a
+    `cuda.syncwarp()` are all issued before it. PTX ISA, "ld", with .level::eviction_priority and .level::prefetch_size.""",
+)
+
+
+def make_load_float32(name, load_words, description):
+    """A 128-bit load that hands out its elements as float32: four of float32, eight of bfloat16 or float16."""
+
+    def load(typing_context, array, index):
+        element = array.dtype
+        single = element == types.float32
+        count = 4 if single else 8
+
+        def lower(context, builder, signature, arguments):
+            pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+            values = []
+            for word in load_words(builder, pointer):
+                if single:
+                    values.append(builder.bitcast(word, ir.FloatType()))
+                elif element == types.float16:
+                    for half in (builder.trunc(word, ir.IntType(16)), builder.trunc(builder.lshr(word, I32(16)), ir.IntType(16))):
+                        values.append(builder.fpext(builder.bitcast(half, ir.HalfType()), ir.FloatType()))
+                else:  # bfloat16 is the upper half of a float32
+                    values.append(builder.bitcast(builder.shl(word, I32(16)), ir.FloatType()))
+                    values.append(builder.bitcast(builder.and_(word, I32(0xFFFF0000)), ir.FloatType()))
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, count)(array, index), lower
+
+    def emulation(array, index):
+        return tuple(array.window(index, 16).view(array.dtype).astype(np.float32))
+
+    load.__name__ = emulation.__name__ = name
+    emulation.__doc__ = description
+    return emulated(intrinsic(load), emulation)
+
+
+load_float32 = make_load_float32(
+    "load_float32",
+    plain_words,
+    """load_float32(array, index) -> 16 bytes from element `index` on as float32 values: 4 of float32, 8 of bfloat16 or float16.""",
+)
+load_float32_streaming = make_load_float32(
+    "load_float32_streaming",
+    streaming_words,
+    """load_float32_streaming(array, index): as load_float32, from global memory and past L1, for data that is read once.""",
+)
+
+
+def store_128_emulation(array, index, word0, word1, word2, word3):
+    """store_128(array, index, w0, w1, w2, w3): write 16 bytes from element `index` on. PTX ISA, "st", vector v4."""
+    words = [int(word) & 0xFFFFFFFF for word in (word0, word1, word2, word3)]
+    array.window(index, 16)[:] = np.array(words, np.uint32).view(np.uint8)
+
+
+@intrinsic
+def store_128(typing_context, array, index, word0, word1, word2, word3):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        words = [context.cast(builder, a, t, types.uint32) for a, t in zip(arguments[2:], signature.args[2:])]
+        vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+        for i, word in enumerate(words):
+            vector = builder.insert_element(vector, word, I32(i))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=16)
+        return context.get_dummy_value()
+
+    return types.void(array, index, word0, word1, word2, word3), lower
+
+
+store_128_emulation.__name__ = "store_128"
+emulated(store_128, store_128_emulation)
+
+
+def shared_address_emulation(array, index):
+    """shared_address(array, index) -> uint32: where element `index` lies in the block's shared window. PTX ISA, "cvta.to.shared"."""
+    return array.base + int(index) * array.dtype.itemsize
+
+
+@intrinsic
+def shared_address(typing_context, array, index):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        window = ir.PointerType(pointer.type.pointee, addrspace=3)
+        return builder.ptrtoint(builder.addrspacecast(pointer, window), I32)
+
+    return types.uint32(array, index), lower
+
+
+shared_address_emulation.__name__ = "shared_address"
+emulated(shared_address, shared_address_emulation)
+
+
+def cp_async_16_emulation(address, array, index, valid_bytes):
+    """cp_async_16(shared_address, array, index, valid_bytes): start copying 16 bytes to shared memory; it is done once its group is
+    waited for. Only the first `valid_bytes` (0 to 16) are read, the rest are zeros: how a tile reaches over a matrix's edge.
+    PTX ISA, "cp.async", with src-size."""
+    thread, valid = getcurrent(), int(valid_bytes)
+    if int(address) % 16:
+        from minllm.sim.arrays import fail
+
+        fail(f"cp.async to shared address {int(address)}, which is not aligned to 16 bytes")
+    source = array.window(index, valid, alignment=16) if valid else np.empty(0, np.uint8)
+    thread.copies.append((int(address), source, valid))
+
+
+@intrinsic
+def cp_async_16(typing_context, address, array, index, valid_bytes):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[1], arguments[1], signature.args[2], arguments[2])
+        address = context.cast(builder, arguments[0], signature.args[0], types.uint32)
+        valid = context.cast(builder, arguments[3], signature.args[3], types.uint32)
+        text = "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;"
+        value = assembly(text, ["r", "l", "r"], ir.VoidType(), [I32, I64, I32])
+        call_assembly(builder, value, [address, builder.ptrtoint(pointer, I64), valid])
+        return context.get_dummy_value()
+
+    return types.void(address, array, index, valid_bytes), lower
+
+
+cp_async_16_emulation.__name__ = "cp_async_16"
+emulated(cp_async_16, cp_async_16_emulation)
+
+
+def cp_async_commit_group():
+    """Close the group of copies started since the last one. PTX ISA, "cp.async.commit_group"."""
+    thread = getcurrent()
+    thread.copy_groups.append(thread.copies)
+    thread.copies = []
+
+
+def finish_copies(pending_groups):
+    """Let all but the newest `pending_groups` groups of this thread's copies arrive."""
+    thread = getcurrent()
+    while len(thread.copy_groups) > pending_groups:
+        for address, source, valid in thread.copy_groups.popleft():
+            thread.block.shared[address : address + valid] = source
+            thread.block.shared[address + valid : address + 16] = 0
+
+
+def make_wait_group(pending):
+    """cp.async.wait_group with its literal operand."""
+
+    def wait():
+        finish_copies(pending)
+
+    wait.__name__ = f"cp_async_wait_group_{pending}"
+    wait.__doc__ = f"""Wait until at most {pending} of this thread's copy groups are under way. PTX ISA, "cp.async.wait_group"."""
+    return instruction(f"cp.async.wait_group {pending};", emulation=wait, touches_memory=True)
+
+
+cp_async_commit_group = instruction("cp.async.commit_group;", emulation=cp_async_commit_group, touches_memory=True)
+cp_async_wait_group_0 = make_wait_group(0)
+cp_async_wait_group_1 = make_wait_group(1)
+cp_async_wait_group_2 = make_wait_group(2)
+cp_async_wait_group_3 = make_wait_group(3)

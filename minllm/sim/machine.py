@@ -1,0 +1,159 @@
+"""Threads, warps and blocks: one greenlet a CUDA thread, run in turn, each until it has to wait for others.
+
+A thread runs until a barrier or a warp-wide instruction. The last one to arrive computes the result for all who take part, and
+all go on. When nobody can run and threads still wait, the kernel would hang or be undefined on a GPU: SimulationError says who
+waits where.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from minllm.errors import SimulationError
+
+WARP_SIZE = 32
+FULL_MASK = 0xFFFFFFFF
+SHARED_MEMORY_BYTES = 227 * 1024  # the most that one block may have on compute capability 9.0
+
+
+class Dimensions(NamedTuple):
+    """Three sizes or indices, as threadIdx, blockIdx, blockDim and gridDim hold."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+
+
+class Thread(greenlet):
+    """One CUDA thread: its place, and the asynchronous copies that it has started."""
+
+    def __init__(self, block, number, run):
+        super().__init__(run)
+        size = block.dimensions
+        self.block, self.number = block, number
+        self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
+        self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
+        self.warp.threads.append(self)
+        self.waiting_for = None
+        self.result = None
+        self.copies, self.copy_groups = [], deque()
+
+
+class Warp:
+    """Up to 32 threads, and the collectives that some of them have reached."""
+
+    def __init__(self):
+        self.threads = []
+        self.meetings = {}
+
+
+class Block:
+    """One thread block: its shared memory, its barrier and its threads."""
+
+    def __init__(self, index, dimensions, grid, shared_bytes):
+        self.index, self.dimensions, self.grid = index, dimensions, grid
+        count = dimensions.x * dimensions.y * dimensions.z
+        self.warps = [Warp() for _ in range(-(-count // WARP_SIZE))]
+        self.dynamic_bytes = shared_bytes
+        self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
+        self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, static arrays behind it
+        self.shared_arrays = {}
+        self.runnable = deque()
+        self.at_barrier = []
+        self.threads = []
+        self.alive = count
+
+    def run(self, function, arguments):
+        """Run all threads to their end."""
+        count = self.alive
+        self.threads = [Thread(self, number, function) for number in range(count)]
+        self.runnable.extend(self.threads)
+        while self.runnable:
+            thread = self.runnable.popleft()
+            if thread.waiting_for is None and not thread:
+                thread.switch(*arguments)
+            else:
+                thread.waiting_for = None
+                thread.switch()
+            if thread.dead:
+                self.alive -= 1
+                self.release_barrier()
+        if self.alive:
+            self.report_stuck()
+
+    def release_barrier(self):
+        """Let everybody go on once all living threads are at the barrier."""
+        if self.at_barrier and len(self.at_barrier) == self.alive:
+            values = [value for _, value in self.at_barrier]
+            for thread, _ in self.at_barrier:
+                thread.result = values
+                self.runnable.append(thread)
+            self.at_barrier = []
+
+    def report_stuck(self):
+        """Say who waits where."""
+        waiting = {}
+        for thread in self.threads:
+            if not thread.dead:
+                waiting.setdefault(thread.waiting_for, []).append(thread.number)
+        lines = [f"{len(numbers)} threads (the first is {numbers[0]}) wait at {what}" for what, numbers in waiting.items()]
+        raise SimulationError(f"block {tuple(self.index)} cannot go on: " + "; ".join(lines))
+
+
+def current_thread():
+    """The simulated thread that is running, or None outside a simulation."""
+    thread = getcurrent()
+    return thread if isinstance(thread, Thread) else None
+
+
+def line_of_kernel():
+    """The line of the kernel that is being executed, for reports."""
+    import sys
+
+    frame = sys._getframe(2)
+    while frame and ("/minllm/sim/" in frame.f_code.co_filename or "/minllm/ptx/" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
+
+
+def barrier(value=None):
+    """Wait for all living threads of the block; the values that they brought."""
+    thread = getcurrent()
+    block = thread.block
+    block.at_barrier.append((thread, value))
+    thread.waiting_for = f"a block barrier, {line_of_kernel()}"
+    block.release_barrier()
+    block_scheduler_switch(thread)
+    return thread.result
+
+
+def collective(kind, value, compute, mask=FULL_MASK):
+    """A warp-wide instruction: wait until all lanes of `mask` bring a value, then `compute({lane: value})` -> {lane: result}."""
+    thread = getcurrent()
+    warp, mask = thread.warp, int(mask) & FULL_MASK
+    if not mask >> thread.lane & 1:
+        from minllm.sim.arrays import fail
+
+        fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
+    meeting = warp.meetings.setdefault((kind, mask), {})
+    meeting[thread.lane] = value
+    expected = sum(1 for lane in range(len(warp.threads)) if mask >> lane & 1)
+    if len(meeting) == expected:
+        del warp.meetings[(kind, mask)]
+        results = compute(meeting)
+        for lane in meeting:
+            other = warp.threads[lane]
+            other.result = results[lane]
+            if other is not thread:
+                other.block.runnable.append(other)
+        return thread.result
+    thread.waiting_for = f"{kind} with mask {mask:#010x}, {line_of_kernel()}"
+    block_scheduler_switch(thread)
+    return thread.result
+
+
+def block_scheduler_switch(thread):
+    """Hand control back to the block's loop until somebody makes this thread runnable again."""
+    thread.parent.switch()

@@ -1,0 +1,83 @@
+"""Make a kernel's function runnable on the CPU: the same code object over other globals.
+
+`cuda`, `math`, Numba's scalar types, device functions, and every function that carries an `.emulation` are swapped for their
+simulated twins, in the globals and in the closures, recursively. The kernel's own source is not touched.
+"""
+
+import math
+import types as python_types
+
+import numba.cuda
+from numba.cuda import types
+
+from minllm.sim.cuda_module import SimulatedCuda, SimulatedLibdevice, SimulatedMath
+from minllm.sim.scalars import simulated_type
+
+CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
+
+
+def for_simulation(kernel):
+    """The simulated twin of a kernel, a dispatcher or a plain function."""
+    return rewrite(plain_function(kernel), {})
+
+
+def plain_function(value):
+    """The Python function inside a Kernel or a Numba dispatcher, else `value` itself."""
+    value = getattr(value, "function", value)
+    return getattr(value, "py_func", value)
+
+
+def rewrite(function, done):
+    """A function with the same code over simulated globals and closure; `done` ends recursion between device functions."""
+    if function in done:
+        return done[function]
+    namespace = dict(function.__globals__)
+    closure = function.__closure__ and tuple(python_types.CellType() for _ in function.__closure__)
+    twin = python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, closure)
+    done[function] = twin
+    for name in names_used(function.__code__):
+        if name in namespace:
+            namespace[name] = swap(namespace[name], done)
+    for cell, original in zip(closure or (), function.__closure__ or ()):
+        cell.cell_contents = swap(original.cell_contents, done)
+    return twin
+
+
+def names_used(code):
+    """Global names that a code object, or one nested in it, refers to."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, python_types.CodeType):
+            names |= names_used(constant)
+    return names
+
+
+def swap(value, done):
+    """The simulated twin of a value that a kernel refers to."""
+    if value is numba.cuda:
+        return CUDA
+    if value is math:
+        return MATH
+    if value is getattr(numba.cuda, "libdevice", None):
+        return LIBDEVICE
+    if isinstance(value, types.Type):
+        return simulated_type(value)
+    if isinstance(value, python_types.ModuleType):
+        return SimulatedModule(value, done)
+    if getattr(value, "emulation", None) is not None:
+        return value.emulation
+    if hasattr(value, "py_func"):
+        return rewrite(value.py_func, done)
+    return value
+
+
+class SimulatedModule:
+    """A module inside a simulated kernel: each of its names is swapped when it is used."""
+
+    def __init__(self, module, done):
+        self._module, self._done = module, done
+
+    def __getattr__(self, name):
+        value = swap(getattr(self._module, name), self._done)
+        setattr(self, name, value)
+        return value
