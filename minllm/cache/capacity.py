@@ -21,7 +21,7 @@ def available_host_bytes() -> int:
 
 
 def num_blocks_that_fit(shape: CacheShape, budget_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
-    """Blocks for `budget_bytes`, at most what `max_num_seqs` sequences of full length take. OutOfMemoryError when one token does not fit."""
+    """Blocks for `budget_bytes`, at most what `max_num_seqs` sequences of full length take. OutOfMemoryError when none fits."""
     useful = max_num_seqs * blocks_needed(max_model_len, shape.block_size)
     fitting = budget_bytes // shape.bytes_per_block
     if fitting < 1:

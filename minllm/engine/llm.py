@@ -157,7 +157,7 @@ class LLM:
     def _scored_tokens(self, token_ids: list[int]) -> list[int]:
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
         if len(token_ids) > self.max_model_len:
-            raise InvalidRequestError(f"{len(token_ids)} tokens were given and max_model_len={self.max_model_len} allows no more: give fewer.")
+            raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
     def _sequences(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None) -> list[Sequence]:

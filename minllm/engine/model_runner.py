@@ -13,7 +13,8 @@ import numpy as np
 from minllm.cache.kv_cache import KVCache
 from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefill_chunks, to_backend
 from minllm.engine.sequence import Sequence
-from minllm.kernels.sampling import LogProbabilities, SamplingTensors, build_sampling_tensors, log_probabilities
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities
+from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
 from minllm.models.decoder import forward
 
 

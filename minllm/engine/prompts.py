@@ -24,7 +24,9 @@ def is_single(prompts: Any) -> bool:
     """Whether this is one prompt (a text, or a list with a number in it) rather than a list of prompts."""
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
-    return isinstance(prompts, str) or (isinstance(prompts, list | tuple) and any(isinstance(item, int | float | np.number) for item in prompts))
+    if isinstance(prompts, list | tuple):
+        return any(isinstance(item, int | float | np.number) for item in prompts)
+    return isinstance(prompts, str)
 
 
 def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> list[PromptTokens]:

@@ -40,14 +40,15 @@ class Scorer:
                 span = Span(token_ids[start : start + step], start, table)
                 skipped = min(max(0, first_row - start), len(span.token_ids))
                 rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits asks for one row, and drops it
-                logits = forward(self.ops, self.model, to_backend(build_batch([span], rows, self.cache.block_size), self.ops), self.cache.layers)
+                batch = to_backend(build_batch([span], rows, self.cache.block_size), self.ops)
+                logits = forward(self.ops, self.model, batch, self.cache.layers)
                 if skipped < len(span.token_ids):
                     yield self.ops.to_host(logits)
         finally:
             self.pool.release(owner)
 
     def log_likelihoods(self, token_ids: list[int], first_target: int = 1) -> np.ndarray:
-        """log p(token i | tokens 0 .. i - 1) for the tokens from `first_target` (at least 1) on: float32 [len(token_ids) - first_target]."""
+        """log p(token i | tokens 0 .. i - 1) for i from `first_target` (at least 1) on: float32 [len(token_ids) - first_target]."""
         parts, target = [], first_target
         for logits in self.logits(token_ids[:-1], first_target - 1):
             targets = np.asarray(token_ids[target : target + len(logits)])

@@ -12,7 +12,7 @@ from minllm.cache.block_pool import BlockPool, blocks_needed
 from minllm.engine.outputs import Logprob
 from minllm.engine.sequence import Sequence
 from minllm.errors import EngineBusyError, OutOfMemoryError
-from minllm.kernels.sampling import LogProbabilities
+from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
 
 class StaticBatching:
