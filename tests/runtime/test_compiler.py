@@ -3,6 +3,7 @@
 import ctypes
 import json
 import re
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -108,23 +109,19 @@ def test_arguments_that_no_kernel_takes(value, message):
 
 
 def test_arrays_reach_the_kernel_in_numbas_layout():
-    class OnDevice:
-        dtype, shape, ndim, pointer = np.dtype(np.float16), (2, 3, 4), 3, 4096
-
-    words = [word.value for word in array_parameters(OnDevice)]
+    array = SimpleNamespace(dtype=np.dtype(np.float16), shape=(2, 3, 4), ndim=3, pointer=4096)
+    words = [word.value for word in array_parameters(array)]
     assert words == [0, 0, 24, 2, 4096, 2, 3, 4, 24, 8, 2]
 
 
 def test_as_many_parameters_are_passed_as_numba_expects():
-    class OnDevice:
-        dtype, shape, ndim, pointer = np.dtype(np.float32), (2, 3), 2, 4096
-
     def function(matrix, nothing, count, factor, vector):
         if nothing is None:
             matrix[0, 0] = vector[count] * factor
 
-    vector = type("OnDevice", (OnDevice,), dict(shape=(6,), ndim=1))
-    arguments = (OnDevice, None, 3, 2.0, vector)
+    matrix = SimpleNamespace(dtype=np.dtype(np.float32), shape=(2, 3), ndim=2, pointer=4096)
+    vector = SimpleNamespace(dtype=np.dtype(np.float16), shape=(6,), ndim=1, pointer=4096)
+    arguments = (matrix, None, 3, 2.0, vector)
     numba_types = [compiler.argument_type(argument) for argument in arguments]
     ptx, _ = cuda.compile_ptx(function, types.void(*numba_types), device=False, abi="numba", cc=(9, 0))
     expected = re.findall(r"\.param \.(\w+)", ptx)
