@@ -12,8 +12,14 @@ Mapping: a thread a token, a grid row a row of the batch; the ban is one small b
 """
 
 import numpy as np
+from numba import cuda, float32, int32
 
+from minllm.kernels.sampling.argmax import check_logits
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.runtime.kernel import check, kernel, launch
+
+THREADS = 256
+BAN_THREADS = 32
 
 
 def penalize_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
@@ -32,3 +38,49 @@ def penalize_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndar
         rows, columns = np.nonzero((sampling.stop_token_ids >= 0) & (sampling.step < sampling.min_tokens)[:, None])
         x[rows, sampling.stop_token_ids[rows, columns]] = -np.inf
     return x
+
+
+@kernel
+def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, presence_penalty, frequency_penalty, out):
+    """logits, out float32 [R, vocab]; prompt_mask uint8 [R, vocab]; output_counts int32 [R, vocab]; penalties float32 [R]."""
+    token = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    row = cuda.blockIdx.y
+    if token < logits.shape[1]:
+        x = logits[row, token]
+        count = output_counts[row, token]
+        if count > 0 or prompt_mask[row, token] > 0:
+            if x > float32(0.0):
+                x = x / repetition_penalty[row]
+            else:
+                x = x * repetition_penalty[row]
+        x -= frequency_penalty[row] * float32(count)
+        if count > 0:
+            x -= presence_penalty[row]
+        out[row, token] = x
+
+
+@kernel
+def ban_stop_tokens_kernel(logits, stop_token_ids, step, min_tokens):
+    """logits float32 [R, vocab], changed in place; stop_token_ids int32 [R, S], -1 = none; step, min_tokens int32 [R]."""
+    row = cuda.blockIdx.x
+    if step[row] < min_tokens[row]:
+        i = int32(cuda.threadIdx.x)
+        while i < stop_token_ids.shape[1]:
+            token = stop_token_ids[row, i]
+            if token >= 0:
+                logits[row, token] = float32(-np.inf)
+            i += BAN_THREADS
+
+
+def penalize(logits, sampling: SamplingTensors, out, stream=None) -> None:
+    """Write the penalised logits, float32 [R, vocab], to `out`, which may be `logits` itself. Call it only if a row asks for something."""
+    check_logits(logits)
+    check(tuple(out.shape) == tuple(logits.shape), f"out is {tuple(out.shape)}; it must be like the logits, {tuple(logits.shape)}")
+    rows, vocab = logits.shape
+    check(sampling.penalized or out is logits, "without penalties the ban on stop tokens works in place: pass the logits as out")
+    if sampling.penalized:
+        check(tuple(sampling.output_counts.shape) == (rows, vocab), f"output_counts {sampling.output_counts.shape} must be {(rows, vocab)}")
+        arguments = (logits, sampling.prompt_mask, sampling.output_counts, sampling.repetition_penalty, sampling.presence_penalty)
+        launch(penalize_kernel, (-(-vocab // THREADS), rows), THREADS, (*arguments, sampling.frequency_penalty, out), stream)
+    if sampling.bans_stop_tokens:
+        launch(ban_stop_tokens_kernel, rows, BAN_THREADS, (out, sampling.stop_token_ids, sampling.step, sampling.min_tokens), stream)

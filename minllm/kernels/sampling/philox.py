@@ -56,9 +56,9 @@ def philox_4x32(c0, c1, c2, c3, k0, k1):
     for _ in range(ROUNDS):
         product_0 = uint64(MULTIPLIER_0) * uint64(c0)
         product_1 = uint64(MULTIPLIER_1) * uint64(c2)
-        c0 = uint32(product_1 >> uint64(32)) ^ c1 ^ k0
+        c0 = uint32((product_1 >> uint64(32)) ^ c1 ^ k0)
         c1 = uint32(product_1 & uint64(0xFFFFFFFF))
-        c2 = uint32(product_0 >> uint64(32)) ^ c3 ^ k1
+        c2 = uint32((product_0 >> uint64(32)) ^ c3 ^ k1)
         c3 = uint32(product_0 & uint64(0xFFFFFFFF))
         k0 = uint32((uint64(k0) + uint64(WEYL_0)) & uint64(0xFFFFFFFF))
         k1 = uint32((uint64(k1) + uint64(WEYL_1)) & uint64(0xFFFFFFFF))

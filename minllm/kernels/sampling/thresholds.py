@@ -6,26 +6,19 @@ All three rules keep the most probable tokens, so each is a threshold on the log
     top-p:   of what top-k kept, with p_v ∝ exp((x_v - max x) / T): the smallest set of most probable tokens with Σ p_v ≥ p (ties are kept)
     min-p:   max x + T · log(min_p)
 
-No sorting: the k-th largest number is found by radix selection. A float's bits, with the sign folded in, order like the float; a histogram
-of their first 11 bits says in which bin the k-th largest lies, a histogram of the next 11 bits inside that bin narrows it, the last 10
-bits name it. Top-p is the same search with every token counting exp((x_v - max) / T) instead of 1. These weights are integers,
-in units of 2^-31 of the largest, so sums do not depend on the order of additions: every run and every processor finds the same set.
-
-Bytes: 4 per logit and pass; 1 pass for the maximum, 3 for top-k, 3 for top-p. Mapping: one block of 1,024 threads a row, histograms in
-shared memory. A bin is two 32-bit words, since shared memory adds 32-bit words natively: the carry goes to the high word.
+The k-th largest logit and the one at which the probability reaches p are found by radix selection (radix_select.py), not by sorting.
+Bytes: 4 per logit and pass; 1 pass for the maximum, 3 for top-k, 3 for top-p. Mapping: one block of 1,024 threads a row.
 """
 
+import math
+
 import numpy as np
+from numba import cuda, float32, int64, uint32
 
+from minllm.kernels.sampling.argmax import check_logits
+from minllm.kernels.sampling.radix_select import BINS, GROUPS, THREADS, UNIT, WARPS, block_maximum, ordered_inverse, select_key
 from minllm.kernels.sampling.tensors import SamplingTensors
-
-THREADS = 1024
-WARPS = THREADS // 32
-BINS = 2048
-GROUP = 32  # bins that one warp sums at a time
-GROUPS = BINS // GROUP
-UNIT = 2.0**31  # the weight of the most probable token
-FULL_WARP = 0xFFFFFFFF
+from minllm.runtime.kernel import check, kernel, launch
 
 
 def thresholds_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
@@ -63,3 +56,40 @@ def _weights(x: np.ndarray, temperature: np.float32) -> np.ndarray:
 def _target(top_p: np.float32, total: np.int64) -> np.int64:
     """The smallest integer mass that is at least top_p of the total, and at least 1."""
     return max(np.int64(1), np.int64(np.ceil(np.float64(top_p) * np.float64(total))))
+
+
+@kernel(launch_bounds=(THREADS, 1))
+def thresholds_kernel(logits, temperature, top_k, top_p, min_p, out):
+    """logits float32 [R, vocab]; temperature, top_p, min_p, out float32 [R]; top_k int32 [R]. One block a row."""
+    warp_values = cuda.shared.array(WARPS, float32)
+    low = cuda.shared.array(BINS, uint32)
+    high = cuda.shared.array(BINS, uint32)
+    group_sums = cuda.shared.array(GROUPS, int64)
+    found = cuda.shared.array(2, int64)
+    row = cuda.blockIdx.x
+    scale = temperature[row]
+    threshold = float32(-np.inf)
+    if scale > float32(0.0):
+        floor = uint32(0)
+        peak = float32(0.0)
+        k = int64(top_k[row])
+        if k > 0 and k < logits.shape[1]:
+            floor = select_key(logits, row, floor, peak, scale, False, k, float32(1.0), low, high, group_sums, found)
+            threshold = ordered_inverse(floor)
+        if top_p[row] < float32(1.0) or min_p[row] > float32(0.0):
+            peak = block_maximum(logits, row, warp_values)
+        if top_p[row] < float32(1.0):
+            key = select_key(logits, row, floor, peak, scale, True, int64(0), top_p[row], low, high, group_sums, found)
+            threshold = ordered_inverse(key)
+        if min_p[row] > float32(0.0):
+            threshold = max(threshold, peak + scale * math.log(min_p[row]))
+    if cuda.threadIdx.x == 0:
+        out[row] = threshold
+
+
+def write_thresholds(logits, sampling: SamplingTensors, out, stream=None) -> None:
+    """Write the smallest logit that each row may draw to out float32 [R]; logits float32 [R, vocab]."""
+    check_logits(logits)
+    check(tuple(out.shape) == (logits.shape[0],) and out.dtype == np.float32, f"out is {out.dtype} {out.shape}; it must be float32 [rows]")
+    rules = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    launch(thresholds_kernel, logits.shape[0], THREADS, (logits, *rules, out), stream)
