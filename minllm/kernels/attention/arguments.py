@@ -1,10 +1,10 @@
 """What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
 
-Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says what
-scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty where it needs
-none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the dictionary as `workspace`;
-its contents need not be set, and may be used for something else between calls. Without a workspace a launcher makes NumPy scratch when it
-runs in the simulator, and raises an error on a GPU.
+Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says
+what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty
+where it needs none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the
+dictionary as `workspace`; its contents need not be set, and may be used for something else between calls. Without a workspace a
+launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class AttentionSizes:
 
 
 def sizes_of(query, key_cache, block_tables):
-    """AttentionSizes from query [T, heads, head_dim], key_cache [num_blocks, block_size, kv_heads, head_dim], block_tables [B, max_blocks]."""
+    """AttentionSizes from query [T, heads, head_dim], key_cache [num_blocks, block_size, kv_heads, head_dim], block_tables [B, blocks]."""
     tokens, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
     sequences, max_blocks = block_tables.shape
@@ -59,7 +59,8 @@ def check_arguments(query, key_cache, value_cache, out, query_start, context_len
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
     for name, array in (("key_cache", key_cache), ("value_cache", value_cache), ("out", out)):
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
-    check(tuple(value_cache.shape) == tuple(key_cache.shape), f"value_cache {value_cache.shape} and key_cache {key_cache.shape} differ in shape")
+    same_shape = tuple(value_cache.shape) == tuple(key_cache.shape)
+    check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
     check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
     check(key_cache.shape[3] == sizes.head_dim, f"the cache holds head_dim {key_cache.shape[3]}, the query has {sizes.head_dim}")
     check(

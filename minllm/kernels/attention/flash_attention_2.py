@@ -1,24 +1,25 @@
 """FlashAttention-2 over a paged KV cache, on tensor cores: the kernel for prompts, whole or in chunks.
 
-The maths is online softmax (Milakov and Gimelshein, arXiv 1805.02867). A row keeps its maximum m, its sum l and its output o, and folds in
-one tile of keys at a time:
+The maths is online softmax (Milakov and Gimelshein, arXiv 1805.02867). A row keeps its maximum m, its sum l and its output o, and
+folds in one tile of keys at a time:
 
     s_j = scale * (q . k_j)     m' = max(m, max_j s_j)     p_j = exp(s_j - m')     l' = l exp(m - m') + sum_j p_j
     o' = o exp(m - m') + sum_j p_j v_j          and at the end  out = o / l
 
-FlashAttention-2 (Dao, arXiv 2307.08691, section 3) puts the loop over queries outside: a block owns a tile of queries and walks over the keys,
-so m, l and o stay in registers, nothing is rescaled in memory, and tiles of queries run in parallel. Keys that no row of the tile may see,
-those after its last row and those before its first row's window, are never loaded: half of the work of a causal prompt.
+FlashAttention-2 (Dao, arXiv 2307.08691, section 3) puts the loop over queries outside: a block owns a tile of queries and walks over
+the keys, so m, l and o stay in registers, nothing is rescaled in memory, and tiles of queries run in parallel. Keys that no row of
+the tile may see, those after its last row and those before its first row's window, are never loaded: half of the work of a causal
+prompt.
 
-FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: Q and out once, K and V once a tile of queries and head (most of it from L2):
-2 * head_dim * itemsize a key, for 4 * QUERY_TILE * head_dim FLOPs: an intensity of 2 * QUERY_TILE / itemsize = 64 FLOP a byte from L2 for
-64 rows of bf16, and far more from memory.
+FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: Q and out once, K and V once a tile of queries and head (most of it
+from L2): 2 * head_dim * itemsize a key, for 4 * QUERY_TILE * head_dim FLOPs: an intensity of 2 * QUERY_TILE / itemsize = 64 FLOP a
+byte from L2 for 64 rows of bf16, and far more from memory.
 
 How threads map to data: grid (query tiles, heads, sequences), the longest tiles first. A warp owns 16 rows. Both products are
-mma.m16n8k16; scores come out of the first in just the registers in which the second wants its A operand (section 3.3 of the paper: warps
-split the queries, and exchange nothing). Q, K and V tiles come by cp.async; V travels while the scores are computed, and the next K
-while softmax and the second product run. Shared rows are padded by 16 bytes, so that the eight rows of an ldmatrix tile fall into different
-banks. A head_dim that is no multiple of 16 is padded with zeros in shared memory.
+mma.m16n8k16; scores come out of the first in just the registers in which the second wants its A operand (section 3.3 of the paper:
+warps split the queries, and exchange nothing). Q, K and V tiles come by cp.async; V travels while the scores are computed, and the
+next K while softmax and the second product run. Shared rows are padded by 16 bytes, so that the eight rows of an ldmatrix tile fall
+into different banks. A head_dim that is no multiple of 16 is padded with zeros in shared memory.
 """
 
 import functools

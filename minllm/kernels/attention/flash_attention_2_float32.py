@@ -1,14 +1,14 @@
 """FlashAttention-2 for float32, on the plain cores: the structure of flash_attention_2, with register tiles in place of tensor cores.
 
-Tensor cores would round float32 to TF32 (10 bits of mantissa). This path keeps all 24 bits, for models in float32 and for parity tests; its
-ceiling is the float32 FMA rate. Maths, FLOPs and the walk over visible tiles are those of flash_attention_2.py (arXiv 2307.08691,
-section 3.1).
+Tensor cores would round float32 to TF32 (10 bits of mantissa). This path keeps all 24 bits, for models in float32 and for parity
+tests; its ceiling is the float32 FMA rate. Maths, FLOPs and the walk over visible tiles are those of flash_attention_2.py (arXiv
+2307.08691, section 3.1).
 
-How threads map to data: grid (query tiles, heads, sequences); a block is ROW_THREADS x COLUMN_THREADS threads, the latter within one warp.
-A thread owns `rows_each` rows and, of each tile, the keys column, column + COLUMN_THREADS, ...: for every head_dim element it reads
-rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. For the second product it owns the same rows and the
-dimensions column, column + COLUMN_THREADS, ... of the output; the weights pass through shared memory. Rows of K are padded by one float,
-so that neighbouring keys lie in neighbouring banks.
+How threads map to data: grid (query tiles, heads, sequences); a block is ROW_THREADS x COLUMN_THREADS threads, the latter within one
+warp. A thread owns `rows_each` rows and, of each tile, the keys column, column + COLUMN_THREADS, ...: for every head_dim element it
+reads rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. For the second product it owns the same rows and
+the dimensions column, column + COLUMN_THREADS, ... of the output; the weights pass through shared memory. Rows of K are padded by one
+float, so that neighbouring keys lie in neighbouring banks.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The algebra of attention states, which every kernel of this folder but the first rests on.
 
-Attention over a set of keys leaves a state (m, l, o): m the largest score, l = sum exp(s_j - m), o = sum exp(s_j - m) v_j. The states of
-two disjoint sets merge into the state of their union,
+Attention over a set of keys leaves a state (m, l, o): m the largest score, l = sum exp(s_j - m), o = sum exp(s_j - m) v_j. The states
+of two disjoint sets merge into the state of their union,
 
     m = max(m1, m2)     l = l1 exp(m1 - m) + l2 exp(m2 - m)     o = o1 exp(m1 - m) + o2 exp(m2 - m)
 
