@@ -20,15 +20,29 @@ def four_words(array, index):
     return tuple(int(word) for word in array.window(index, 16).view(np.uint32))
 
 
-def make_load_128(name, text, reads_only, description):
-    """A 128-bit load as inline PTX on a generic address."""
+def plain_words(builder, pointer):
+    """The 16 bytes at `pointer` as four i32: a vector load of LLVM, which finds out itself whether the array is global, shared or local."""
+    vector = builder.load(builder.bitcast(pointer, ir.VectorType(I32, 4).as_pointer()), align=16)
+    return [builder.extract_element(vector, I32(i)) for i in range(4)]
+
+
+def streaming_words(builder, pointer):
+    """The same from global memory, past L1.
+
+    Not ld.global.nc: ptxas moves read-only loads across any fence, down to where their values are used, and then only one is in flight at a time.
+    """
+    text = "ld.global.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
+    words = call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64]), [builder.ptrtoint(pointer, I64)])
+    return [builder.extract_value(words, i) for i in range(4)]
+
+
+def make_load_128(name, load_words, description):
+    """A 128-bit load that hands out its four words."""
 
     def load(typing_context, array, index):
         def lower(context, builder, signature, arguments):
             pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
-            value = assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64], touches_memory=not reads_only)
-            words = call_assembly(builder, value, [builder.ptrtoint(pointer, I64)])
-            return context.make_tuple(builder, signature.return_type, [builder.extract_value(words, i) for i in range(4)])
+            return context.make_tuple(builder, signature.return_type, load_words(builder, pointer))
 
         return types.UniTuple(types.uint32, 4)(array, index), lower
 
@@ -42,16 +56,14 @@ def make_load_128(name, text, reads_only, description):
 
 load_128 = make_load_128(
     "load_128",
-    "ld.v4.u32 {$0,$1,$2,$3}, [$4];",
-    False,
+    plain_words,
     """load_128(array, index) -> four uint32: the 16 bytes from element `index` on. PTX ISA, "ld", vector v4.""",
 )
 load_128_streaming = make_load_128(
     "load_128_streaming",
-    "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];",
-    True,
-    """load_128_streaming(array, index) -> four uint32, through the read-only path and past L1: for global data that is read once and
-    that no thread writes while the kernel runs. PTX ISA, "ld.global.nc".""",
+    streaming_words,
+    """load_128_streaming(array, index) -> four uint32 from global memory, past L1: for data that is read once. Loads that stand before a
+    `cuda.syncwarp()` are all issued before it. PTX ISA, "ld", with .level::eviction_priority and .level::prefetch_size.""",
 )
 
 
@@ -65,10 +77,8 @@ def make_load_float32(name, load_words, description):
 
         def lower(context, builder, signature, arguments):
             pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
-            words = load_words(builder, builder.ptrtoint(pointer, I64))
             values = []
-            for i in range(4):
-                word = builder.extract_value(words, i)
+            for word in load_words(builder, pointer):
                 if single:
                     values.append(builder.bitcast(word, ir.FloatType()))
                 elif element == types.float16:
@@ -89,18 +99,6 @@ def make_load_float32(name, load_words, description):
     return emulated(intrinsic(load), emulation)
 
 
-def plain_words(builder, address):
-    """ld.v4 of 16 bytes at a generic address."""
-    value = assembly("ld.v4.u32 {$0,$1,$2,$3}, [$4];", ["=r"] * 4 + ["l"], FOUR_WORDS, [I64])
-    return call_assembly(builder, value, [address])
-
-
-def streaming_words(builder, address):
-    """The same through the read-only path, past L1."""
-    text = "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
-    return call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64], touches_memory=False), [address])
-
-
 load_float32 = make_load_float32(
     "load_float32",
     plain_words,
@@ -109,7 +107,7 @@ load_float32 = make_load_float32(
 load_float32_streaming = make_load_float32(
     "load_float32_streaming",
     streaming_words,
-    """load_float32_streaming(array, index): as load_float32, through the read-only path and past L1, for data that is read once.""",
+    """load_float32_streaming(array, index): as load_float32, from global memory and past L1, for data that is read once.""",
 )
 
 
@@ -124,8 +122,10 @@ def store_128(typing_context, array, index, word0, word1, word2, word3):
     def lower(context, builder, signature, arguments):
         pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
         words = [context.cast(builder, a, t, types.uint32) for a, t in zip(arguments[2:], signature.args[2:])]
-        value = assembly("st.v4.u32 [$0], {$1,$2,$3,$4};", ["l", "r", "r", "r", "r"], ir.VoidType(), [I64, I32, I32, I32, I32])
-        call_assembly(builder, value, [builder.ptrtoint(pointer, I64), *words])
+        vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+        for i, word in enumerate(words):
+            vector = builder.insert_element(vector, word, I32(i))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=16)
         return context.get_dummy_value()
 
     return types.void(array, index, word0, word1, word2, word3), lower

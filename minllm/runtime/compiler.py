@@ -68,9 +68,14 @@ class CompiledKernel:
 
 
 def argument_type(value):
-    """The Numba type under which a kernel takes `value`: arrays by dtype and rank (C-contiguous), ints as int32, floats as float32."""
+    """The Numba type under which a kernel takes `value`: arrays by dtype and rank (C-contiguous), ints as int32, floats as float32.
+
+    None stays None: `if bias is not None:` in a kernel then decides at compile time, and the code for the other case is not there.
+    """
     if isinstance(value, types.Type):
         return value
+    if value is None:
+        return types.none
     if isinstance(value, (bool, np.bool_)):
         raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
     if isinstance(value, int):
@@ -83,7 +88,7 @@ def argument_type(value):
         return from_dtype(value.dtype)
     dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
     if dtype is None or ndim is None:
-        raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints and floats")
+        raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints, floats and None")
     element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
     return types.Array(element, ndim, "C")
 

@@ -1,0 +1,221 @@
+"""Matrix product of a few rows, which is what decoding does: 1 to 8 rows of activations against every weight of the model, once a token.
+
+    out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          M <= 8
+
+Work: 2 M N K floating-point operations on N K weights, each read once: M operations a byte in bfloat16, where an H200 could do 200. Nothing but the
+speed of memory counts, so the kernel is built to keep as many bytes in flight as it can. By Little's law, 4.8 TB/s times a latency of about 0.8 µs
+is 3.8 MB, or 29 KB for each of 132 multiprocessors, at every moment.
+
+Threads to data: a warp computes `rows` neighbouring output features. Its lanes lie along k: a lane loads 16 bytes (8 bfloat16, 4 float32) of each
+row, so that a warp's load is 512 contiguous bytes. `rows` x `unroll` such loads are issued one after another before the first is used: that many
+times 512 bytes in flight a warp. The loads bypass L1, because a weight is used once; x stays in L1, because every warp reads all of it.
+Each lane multiplies in float32, and at the end the 32 partial sums are added by shuffles, in an order that does not depend on the machine.
+
+`splits` warps of a block may share the same output features and divide K among them; their sums meet in shared memory. That is for matrices
+with few, long rows, where a warp a row would leave the machine half empty.
+
+K is a constant of the kernel, as are the other numbers above: the loop then has a known length and the row offsets fold into the addresses. Where the rows of
+K elements do not all begin on a multiple of 16 bytes, a 128-bit load would fault, and a second form reads element by element.
+
+Source: the 128-bit loads and cache hints are ld.global.nc.L1::no_allocate.L2::256B.v4 (PTX ISA, "ld.global.nc"); Little's law in
+V. Volkov, "Better Performance at Lower Occupancy", GTC 2010.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.kernels.matmul.arguments import ceil_div, check_arguments
+from minllm.ptx import load_128, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
+from minllm.runtime.kernel import check, kernel, launch
+
+WARP = 32
+WARP_SHIFT = 5  # a warp's number is its thread's, shifted
+VECTOR_BYTES = 16
+MAX_ROWS_OF_X = 8
+
+
+class GemvTiling(NamedTuple):
+    """How a block divides the weights: `rows` output features a warp, `warps` a block, `unroll` loads a row in flight, K split over `splits` warps."""
+
+    rows: int
+    warps: int
+    unroll: int
+    splits: int = 1
+
+
+@cuda.jit(device=True)
+def dot_float32(a, b, total):
+    """total + a * b, for two float32 in 32-bit words."""
+    return total + uint_as_float(a) * uint_as_float(b)
+
+
+@cuda.jit(device=True)
+def dot_bf16x2(a, b, total):
+    """total + the dot product of two pairs of bfloat16, each pair in a 32-bit word."""
+    a_low, a_high = unpack_bf16x2(a)
+    b_low, b_high = unpack_bf16x2(b)
+    return total + a_low * b_low + a_high * b_high
+
+
+@cuda.jit(device=True)
+def dot_f16x2(a, b, total):
+    """total + the dot product of two pairs of float16, each pair in a 32-bit word."""
+    a_low, a_high = unpack_f16x2(a)
+    b_low, b_high = unpack_f16x2(b)
+    return total + a_low * b_low + a_high * b_high
+
+
+DOT_OF_WORDS = {"float32": dot_float32, "bfloat16": dot_bf16x2, "float16": dot_f16x2}
+
+
+@cuda.jit(device=True)
+def warp_sum(value):
+    """The sum of `value` over the 32 lanes of the warp, in every lane."""
+    for distance in (16, 8, 4, 2, 1):
+        value += cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)
+    return value
+
+
+@functools.cache
+def accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling):
+    """The device function that adds a warp's share of the products to its sums, by 128-bit loads: rows of K elements are whole vectors."""
+    rows, _, unroll, splits = tiling
+    vector = VECTOR_BYTES // np.dtype(dtype).itemsize if dtype != "bfloat16" else 8
+    warp_step = WARP * vector  # elements of a row that one load of a warp covers
+    step = warp_step * unroll  # and all loads in flight
+    full_steps = k // (step * splits)
+    first_left = full_steps * step * splits  # where the elements begin that do not make a step
+    words_in_flight = rows * unroll * 4
+    dot = DOT_OF_WORDS[dtype]
+
+    @cuda.jit(device=True)
+    def accumulate(x, weight, total, first_row, last_row, split, lane):
+        """total[i, r] += x[i, :] . weight[first_row + r, :] over this lane's elements; rows beyond `last_row` repeat it."""
+        words = cuda.local.array(words_in_flight, uint32)
+        element = int64(split * step + lane * vector)
+        for _ in range(full_steps):
+            for u in range(unroll):
+                for r in range(rows):
+                    row = min(int64(first_row + r), last_row)
+                    w = load_128_streaming(weight, row * k + element + u * warp_step)
+                    for word in range(4):
+                        words[(u * rows + r) * 4 + word] = w[word]
+            # Without this ptxas would save registers by moving each load down to where its value is used, and one load would be in
+            # flight at a time. It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
+            cuda.syncwarp()
+            for u in range(unroll):
+                for i in range(m):
+                    x_words = load_128(x, i * k + element + u * warp_step)
+                    for r in range(rows):
+                        for word in range(4):
+                            total[i, r] = dot(words[(u * rows + r) * 4 + word], x_words[word], total[i, r])
+            element += step * splits
+        if first_left < k:  # a constant: no code at all where K is a multiple of the step
+            element = int64(first_left + split * warp_step + lane * vector)
+            while element < k:
+                for r in range(rows):
+                    row = min(int64(first_row + r), last_row)
+                    w = load_128_streaming(weight, row * k + element)
+                    for i in range(m):
+                        x_words = load_128(x, i * k + element)
+                        for word in range(4):
+                            total[i, r] = dot(w[word], x_words[word], total[i, r])
+                element += warp_step * splits
+
+    return accumulate
+
+
+@functools.cache
+def accumulate_elements(m: int, k: int, tiling: GemvTiling):
+    """The same device function by single elements, for rows that do not begin on a multiple of 16 bytes."""
+    rows, splits = tiling.rows, tiling.splits
+
+    @cuda.jit(device=True)
+    def accumulate(x, weight, total, first_row, last_row, split, lane):
+        """total[i, r] += x[i, :] . weight[first_row + r, :] over this lane's elements; rows beyond `last_row` repeat it."""
+        element = split * WARP + lane
+        while element < k:
+            for r in range(rows):
+                w = float32(weight[min(int64(first_row + r), last_row), element])
+                for i in range(m):
+                    total[i, r] += float32(x[i, element]) * w
+            element += WARP * splits
+
+    return accumulate
+
+
+@functools.cache
+def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool):
+    """The kernel for `m` rows of `k` elements of `dtype`; `vectorized` where every row begins on a multiple of 16 bytes."""
+    rows, warps, _, splits = tiling
+    groups = warps // splits  # of warps that share output features
+    sums = m * rows
+    accumulate = accumulate_vectors(m, k, dtype, tiling) if vectorized else accumulate_elements(m, k, tiling)
+
+    @kernel(launch_bounds=warps * WARP)
+    def matmul_gemv_kernel(x, weight, bias, out):
+        """x [M, K], weight [N, K], bias [N] or None, out [M, N]; the grid covers N."""
+        lane = int32(cuda.threadIdx.x) & (WARP - 1)
+        warp = int32(cuda.threadIdx.x) >> WARP_SHIFT
+        group = warp // splits
+        split = warp % splits
+        first_row = (cuda.blockIdx.x * groups + group) * rows  # of weight: the first output feature of this warp
+        last_row = out.shape[1] - 1
+        total = cuda.local.array((m, rows), float32)
+        for i in range(m):
+            for r in range(rows):
+                total[i, r] = 0.0
+        accumulate(x, weight, total, first_row, last_row, split, lane)
+        for i in range(m):
+            for r in range(rows):
+                total[i, r] = warp_sum(total[i, r])
+        if splits > 1:
+            shared_totals = cuda.shared.array((warps, sums), float32)
+            if lane == 0:
+                for i in range(m):
+                    for r in range(rows):
+                        shared_totals[warp, i * rows + r] = total[i, r]
+            cuda.syncthreads()
+            for i in range(m):
+                for r in range(rows):
+                    total[i, r] = 0.0
+                    for other in range(splits):
+                        total[i, r] += shared_totals[group * splits + other, i * rows + r]
+        if lane == 0 and split == 0:
+            for r in range(rows):
+                if first_row + r <= last_row:
+                    offset = float32(0.0)
+                    if bias is not None:
+                        offset = float32(bias[first_row + r])
+                    for i in range(m):
+                        out[i, first_row + r] = total[i, r] + offset
+
+    return matmul_gemv_kernel
+
+
+def choose_tiling(m: int, n: int, k: int) -> GemvTiling:
+    """Tilings that kept an H200's memory busy; more rows of x leave fewer registers for loads in flight."""
+    if m > 1:
+        return GemvTiling(rows=2, warps=4, unroll=2 if m <= 4 else 1)
+    if n >= 8192:
+        return GemvTiling(rows=2, warps=4, unroll=4 if k >= 4096 else 2)
+    return GemvTiling(rows=1, warps=8, unroll=4, splits=2 if k >= 8192 else 1)
+
+
+def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | None = None) -> None:
+    """Write x @ weight.T + bias into `out`: x [M <= 8, K], weight [N, K], bias [N], out [M, N]; float32, float16 or bfloat16, `out` also float32.
+
+    `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
+    """
+    m, n, k = check_arguments(x, weight, out, bias)
+    check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of activations, not {m}: use tensor_core or tiled, or variant='auto'")
+    if m == 0 or n == 0:
+        return
+    tiling = GemvTiling(*(tiling or choose_tiling(m, n, k)))
+    check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
+    vectorized = k * x.dtype.itemsize % VECTOR_BYTES == 0
+    grid = ceil_div(n, tiling.rows * (tiling.warps // tiling.splits))
+    launch(gemv_kernel(m, k, x.dtype.name, tiling, vectorized), grid, tiling.warps * WARP, (x, weight, bias, out), stream=stream)

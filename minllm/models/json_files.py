@@ -1,0 +1,101 @@
+"""The small JSON files of a model directory, read with errors that name the file, the key and what is allowed."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from minllm.errors import CheckpointError
+
+REQUIRED = object()
+LARGEST_JSON_FILE = 64 << 20  # bytes; tokenizers have readers of their own, configurations are a few kilobytes
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises CheckpointError where the file is missing, unreadable, not JSON or not an object."""
+    try:
+        if path.stat().st_size > LARGEST_JSON_FILE:
+            raise CheckpointError(f"{path} is larger than {LARGEST_JSON_FILE >> 20} MiB, which no configuration is.")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.name} is missing from {path.parent}. A model directory holds config.json, tokenizer.json and model.safetensors "
+            "(or its shards with model.safetensors.index.json); copy the missing file from where the model came from."
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested beyond reason
+        raise CheckpointError(f"{path} is not valid JSON ({error}); the file is damaged, copy it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, and holds a {type(content).__name__}.")
+    return content
+
+
+class Fields:
+    """Typed access to the keys of one JSON object; `source` names it in errors. A key that is null counts as missing."""
+
+    def __init__(self, values: dict[str, Any], source: str):
+        self.values = values
+        self.source = source
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def _get(self, key: str, default: Any, allowed: str) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise CheckpointError(f"{self.source} lacks {key!r}, which must be {allowed}.")
+        return default
+
+    def _wrong(self, key: str, value: Any, allowed: str) -> CheckpointError:
+        return CheckpointError(f"{self.source} says {key} = {value!r}, and it must be {allowed}.")
+
+    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`."""
+        allowed = f"a whole number of at least {minimum}"
+        value = self._get(key, default, allowed)
+        if value is default and default is not REQUIRED:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
+            raise self._wrong(key, value, allowed)
+        return value
+
+    def positive(self, key: str, default: Any = REQUIRED) -> float:
+        """A finite number above zero."""
+        value = self._get(key, default, "a number above zero")
+        if value is default and default is not REQUIRED:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise self._wrong(key, value, "a number above zero")
+        return float(value)
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """true or false."""
+        value = self._get(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: Any = REQUIRED) -> str:
+        """A string."""
+        value = self._get(key, default, "a string")
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def object(self, key: str) -> dict[str, Any]:
+        """A JSON object; an empty one where the key is missing."""
+        value = self._get(key, {}, "an object")
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or a list of them, as a tuple; empty where the key is missing."""
+        value = self._get(key, [], "a token id or a list of them")
+        ids = value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in ids):
+            raise self._wrong(key, value, "a token id or a list of them")
+        return tuple(ids)

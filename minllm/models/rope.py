@@ -1,0 +1,84 @@
+"""Which frequencies a model rotates its queries and keys with.
+
+Rotary position embedding (Su et al. 2021, section 3.4) turns pair i of a head by the angle position * f_i, with
+f_i = theta ** (-2 i / head_dim). Two ways of stretching that to longer contexts are in use among the models that minllm runs:
+
+    linear   f_i / factor: every position counts for less (Chen et al. 2023, "Extending context window ... via positional interpolation")
+    llama3   long wavelengths are divided by the factor, short ones stay, those between are blended (the Llama 3 report, section 3.4.2;
+             wavelength = 2 pi / f_i, bounds original_max_position_embeddings / low_freq_factor and / high_freq_factor)
+
+The table of cosines and sines for these frequencies is made by kernels/rope.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.errors import UnsupportedModelError
+from minllm.models.json_files import Fields
+
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The rotary embedding of a model, in the words of config.json's rope_scaling."""
+
+    rope_theta: float = 10000.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+
+
+def read_rope_config(fields: Fields) -> RopeConfig:
+    """The rotary embedding that a config.json asks for, in its old keys (rope_theta, rope_scaling) or its new one (rope_parameters).
+
+    Raises UnsupportedModelError for a kind of scaling, or a partial rotation, that minllm does not compute.
+    """
+    key = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    scaling = Fields(fields.object(key), f"{key} of {fields.source}")
+    if scaling.values and all(isinstance(value, dict) for value in scaling.values.values()):
+        raise UnsupportedModelError(f"{scaling.source} differs between kinds of layers, and minllm takes one rotation for all layers.")
+    rope_theta = scaling.positive("rope_theta", fields.positive("rope_theta", 10000.0))
+    rope_type = scaling.text("rope_type", scaling.text("type", "default"))
+    for place in (fields, scaling):
+        if place.positive("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModelError(f"{place.source} rotates only a part of each head (partial_rotary_factor); minllm rotates all.")
+    if rope_type == "default":
+        return RopeConfig(rope_theta)
+    if rope_type == "linear":
+        return RopeConfig(rope_theta, "linear", scaling.positive("factor"))
+    if rope_type == "llama3":
+        return _llama3(fields, scaling, rope_theta)
+    raise UnsupportedModelError(f"{scaling.source} asks for rope_type {rope_type!r}; minllm computes {', '.join(ROPE_TYPES)}.")
+
+
+def _llama3(fields: Fields, scaling: Fields, rope_theta: float) -> RopeConfig:
+    low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
+    if high <= low:
+        raise UnsupportedModelError(f"{scaling.source} says high_freq_factor {high} <= low_freq_factor {low}; it must be the greater one.")
+    # A few checkpoints keep the trained length beside rope_scaling instead of inside; without either it is the model's own.
+    outside = fields.integer("original_max_position_embeddings", fields.integer("max_position_embeddings", 2048))
+    original = scaling.integer("original_max_position_embeddings", outside)
+    return RopeConfig(rope_theta, "llama3", scaling.positive("factor"), low, high, original)
+
+
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
+    """f_i for i < rotary_dim / 2, in radians a position: float64 [rotary_dim / 2]."""
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
+    frequencies = rope.rope_theta**-exponents
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor
+    if rope.rope_type == "llama3":
+        return _stretch_long_wavelengths(frequencies, rope)
+    return frequencies
+
+
+def _stretch_long_wavelengths(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
+    """llama3: keep wavelengths under the trained length / high_freq_factor, divide those over it / low_freq_factor, blend between."""
+    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # full turns within the trained length
+    keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
+    return keep * frequencies + (1.0 - keep) * frequencies / rope.factor

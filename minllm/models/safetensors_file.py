@@ -1,0 +1,143 @@
+"""One safetensors file: its header checked to the last byte, its data memory-mapped.
+
+The format (https://github.com/huggingface/safetensors, "Format"): 8 bytes of little-endian length N, N bytes of JSON that map each tensor's
+name to dtype, shape and data_offsets [begin, end), and then the data, which the tensors cover without gap or overlap. A file is whatever
+somebody uploaded, so nothing in the header is believed before it was compared with the size of the file.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minllm.errors import CheckpointError
+
+LARGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+NUMPY_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a header: `begin` and `end` are bytes from the start of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """A safetensors file opened for reading. `entries` maps names to TensorEntry; `tensor(name)` gives the values."""
+
+    def __init__(self, path: Path):
+        """Raises CheckpointError where the file is missing, cut short, or its header is not true of it."""
+        self.path = path
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                header_bytes = _header_length(path, file.read(8), size)
+                header = file.read(header_bytes)
+            self.entries = _parse_header(path, header, size - 8 - header_bytes)
+            self._bytes = np.memmap(path, np.uint8, mode="r")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path.name} is missing from {path.parent}; copy it from where the model came from.") from None
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+        self._data_start = 8 + header_bytes
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The values of a tensor, a read-only view of the mapped file: float64, float32, float16 or bfloat16.
+
+        Raises CheckpointError for a dtype that is not a plain floating-point number.
+        """
+        entry = self.entries[name]
+        dtype = NUMPY_DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(f"{self.path}: tensor {name!r} has dtype {entry.dtype}; weights must be {', '.join(NUMPY_DTYPES)}.")
+        data = self._bytes[self._data_start + entry.begin : self._data_start + entry.end]
+        return data.view(np.ndarray).view(dtype).reshape(entry.shape)
+
+
+def _header_length(path: Path, first: bytes, size: int) -> int:
+    if len(first) < 8:
+        raise CheckpointError(f"{path} is {size} bytes long, too short for a safetensors file; the download was cut short, copy it again.")
+    length = int.from_bytes(first, "little")
+    if length > LARGEST_HEADER:
+        raise CheckpointError(f"{path} claims a header of {length} bytes, over the limit of {LARGEST_HEADER}: not a safetensors file.")
+    if 8 + length > size:
+        raise CheckpointError(f"{path} claims a header of {length} bytes and is {size} bytes long; it was cut short, copy it again.")
+    return length
+
+
+def _parse_header(path: Path, header: bytes, data_bytes: int) -> dict[str, TensorEntry]:
+    try:
+        content = json.loads(header.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the header is not valid JSON ({error}); the file is damaged, copy it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: the header must be a JSON object, and is a {type(content).__name__}.")
+    content.pop("__metadata__", None)
+    entries = {name: _parse_entry(path, name, value) for name, value in content.items()}
+    _check_coverage(path, entries, data_bytes)
+    return entries
+
+
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(f"{path}: the header has {twice!r} twice; the file is damaged.")
+    return content
+
+
+def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
+    """One header entry, with a byte count that fits its dtype and shape."""
+
+    def wrong(what: str) -> CheckpointError:
+        return CheckpointError(f"{path}: tensor {name!r} {what}; the header is damaged or lies, copy the file again.")
+
+    if not isinstance(value, dict):
+        raise wrong("is not described by an object")
+    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise wrong(f"has the unknown dtype {dtype!r}")
+    if not _are_counts(shape):
+        raise wrong(f"has shape {shape!r}, not a list of whole numbers from 0")
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise wrong(f"has data_offsets {offsets!r}, not a [begin, end] in order")
+    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    if offsets[1] - offsets[0] != expected:
+        raise wrong(f"takes {expected} bytes as {dtype} of shape {shape}, and its data_offsets hold {offsets[1] - offsets[0]}")
+    return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+
+
+def _check_coverage(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
+    """The tensors, in the order of their bytes, must follow one another from the first byte of the data to the last."""
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.end > data_bytes:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} ends at byte {entry.end} of the data, and the file has {data_bytes}; "
+                "it was cut short, copy it again."
+            )
+        if entry.begin != at:
+            relation = "overlaps the tensor before it" if entry.begin < at else f"leaves {entry.begin - at} bytes unused before it"
+            raise CheckpointError(f"{path}: tensor {name!r} {relation}; the header is damaged or lies, copy the file again.")
+        at = entry.end
+    if at != data_bytes:
+        raise CheckpointError(f"{path}: {data_bytes - at} bytes at the end belong to no tensor; the file is damaged, copy it again.")

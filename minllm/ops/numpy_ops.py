@@ -1,0 +1,127 @@
+"""The forward's operations in NumPy: the engine on a CPU, made of the same references that the kernels are tested against.
+
+Activations are rounded to `dtype` between operations, as a GPU does that stores them; inside an operation all is float32. Weights are
+rounded to `dtype` too, but kept as float32, because that is what BLAS multiplies: the numbers are those of a bfloat16 model, only the
+storage is wider.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.activation.gelu import gelu_reference
+from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.embedding.lookup import embedding_reference
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
+from minllm.kernels.matmul.reference import matmul_reference
+from minllm.kernels.normalization.layer_norm import layer_norm_reference
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.kernels.sampling.sample import sample_reference
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+
+DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class NumpyOps:
+    """Implements `ops.protocol.Ops`; every array is a NumPy array."""
+
+    def __init__(self, dtype: Any = "float32"):
+        """`dtype` is that of the activations, by name or as NumPy has it: float32, float16 or bfloat16."""
+        found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        if found not in DTYPES.values():
+            raise KernelArgumentError(f"NumpyOps computes in {', '.join(DTYPES)}, not in {dtype}.")
+        self.dtype = found
+
+    def array(self, host_array: np.ndarray) -> np.ndarray:
+        """The array itself, C-contiguous."""
+        return np.ascontiguousarray(host_array)
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        """The array itself."""
+        return array
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array with unspecified contents."""
+        return np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array of zeros."""
+        return np.zeros(shape, dtype)
+
+    def weight(self, host_array: np.ndarray, dtype: Any = None) -> np.ndarray:
+        """A float32 copy, C-contiguous, of the values rounded to `dtype` (by default the activations')."""
+        rounded = host_array.astype(self.dtype if dtype is None else dtype, copy=False)
+        return np.array(rounded, np.float32, order="C")
+
+    def embed(self, batch: Batch, embedding: np.ndarray, position_embedding: np.ndarray | None = None) -> np.ndarray:
+        """Rows of the embedding, plus those of the positions: [T, hidden]."""
+        return embedding_reference(batch.token_ids, embedding, batch.positions, position_embedding).astype(self.dtype, copy=False)
+
+    def add_norm(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights) -> tuple[np.ndarray, np.ndarray]:
+        """(normalised, residual) of x + residual: [T, hidden] both."""
+        if norm.kind == "layer_norm":
+            return layer_norm_reference(x, norm.weight, norm.bias, norm.epsilon, residual)
+        return rms_norm_reference(x, norm.weight, norm.epsilon, residual)
+
+    def linear(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """x @ weight.T + bias: [T, out]."""
+        return matmul_reference(x, weight, bias)
+
+    def qkv_rope_append(
+        self,
+        qkv: np.ndarray,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        q_norm: np.ndarray | None = None,
+        k_norm: np.ndarray | None = None,
+        cos_sin: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
+        config = attention_config
+        return qkv_rope_append_reference(
+            qkv, batch.positions, batch.slot_mapping, layer_cache.key, layer_cache.value, config.heads, config.kv_heads,
+            cos_sin, config.interleaved, q_norm, k_norm, config.epsilon,
+        )  # fmt: skip
+
+    def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
+        """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
+        out = attention_reference(
+            query, layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
+            attention_config.scale, attention_config.sliding_window,
+        )  # fmt: skip
+        return out.reshape(len(query), -1)
+
+    def gated_mlp(self, x: np.ndarray, gate_up: np.ndarray, down: np.ndarray, activation: str) -> np.ndarray:
+        """down(silu(gate(x)) * up(x)): [T, hidden]."""
+        if activation != "silu":
+            raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
+        return matmul_reference(silu_and_multiply_reference(matmul_reference(x, gate_up)), down)
+
+    def mlp(
+        self,
+        x: np.ndarray,
+        up: np.ndarray,
+        up_bias: np.ndarray | None,
+        down: np.ndarray,
+        down_bias: np.ndarray | None,
+        activation: str,
+    ) -> np.ndarray:
+        """down(gelu(up(x))): [T, hidden]."""
+        approximations = {"gelu": "none", "gelu_tanh": "tanh"}
+        if activation not in approximations:
+            raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(approximations)}, not {activation}")
+        return matmul_reference(gelu_reference(matmul_reference(x, up, up_bias), approximations[activation]), down, down_bias)
+
+    def logits(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The head's scores of the wanted rows: float32 [R, vocab]."""
+        normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
+        return matmul_reference(normalised, lm_head, out_dtype=np.float32)
+
+    def sample(self, logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
+        """One token a row: int32 [R]."""
+        return sample_reference(logits, sampling)
