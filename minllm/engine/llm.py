@@ -114,12 +114,13 @@ class LLM:
             raise InvalidRequestError(f"stream() takes one prompt and {len(sequences)} were given: use generate() for several.")
         return TextStream(sequences[0], self._batching.run(sequences))
 
-    def chat(
-        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, stream: bool = False
-    ) -> RequestOutput | TextStream:
-        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template."""
-        token_ids = self.tokenizer.encode_chat(messages)
-        return self.stream(token_ids, sampling_params) if stream else self.generate(token_ids, sampling_params)[0]
+    def chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> list[RequestOutput]:
+        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
+        return self.generate(self.tokenizer.encode_chat(messages), sampling_params)
+
+    def stream_chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> TextStream:
+        """Like chat(), piece by piece as stream() does it."""
+        return self.stream(self.tokenizer.encode_chat(messages), sampling_params)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
