@@ -181,9 +181,9 @@ def pack(arguments):
 
 
 def flatten(argument):
-    """The kernel parameters of one argument, as ctypes objects; those of an array are made once and kept on it, None has none."""
+    """The kernel parameters of one argument, as ctypes objects; those of an array are made once and kept on it."""
     if argument is None:
-        return ()
+        return (ctypes.c_uint64(0),)  # Numba gives None a pointer that nobody reads
     if hasattr(argument, "ndim") and argument.ndim:
         kept = getattr(argument, "kernel_parameters", None)
         if kept is None:

@@ -62,8 +62,22 @@ def swap(value, done):
         return LIBDEVICE
     if isinstance(value, types.Type):
         return simulated_type(value)
+    if isinstance(value, python_types.ModuleType):
+        return SimulatedModule(value, done)
     if getattr(value, "emulation", None) is not None:
         return value.emulation
     if hasattr(value, "py_func"):
         return rewrite(value.py_func, done)
     return value
+
+
+class SimulatedModule:
+    """A module inside a simulated kernel: each of its names is swapped when it is used."""
+
+    def __init__(self, module, done):
+        self._module, self._done = module, done
+
+    def __getattr__(self, name):
+        value = swap(getattr(self._module, name), self._done)
+        setattr(self, name, value)
+        return value

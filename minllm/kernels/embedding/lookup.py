@@ -1,6 +1,23 @@
-"""Embedding lookup: hidden[t] = embedding[token_ids[t]] (+ position_embedding[positions[t]], as GPT-2 learns it)."""
+"""Embedding lookup: hidden[t] = embedding[token_ids[t]] (+ position_embedding[positions[t]], as GPT-2 learns it).
+
+T tokens of H elements of b bytes: no FLOPs (T H with positions); T H b bytes read (twice that with positions) and as many written;
+arithmetic intensity 0 (1 / 3b with positions), so memory sets the time, and for a few tokens its latency: id first, then row.
+
+One block a token. Its threads copy the row, 16 bytes each, one after another, so that a warp moves 512 consecutive bytes.
+Source: Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equation 2: h0 = U We + Wp.
+"""
+
+import functools
 
 import numpy as np
+from numba import cuda, float32
+
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.ptx import load_128, store_128
+from minllm.runtime.kernel import check, kernel, launch
+
+BLOCK = 256
 
 
 def embedding_reference(token_ids, embedding, positions=None, position_embedding=None):
@@ -13,3 +30,69 @@ def embedding_reference(token_ids, embedding, positions=None, position_embedding
         return rows
     wide = np.result_type(embedding.dtype, np.float32)
     return (rows.astype(wide, copy=False) + position_embedding[positions].astype(wide, copy=False)).astype(embedding.dtype, copy=False)
+
+
+@kernel
+def embedding_kernel(token_ids, embedding, positions, position_embedding, has_positions, out):
+    """Any hidden size, an element a thread: token_ids, positions [T]; embedding [vocabulary, H]; position_embedding [P, H]; out [T, H]."""
+    token = cuda.blockIdx.x
+    row = token_ids[token]
+    i = cuda.threadIdx.x
+    while i < out.shape[1]:
+        if has_positions:
+            out[token, i] = float32(embedding[row, i]) + float32(position_embedding[positions[token], i])
+        else:
+            out[token, i] = embedding[row, i]
+        i += BLOCK
+
+
+@functools.cache
+def embedding_vector_kernel(dtype, has_positions):
+    """The kernel that moves a vector of `dtype` a thread: the arrays of `embedding_kernel`, their rows whole, aligned vectors."""
+    width, load, store = vector_access(dtype)
+    step = BLOCK * width
+
+    @kernel
+    def embedding_vector_kernel(token_ids, embedding, positions, position_embedding, out):
+        token, hidden = cuda.blockIdx.x, out.shape[1]
+        row = token_ids[token] * hidden
+        i = cuda.threadIdx.x * width
+        while i < hidden:
+            if has_positions:
+                values, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
+                load(embedding, row + i, values, 0)
+                load(position_embedding, positions[token] * hidden + i, shift, 0)
+                for k in range(width):
+                    values[k] += shift[k]
+                store(out, token * hidden + i, values, 0)
+            else:
+                word0, word1, word2, word3 = load_128(embedding, row + i)
+                store_128(out, token * hidden + i, word0, word1, word2, word3)
+            i += step
+
+    return embedding_vector_kernel
+
+
+def embedding(token_ids, embedding, out, positions=None, position_embedding=None, stream=None):
+    """Write the embeddings of `token_ids` [T] into `out` [T, hidden]; arguments as in `embedding_reference`, tables and out of one dtype.
+
+    Token ids and positions must be inside their tables: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
+    """
+    check((positions is None) == (position_embedding is None), "positions and position_embedding come together: give both or neither")
+    check_array("embedding", embedding, FLOAT_DTYPES, vocabulary=None, hidden=None)
+    tokens, hidden = token_ids.shape[0], embedding.shape[1]
+    check_array("token_ids", token_ids, INDEX_DTYPES, tokens=None)
+    check_array("out", out, (embedding.dtype,), tokens=tokens, hidden=hidden)
+    has_positions = positions is not None
+    if has_positions:
+        check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
+        check_array("position_embedding", position_embedding, (embedding.dtype,), positions=None, hidden=hidden)
+    else:  # a kernel's arguments are always arrays: these stand in, and are not read
+        positions, position_embedding = token_ids, embedding
+    if vectors := vectors_a_row(hidden, embedding, position_embedding, out):
+        block = min(BLOCK, ceil_div(vectors, 32) * 32)
+        chosen = embedding_vector_kernel(embedding.dtype, has_positions)
+        launch(chosen, tokens, block, (token_ids, embedding, positions, position_embedding, out), stream)
+    else:
+        arguments = (token_ids, embedding, positions, position_embedding, int(has_positions), out)
+        launch(embedding_kernel, tokens, BLOCK, arguments, stream)

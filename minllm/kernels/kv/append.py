@@ -1,4 +1,23 @@
-"""New keys and values are written into the paged cache, each token at its slot."""
+"""New keys and values are written into the paged cache, each token at its slot.
+
+    key_cache[slot // block_size, slot % block_size] = key[t],  slot = slot_mapping[t];  values likewise;  slot -1 writes nothing
+
+T tokens of R = kv_heads * head_dim elements of b bytes: no FLOPs; 2 T R b bytes read and as many written; arithmetic intensity 0,
+so memory sets the time.
+
+One block a token; threads copy its key and its value, 16 bytes each. The cache is addressed as [slots, kv_heads, head_dim], which
+needs no division, with 64-bit offsets: 32,768 blocks of 16 slots of 8 heads of 128 are more than 2**31 bytes.
+Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
+"""
+
+from numba import cuda
+
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.vector import vectors_a_row
+from minllm.ptx import load_128, store_128
+from minllm.runtime.kernel import kernel, launch
+
+BLOCK = 128
 
 
 def append_reference(key, value, key_cache, value_cache, slot_mapping):
@@ -10,3 +29,59 @@ def append_reference(key, value, key_cache, value_cache, slot_mapping):
     slots = slot_mapping[written]
     key_cache.reshape(-1, *key_cache.shape[2:])[slots] = key[written]
     value_cache.reshape(-1, *value_cache.shape[2:])[slots] = value[written]
+
+
+@kernel
+def append_kernel(key, value, key_cache, value_cache, slot_mapping):
+    """Any row, an element a thread: key, value [T, R]; caches [slots, R]; slot_mapping [T]."""
+    token = cuda.blockIdx.x
+    slot = slot_mapping[token]
+    if slot < 0:
+        return
+    i = cuda.threadIdx.x
+    while i < key.shape[1]:
+        key_cache[slot, i] = key[token, i]
+        value_cache[slot, i] = value[token, i]
+        i += BLOCK
+
+
+@kernel
+def append_vector_kernel(key, value, key_cache, value_cache, slot_mapping, width):
+    """Rows of whole, aligned vectors of `width` elements: the arrays of `append_kernel`."""
+    token, row = cuda.blockIdx.x, key.shape[1]
+    slot = slot_mapping[token]
+    if slot < 0:
+        return
+    i = cuda.threadIdx.x * width
+    while i < row:
+        key0, key1, key2, key3 = load_128(key, token * row + i)
+        value0, value1, value2, value3 = load_128(value, token * row + i)
+        store_128(key_cache, slot * row + i, key0, key1, key2, key3)
+        store_128(value_cache, slot * row + i, value0, value1, value2, value3)
+        i += BLOCK * width
+
+
+def check_caches(key_cache, value_cache, dtype, kv_heads, head_dim):
+    """Raise KernelArgumentError unless both caches are [num_blocks, block_size, kv_heads, head_dim] of `dtype`."""
+    check_array("key_cache", key_cache, (dtype,), num_blocks=None, block_size=None, kv_heads=kv_heads, head_dim=head_dim)
+    num_blocks, block_size = key_cache.shape[:2]
+    check_array("value_cache", value_cache, (dtype,), num_blocks=num_blocks, block_size=block_size, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def append(key, value, key_cache, value_cache, slot_mapping, stream=None):
+    """Write key and value [T, kv_heads, head_dim] into the caches; arguments as in `append_reference`, one dtype, slots int32.
+
+    Slots must be inside the cache, and no two tokens may share one: the kernel trusts them. Raises KernelArgumentError for shapes
+    and dtypes.
+    """
+    check_array("key", key, FLOAT_DTYPES, tokens=None, kv_heads=None, head_dim=None)
+    tokens, kv_heads, head_dim = key.shape
+    check_array("value", value, (key.dtype,), tokens=tokens, kv_heads=kv_heads, head_dim=head_dim)
+    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=tokens)
+    check_caches(key_cache, value_cache, key.dtype, kv_heads, head_dim)
+    row, slots = kv_heads * head_dim, key_cache.shape[0] * key_cache.shape[1]
+    arrays = key.reshape(tokens, row), value.reshape(tokens, row), key_cache.reshape(slots, row), value_cache.reshape(slots, row)
+    if vectors := vectors_a_row(row, *arrays):
+        launch(append_vector_kernel, tokens, BLOCK, (*arrays, slot_mapping, ceil_div(row, vectors)), stream)
+    else:
+        launch(append_kernel, tokens, BLOCK, (*arrays, slot_mapping), stream)

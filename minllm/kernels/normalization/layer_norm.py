@@ -1,6 +1,28 @@
-"""LayerNorm with the residual addition fused in (Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4)."""
+"""LayerNorm with the residual addition fused in (Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4).
+
+    r = x + residual                                                            rounded to the dtype, and kept
+    y = (r - mean(r)) / sqrt(mean((r - mean(r))**2) + epsilon) * weight + bias  statistics in float32
+
+T tokens of H elements of b bytes: about 8 T H FLOPs; reads x, residual, weight and bias, writes residual and y: (4 T H + 2 H) b bytes;
+arithmetic intensity about 2 / b (1 FLOP a byte in bf16), so memory sets the time.
+
+One block a token, as in RMSNorm. The variance is that of the centred values, a second sum over what the registers hold: the
+one-pass form E[r**2] - E[r]**2 cancels where the mean is large beside the spread.
+"""
+
+import functools
+import math
 
 import numpy as np
+from numba import cuda, float32
+
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.normalization.row import row_in_registers
+from minllm.kernels.reduction import block_sum
+from minllm.kernels.vector import vector_access
+from minllm.runtime.kernel import kernel, launch
+
+BLOCK = 256
 
 
 def layer_norm_reference(x, weight, bias, epsilon, residual=None):
@@ -19,3 +41,108 @@ def layer_norm_reference(x, weight, bias, epsilon, residual=None):
     if bias is not None:
         normalized += bias.astype(wide, copy=False)
     return normalized.astype(x.dtype, copy=False), new_residual
+
+
+@kernel
+def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, epsilon):
+    """Any hidden size: the block walks its row three times. x, residual, out: [T, H]; weight, bias: [H]."""
+    token, hidden = cuda.blockIdx.x, x.shape[1]
+    partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+    total = float32(0)
+    i = cuda.threadIdx.x
+    while i < hidden:
+        value = float32(x[token, i])
+        if has_residual:
+            residual[token, i] = value + float32(residual[token, i])
+            value = float32(residual[token, i])  # as rounded
+        total += value
+        i += BLOCK
+    mean = block_sum(total, partials) / float32(hidden)
+    sum_of_squares = float32(0)
+    i = cuda.threadIdx.x
+    while i < hidden:
+        value = (float32(residual[token, i]) if has_residual else float32(x[token, i])) - mean
+        sum_of_squares += value * value
+        i += BLOCK
+    inverse_deviation = float32(1) / math.sqrt(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
+    i = cuda.threadIdx.x
+    while i < hidden:
+        value = (float32(residual[token, i]) if has_residual else float32(x[token, i])) - mean
+        shift = float32(bias[i]) if has_bias else float32(0)
+        out[token, i] = value * inverse_deviation * float32(weight[i]) + shift
+        i += BLOCK
+
+
+@functools.cache
+def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
+    """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `layer_norm_kernel`, rows whole, aligned vectors."""
+    width, load, store = vector_access(dtype)
+    held = pieces * width
+
+    @kernel(launch_bounds=(1024, 1))
+    def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
+        token, hidden = cuda.blockIdx.x, x.shape[1]
+        row = token * hidden
+        partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
+        addend = cuda.local.array(width, float32)
+        total = float32(0)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                load(x, row + i, values, at)
+                load(weight, i, weights, at)  # before the barriers, so that the waits overlap
+                if has_residual:
+                    load(residual, row + i, addend, 0)
+                    for k in range(width):
+                        values[at + k] += addend[k]
+                    store(residual, row + i, values, at)
+                for k in range(width):
+                    total += values[at + k]
+        mean = block_sum(total, partials) / float32(hidden)
+        sum_of_squares = float32(0)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                for k in range(width):
+                    values[at + k] -= mean
+                    sum_of_squares += values[at + k] * values[at + k]
+        inverse_deviation = float32(1) / math.sqrt(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                for k in range(width):
+                    values[at + k] *= inverse_deviation * weights[at + k]
+                if has_bias:
+                    load(bias, i, addend, 0)
+                    for k in range(width):
+                        values[at + k] += addend[k]
+                store(out, row + i, values, at)
+
+    return layer_norm_vector_kernel
+
+
+def layer_norm(x, weight, bias, out, epsilon, residual=None, stream=None):
+    """Write the LayerNorm of `x` [T, hidden] into `out`, which may be `x`; with `residual` [T, hidden], first residual += x, in place.
+
+    weight, bias: [hidden], bias may be None. All arrays share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for
+    anything else.
+    """
+    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
+    tokens, hidden = x.shape
+    check_array("weight", weight, (x.dtype,), hidden=hidden)
+    check_array("out", out, (x.dtype,), tokens=tokens, hidden=hidden)
+    has_residual, has_bias = residual is not None, bias is not None
+    if has_residual:
+        check_array("residual", residual, (x.dtype,), tokens=tokens, hidden=hidden)
+    if has_bias:
+        check_array("bias", bias, (x.dtype,), hidden=hidden)
+    # A kernel's arguments are always arrays: where there is no residual or bias, another stands in, and is not read.
+    residual, bias = residual if has_residual else x, bias if has_bias else weight
+    if shape := row_in_registers(hidden, x, residual, weight, bias, out):
+        block, pieces = shape
+        chosen = layer_norm_vector_kernel(x.dtype, pieces, has_residual, has_bias)
+        launch(chosen, tokens, block, (x, residual, weight, bias, out, float(epsilon)), stream)
+    else:
+        arguments = (x, residual, int(has_residual), weight, bias, int(has_bias), out, float(epsilon))
+        launch(layer_norm_kernel, tokens, BLOCK, arguments, stream)

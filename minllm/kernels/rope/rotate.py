@@ -1,8 +1,22 @@
-"""Rotary position embedding (Su et al. 2021, "RoFormer", section 3.2.2), in both layouts of the pairs."""
+"""Rotary position embedding (Su et al. 2021, "RoFormer", section 3.2.2), in both layouts of the pairs.
+
+    (a, b) -> (a cos - b sin, b cos + a sin),  angle = position * frequency[pair]
+
+T tokens of N heads of D components of b bytes: 3 T N D FLOPs; reads T N D b bytes and T D * 4 of the table (which the heads share
+through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLOP a byte in bf16), so memory sets the time.
+
+One warp a head; a lane turns every 32nd pair, and holds both of its components before it writes either, so that `out` may be `x`.
+The forward uses the same turn inside `kv/qkv_rope_append.py`, where it costs no traffic at all.
+"""
 
 import numpy as np
+from numba import cuda, float32
 
-from minllm.errors import KernelArgumentError
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.runtime.kernel import check, kernel, launch
+
+WARP = 32
+HEADS_A_BLOCK = 4
 
 
 def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_factor=1.0):
@@ -12,11 +26,11 @@ def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_facto
     an exact angle. `attention_factor` scales both (YaRN's temperature; 1 for the others).
     """
     inverse_frequencies = np.asarray(inverse_frequencies, np.float64)
-    if inverse_frequencies.shape != (rotary_dim // 2,) or rotary_dim % 2:
-        raise KernelArgumentError(
-            f"inverse_frequencies has shape {inverse_frequencies.shape}; a rotary_dim of {rotary_dim} needs one frequency for each pair of "
-            "components, so rotary_dim must be even and the shape (rotary_dim / 2,)"
-        )
+    check(
+        rotary_dim % 2 == 0 and inverse_frequencies.shape == (rotary_dim // 2,),
+        f"inverse_frequencies has shape {inverse_frequencies.shape}; a rotary_dim of {rotary_dim} needs one frequency for each pair of "
+        "components: an even rotary_dim, and the shape (rotary_dim / 2,)",
+    )
     angles = np.arange(positions_count)[:, None] * inverse_frequencies[None, :]  # [positions, rotary_dim / 2]
     return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * attention_factor).astype(np.float32)
 
@@ -38,3 +52,49 @@ def rope_reference(x, positions, cos_sin, interleaved=False):
     out[..., first] = a * cosine - b * sine
     out[..., second] = b * cosine + a * sine
     return out.astype(x.dtype, copy=False)
+
+
+@kernel
+def rope_kernel(x, positions, cos_sin, out, interleaved):
+    """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, rotary_dim]."""
+    token, head = cuda.blockIdx.x, cuda.blockIdx.y * HEADS_A_BLOCK + cuda.threadIdx.y
+    if head >= x.shape[1]:
+        return
+    half = cos_sin.shape[1] >> 1
+    position = positions[token]
+    pair = cuda.threadIdx.x
+    while pair < half:
+        first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
+        cosine, sine = cos_sin[position, pair], cos_sin[position, half + pair]
+        a, b = float32(x[token, head, first]), float32(x[token, head, second])
+        out[token, head, first] = a * cosine - b * sine
+        out[token, head, second] = b * cosine + a * sine
+        pair += WARP
+    i = 2 * half + cuda.threadIdx.x
+    while i < x.shape[2]:  # what lies behind rotary_dim passes unchanged
+        out[token, head, i] = x[token, head, i]
+        i += WARP
+
+
+def check_cos_sin(cos_sin, head_dim):
+    """Raise KernelArgumentError unless `cos_sin` is a table for heads of `head_dim` components."""
+    check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, rotary_dim=None)
+    rotary_dim = cos_sin.shape[1]
+    check(
+        rotary_dim % 2 == 0 and rotary_dim <= head_dim,
+        f"cos_sin turns {rotary_dim} components of a head of {head_dim}; rotary_dim must be even and at most head_dim",
+    )
+
+
+def rope(x, positions, cos_sin, out, interleaved=False, stream=None):
+    """Write `x` [T, heads, head_dim], turned, into `out`, which may be `x`; arguments as in `rope_reference`, positions int32.
+
+    Positions must be inside the table: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
+    """
+    check_array("x", x, FLOAT_DTYPES, tokens=None, heads=None, head_dim=None)
+    tokens, heads, head_dim = x.shape
+    check_array("out", out, (x.dtype,), tokens=tokens, heads=heads, head_dim=head_dim)
+    check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
+    check_cos_sin(cos_sin, head_dim)
+    grid = (tokens, ceil_div(heads, HEADS_A_BLOCK))
+    launch(rope_kernel, grid, (WARP, HEADS_A_BLOCK), (x, positions, cos_sin, out, int(interleaved)), stream)

@@ -1,0 +1,28 @@
+"""What launchers ask of their arrays, in the same words everywhere: rank, sizes by the name of the axis, dtype, contiguity."""
+
+import ml_dtypes
+import numpy as np
+
+from minllm.runtime.kernel import check
+
+FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+INDEX_DTYPES = (np.dtype(np.int32),)
+
+
+def check_array(name, array, dtypes, /, **axes):
+    """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes (None: any), and is C-contiguous.
+
+    check_array("weight", weight, (x.dtype,), hidden=64) accepts an array of shape (64,) in the dtype of x.
+    """
+    given = f"{name} is {array.dtype} {list(array.shape)}"
+    wanted = f"[{', '.join(axis if size is None else f'{axis}={size}' for axis, size in axes.items())}]"
+    fits = len(array.shape) == len(axes) and all(size in (None, extent) for extent, size in zip(array.shape, axes.values(), strict=True))
+    check(fits, f"{given}; its shape must be {wanted}")
+    check(array.dtype in dtypes, f"{given}; its dtype must be {' or '.join(dtype.name for dtype in dtypes)}: convert it first")
+    contiguous = not isinstance(array, np.ndarray) or array.flags.c_contiguous
+    check(contiguous, f"{given} with strides; kernels take C-contiguous arrays: pass numpy.ascontiguousarray({name})")
+
+
+def ceil_div(a, b):
+    """How many groups of `b` cover `a`."""
+    return -(-a // b)

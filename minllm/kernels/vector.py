@@ -1,0 +1,103 @@
+"""Rows moved 128 bits a thread at a time, the widest load a thread has, and computed in float32.
+
+A vector is 16 bytes: 4 float32, or 8 bfloat16 or float16. `vector_access(dtype)` gives the device functions for one dtype:
+
+    load(array, index, values, at)     values[at : at + width] = the vector at flat `index` of a C-contiguous array
+    store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves in `values` what a later load would give
+
+`values` is a float32 cuda.local.array; with `at` known to the compiler it lives in registers. Index and array must be aligned to 16 bytes
+(PTX ISA, "ld", alignment of vector operands): launchers ask `vectors_a_row` whether they are, and have a plain loop for when they are not.
+"""
+
+import ml_dtypes
+import numpy as np
+from numba import cuda
+
+from minllm.ptx import float_as_uint, load_128, pack_bf16x2, pack_f16x2, store_128, uint_as_float, unpack_bf16x2, unpack_f16x2
+
+VECTOR_BYTES = 16
+
+
+@cuda.jit(device=True)
+def load_4_float32(array, index, values, at):
+    """values[at : at + 4] from 4 float32."""
+    word0, word1, word2, word3 = load_128(array, index)
+    values[at], values[at + 1] = uint_as_float(word0), uint_as_float(word1)
+    values[at + 2], values[at + 3] = uint_as_float(word2), uint_as_float(word3)
+
+
+@cuda.jit(device=True)
+def store_4_float32(array, index, values, at):
+    """4 float32 from values[at : at + 4]."""
+    word0, word1 = float_as_uint(values[at]), float_as_uint(values[at + 1])
+    word2, word3 = float_as_uint(values[at + 2]), float_as_uint(values[at + 3])
+    store_128(array, index, word0, word1, word2, word3)
+
+
+@cuda.jit(device=True)
+def load_8_bfloat16(array, index, values, at):
+    """values[at : at + 8] from 8 bfloat16."""
+    word0, word1, word2, word3 = load_128(array, index)
+    values[at], values[at + 1] = unpack_bf16x2(word0)
+    values[at + 2], values[at + 3] = unpack_bf16x2(word1)
+    values[at + 4], values[at + 5] = unpack_bf16x2(word2)
+    values[at + 6], values[at + 7] = unpack_bf16x2(word3)
+
+
+@cuda.jit(device=True)
+def store_8_bfloat16(array, index, values, at):
+    """8 bfloat16 from values[at : at + 8], which is left rounded."""
+    word0, word1 = pack_bf16x2(values[at], values[at + 1]), pack_bf16x2(values[at + 2], values[at + 3])
+    word2, word3 = pack_bf16x2(values[at + 4], values[at + 5]), pack_bf16x2(values[at + 6], values[at + 7])
+    store_128(array, index, word0, word1, word2, word3)
+    values[at], values[at + 1] = unpack_bf16x2(word0)
+    values[at + 2], values[at + 3] = unpack_bf16x2(word1)
+    values[at + 4], values[at + 5] = unpack_bf16x2(word2)
+    values[at + 6], values[at + 7] = unpack_bf16x2(word3)
+
+
+@cuda.jit(device=True)
+def load_8_float16(array, index, values, at):
+    """values[at : at + 8] from 8 float16."""
+    word0, word1, word2, word3 = load_128(array, index)
+    values[at], values[at + 1] = unpack_f16x2(word0)
+    values[at + 2], values[at + 3] = unpack_f16x2(word1)
+    values[at + 4], values[at + 5] = unpack_f16x2(word2)
+    values[at + 6], values[at + 7] = unpack_f16x2(word3)
+
+
+@cuda.jit(device=True)
+def store_8_float16(array, index, values, at):
+    """8 float16 from values[at : at + 8], which is left rounded."""
+    word0, word1 = pack_f16x2(values[at], values[at + 1]), pack_f16x2(values[at + 2], values[at + 3])
+    word2, word3 = pack_f16x2(values[at + 4], values[at + 5]), pack_f16x2(values[at + 6], values[at + 7])
+    store_128(array, index, word0, word1, word2, word3)
+    values[at], values[at + 1] = unpack_f16x2(word0)
+    values[at + 2], values[at + 3] = unpack_f16x2(word1)
+    values[at + 4], values[at + 5] = unpack_f16x2(word2)
+    values[at + 6], values[at + 7] = unpack_f16x2(word3)
+
+
+ACCESS = {
+    np.dtype(np.float32): (4, load_4_float32, store_4_float32),
+    np.dtype(np.float16): (8, load_8_float16, store_8_float16),
+    np.dtype(ml_dtypes.bfloat16): (8, load_8_bfloat16, store_8_bfloat16),
+}
+
+
+def vector_access(dtype):
+    """(width, load, store) for vectors of `dtype`: float32, float16 or bfloat16."""
+    return ACCESS[np.dtype(dtype)]
+
+
+def vectors_a_row(row, *arrays):
+    """How many vectors make a row of `row` elements of every array; 0 if rows are not whole vectors or an array is not aligned to one."""
+    itemsize = arrays[0].dtype.itemsize
+    if row * itemsize % VECTOR_BYTES or any(address(array) % VECTOR_BYTES for array in arrays):
+        return 0
+    return row * itemsize // VECTOR_BYTES
+
+
+def address(array):
+    """Where the first element lies, in bytes, on the host or the device."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.pointer

@@ -1,0 +1,24 @@
+"""Where a kernel's test cases run: in the simulator here, on a device in tests/gpu."""
+
+import numpy as np
+import pytest
+
+
+class Simulator:
+    """Arrays stay NumPy arrays: a launcher that is given those runs its kernel in the simulator."""
+
+    name = "simulator"
+
+    def array(self, host):
+        """`host` where kernels can reach it."""
+        return np.ascontiguousarray(host)
+
+    def host(self, array):
+        """The array's contents as NumPy."""
+        return array
+
+
+@pytest.fixture
+def device():
+    """Where the launchers of a test run their kernels; tests/gpu overrides it with the GPU."""
+    return Simulator()

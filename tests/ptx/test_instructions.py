@@ -1,0 +1,147 @@
+"""Each instruction's emulation, inside a simulated kernel, against NumPy; and each compiles to the machine instruction it names."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda, float32, uint16, uint32
+
+from minllm import ptx
+from minllm.errors import SimulationError
+from minllm.runtime.kernel import kernel, launch
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = [BFLOAT16, np.dtype(np.float16)]
+
+
+def make_warp_product(multiply):
+    """C [16, 8] = A [16, 16] x B [8, 16] transposed, by one warp: cp.async, ldmatrix, mma."""
+
+    @kernel
+    def warp_product_kernel(a, b, c):
+        tile = cuda.shared.array(256, uint16, 128)
+        lane = cuda.threadIdx.x
+        ptx.cp_async_16(ptx.shared_address(tile, lane * 8), a, lane * 8, 16)
+        ptx.cp_async_commit_group()
+        ptx.cp_async_wait_group_0()
+        cuda.syncthreads()
+        fragment = cuda.local.array(4, uint32)
+        other = cuda.local.array(2, uint32)
+        accumulator = cuda.local.array(4, float32)
+        for i in range(4):
+            accumulator[i] = float32(0)
+        ptx.ldmatrix_x4(fragment, 0, ptx.shared_address(tile, (lane % 16) * 16 + (lane // 16) * 8))
+        group, within = lane // 4, lane % 4
+        words = ptx.load_128(b, group * 16)
+        more = ptx.load_128_streaming(b, group * 16 + 8)
+        other[0] = words[0]
+        other[1] = more[0]
+        if within == 1:
+            other[0], other[1] = words[1], more[1]
+        if within == 2:
+            other[0], other[1] = words[2], more[2]
+        if within == 3:
+            other[0], other[1] = words[3], more[3]
+        multiply(accumulator, 0, fragment, 0, other, 0)
+        c[group, 2 * within] = accumulator[0]
+        c[group, 2 * within + 1] = accumulator[1]
+        c[group + 8, 2 * within] = accumulator[2]
+        c[group + 8, 2 * within + 1] = accumulator[3]
+
+    return warp_product_kernel
+
+
+PRODUCTS = {BFLOAT16: make_warp_product(ptx.mma_m16n8k16_bf16), np.dtype(np.float16): make_warp_product(ptx.mma_m16n8k16_f16)}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_warp_multiplies_on_tensor_cores(dtype):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((16, 16)).astype(dtype), rng.standard_normal((8, 16)).astype(dtype)
+    c = np.full((16, 8), np.nan, np.float32)
+    launch(PRODUCTS[dtype], 1, 32, (a, b, c))
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_warp_product_compiles_to_tensor_core_instructions(dtype):
+    compiled = PRODUCTS[dtype].compile(np.empty((16, 16), dtype), np.empty((8, 16), dtype), np.empty((16, 8), np.float32))
+    text = "\n".join(compiled.sass())
+    for expected in ("HMMA.16816", "LDSM.16.M88.4", "LDGSTS.E.BYPASS", "LDG.E.128"):
+        assert expected in text
+    assert (compiled.spill_bytes, compiled.stack_bytes, compiled.shared_bytes) == (0, 0, 512)
+
+
+@kernel
+def without_waiting_kernel(x, out):
+    tile = cuda.shared.array(4, float32, 128)
+    ptx.cp_async_16(ptx.shared_address(tile, 0), x, 0, 16)
+    ptx.cp_async_commit_group()
+    out[0] = tile[0]
+
+
+@kernel
+def edge_kernel(x, out, valid_bytes):
+    tile = cuda.shared.array(4, float32, 128)
+    ptx.cp_async_16(ptx.shared_address(tile, 0), x, 0, valid_bytes)
+    ptx.cp_async_commit_group()
+    ptx.cp_async_wait_group_0()
+    for i in range(4):
+        out[i] = tile[i]
+
+
+def test_a_copy_that_nobody_waits_for_has_not_arrived():
+    out = np.zeros(1, np.float32)
+    launch(without_waiting_kernel, 1, 1, (np.ones(4, np.float32), out))
+    assert np.isnan(out[0])
+
+
+@pytest.mark.parametrize("valid", [0, 4, 12, 16])
+def test_bytes_beyond_the_edge_are_zeros_and_are_not_read(valid):
+    x = np.arange(1, 1 + max(valid // 4, 1), dtype=np.float32)
+    out = np.full(4, np.nan, np.float32)
+    launch(edge_kernel, 1, 1, (x, out, valid))
+    assert out.tolist() == [1.0 + i if i < valid // 4 else 0.0 for i in range(4)]
+
+
+@kernel
+def convert_kernel(x, floats, words):
+    # x: two 16-byte vectors of any dtype
+    values = ptx.load_float32(x, 0)
+    again = ptx.load_float32_streaming(x, 16 // x.itemsize)
+    floats[0] = values[0]
+    floats[1] = values[3]
+    floats[2] = again[1]
+    low, high = ptx.unpack_bf16x2(ptx.pack_bf16x2(values[0], values[1]))
+    floats[3] = low
+    floats[4] = high
+    low, high = ptx.unpack_f16x2(ptx.pack_f16x2(values[0], values[1]))
+    floats[5] = low
+    floats[6] = high
+    floats[7] = ptx.uint_as_float(ptx.float_as_uint(values[2]))
+    floats[8] = ptx.ex2(values[0])
+    floats[9] = ptx.rcp(values[1])
+    floats[10] = ptx.tanh_approx(values[0])
+    ptx.store_128(words, 4, uint32(1), uint32(2), uint32(3), ptx.prmt(uint32(0x33221100), uint32(0x77665544), uint32(0x7520)))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), *HALVES], ids=str)
+def test_loads_conversions_and_stores(dtype):
+    count = 16 // dtype.itemsize
+    x = np.random.default_rng(1).uniform(0.5, 2, 2 * count).astype(dtype)
+    floats, words = np.full(11, np.nan, np.float32), np.zeros(8, np.uint32)
+    launch(convert_kernel, 1, 1, (x, floats, words))
+    f = x.astype(np.float32)
+    expected = [f[0], f[3], f[count + 1], *f[:2].astype(BFLOAT16).astype(np.float32), *f[:2].astype(np.float16).astype(np.float32)]
+    expected += [f[2], 2.0 ** f[0], 1 / f[1], np.tanh(f[0])]
+    np.testing.assert_allclose(floats, np.array(expected, np.float32), rtol=2e-6)
+    assert words.tolist() == [0, 0, 0, 0, 1, 2, 3, 0x77552200]
+
+
+@kernel
+def misaligned_kernel(x, out):
+    out[0] = ptx.load_128(x, 1)[0]
+
+
+def test_a_misaligned_vector_load_is_reported():
+    with pytest.raises(SimulationError, match="not aligned to 16 bytes"):
+        launch(misaligned_kernel, 1, 1, (np.zeros(8, np.uint32), np.zeros(1, np.uint32)))

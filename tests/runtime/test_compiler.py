@@ -1,0 +1,136 @@
+"""Compiling without a GPU, and the disk cache: same key, same code; any change that matters, another key."""
+
+import ctypes
+import json
+import re
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda, float32
+from numba.cuda import types
+
+from minllm.errors import KernelArgumentError, KernelCompilationError
+from minllm.runtime import compiler
+from minllm.runtime.kernel import array_parameters, flatten, kernel, three_dimensions
+
+
+def make_scale(factor):
+    def scale(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = float32(x[i]) * float32(factor)
+
+    scale.__module__ = "minllm.kernels.made_for_this_test"
+    return scale
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINLLM_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def types_of(*arguments):
+    return [compiler.argument_type(argument) for argument in arguments]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("capability, target", [((8, 0), "sm_80"), ((9, 0), "sm_90a")])
+def test_compiles_for_a_target_without_a_gpu(dtype, capability, target):
+    x = np.zeros(4, dtype)
+    compiled = kernel(make_scale(2)).compile(x, x, compute_capability=capability)
+    assert compiled.target == target and compiled.cubin[:4] == b"\x7fELF"
+    assert 0 < compiled.registers < 64 and compiled.spill_bytes == compiled.stack_bytes == 0
+
+
+def test_the_second_compilation_comes_from_the_disk(monkeypatch):
+    x = np.zeros(4, np.float32)
+    first = kernel(make_scale(2)).compile(x, x)
+    monkeypatch.setattr(compiler, "compile_fresh", lambda *_: pytest.fail("compiled again"))
+    assert kernel(make_scale(2)).compile(x, x) == first
+
+
+def test_every_change_that_matters_gives_another_key(monkeypatch):
+    x, half = np.zeros(4, np.float32), np.zeros(4, np.float16)
+    options = dict(fastmath=False)
+    keys = [
+        compiler.cache_key(make_scale(2), types_of(x, x), (9, 0), options),
+        compiler.cache_key(make_scale(3), types_of(x, x), (9, 0), options),
+        compiler.cache_key(make_scale(2), types_of(x, half), (9, 0), options),
+        compiler.cache_key(make_scale(2), types_of(x, x), (8, 0), options),
+        compiler.cache_key(make_scale(2), types_of(x, x), (9, 0), dict(fastmath=True)),
+    ]
+    monkeypatch.setattr(compiler, "sources_hash", lambda: "another file was edited")
+    keys.append(compiler.cache_key(make_scale(2), types_of(x, x), (9, 0), options))
+    monkeypatch.setattr(compiler, "compiler_versions", lambda: {"numba-cuda": "99"})
+    keys.append(compiler.cache_key(make_scale(2), types_of(x, x), (9, 0), options))
+    assert len(set(keys)) == len(keys) and None not in keys
+
+
+def test_kernels_from_elsewhere_are_not_kept_on_disk():
+    def stranger(x):
+        x[0] = 1
+
+    assert compiler.cache_key(stranger, types_of(np.zeros(1)), (9, 0), {}) is None
+    unknown = make_scale(object())
+    assert compiler.cache_key(unknown, types_of(np.zeros(1)), (9, 0), {}) is None
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b"{}" + b, lambda b: b"[1]\n"])
+def test_a_damaged_entry_is_compiled_again(own_cache, damage):
+    x = np.zeros(4, np.float32)
+    first = kernel(make_scale(2)).compile(x, x)
+    (entry,) = own_cache.rglob("*.cubin")
+    entry.write_bytes(damage(entry.read_bytes()))
+    assert kernel(make_scale(2)).compile(x, x).registers == first.registers
+    assert json.loads(entry.read_bytes().partition(b"\n")[0])["target"] == "sm_90a"
+
+
+def test_an_unwritable_cache_costs_nothing_but_time(monkeypatch):
+    monkeypatch.setenv("MINLLM_CACHE_DIR", "/proc/nowhere")
+    x = np.zeros(4, np.float32)
+    assert kernel(make_scale(2)).compile(x, x).registers
+
+
+def test_a_kernel_that_does_not_compile_names_itself():
+    def broken(x):
+        x[0] = no_such_name  # noqa: F821
+
+    with pytest.raises(KernelCompilationError, match="broken.*does not compile"):
+        kernel(broken).compile(np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("value, message", [(True, "boolean"), (2**31, "does not fit int32"), ("x", "takes arrays"), ([1], "takes arrays")])
+def test_arguments_that_no_kernel_takes(value, message):
+    with pytest.raises(KernelArgumentError, match=message):
+        compiler.argument_type(value)
+
+
+def test_arrays_reach_the_kernel_in_numbas_layout():
+    array = SimpleNamespace(dtype=np.dtype(np.float16), shape=(2, 3, 4), ndim=3, pointer=4096)
+    words = [word.value for word in array_parameters(array)]
+    assert words == [0, 0, 24, 2, 4096, 2, 3, 4, 24, 8, 2]
+
+
+def test_as_many_parameters_are_passed_as_numba_expects():
+    def function(matrix, nothing, count, factor, vector):
+        if nothing is None:
+            matrix[0, 0] = vector[count] * factor
+
+    matrix = SimpleNamespace(dtype=np.dtype(np.float32), shape=(2, 3), ndim=2, pointer=4096)
+    vector = SimpleNamespace(dtype=np.dtype(np.float16), shape=(6,), ndim=1, pointer=4096)
+    arguments = (matrix, None, 3, 2.0, vector)
+    numba_types = [compiler.argument_type(argument) for argument in arguments]
+    ptx, _ = cuda.compile_ptx(function, types.void(*numba_types), device=False, abi="numba", cc=(9, 0))
+    expected = re.findall(r"\.param \.(\w+)", ptx)
+    values = [value for argument in arguments for value in flatten(argument)]
+    sizes = {"u64": 8, "u32": 4, "f32": 4}
+    assert [ctypes.sizeof(value) for value in values] == [sizes[name] for name in expected]
+
+
+def test_sizes_of_grids():
+    assert three_dimensions(5, "grid") == (5, 1, 1) and three_dimensions((2, 3), "grid") == (2, 3, 1)
+    with pytest.raises(KernelArgumentError, match="the block is"):
+        three_dimensions((-1,), "block")
