@@ -1,1 +1,42 @@
-"""minllm: the LLM inference engine that you can read."""
+"""minllm: the LLM inference engine that you can read.
+
+    from minllm import LLM, SamplingParams
+    print(LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))[0].outputs[0].text)
+"""
+
+from importlib import import_module
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minllm import errors
+    from minllm.engine.llm import LLM
+    from minllm.engine.outputs import CompletionOutput, RequestOutput
+    from minllm.engine.sampling_params import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "errors", "held_out_text"]
+
+_HOMES = {
+    "LLM": "minllm.engine.llm",
+    "CompletionOutput": "minllm.engine.outputs",
+    "RequestOutput": "minllm.engine.outputs",
+    "SamplingParams": "minllm.engine.sampling_params",
+}
+
+
+def __getattr__(name: str):
+    """Imports a public name when it is first used, so that `import minllm` alone, and every kernel, stays light."""
+    if name == "errors":
+        return import_module("minllm.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'minllm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def held_out_text() -> str:
+    """About 200 KB of Python source that the bundled model has never seen, for measuring its perplexity."""
+    return files("minllm").joinpath("data/held_out.txt").read_text(encoding="utf-8")

@@ -35,3 +35,15 @@ class InvalidRequestError(MinLLMError, ValueError):
 
 class OutOfMemoryError(MinLLMError, MemoryError):
     """The request does not fit the memory that is left; the message says how much is needed and how much there is."""
+
+
+class InvalidOptionError(MinLLMError, ValueError):
+    """An option of LLM() is not one that minllm takes, or not with this model or machine."""
+
+
+class EngineBusyError(MinLLMError):
+    """A generation was started while another one of the same LLM is still open, or after it was closed."""
+
+
+class BlockPoolError(MinLLMError):
+    """The KV cache's blocks were used against their rules: two reservations by one owner, or a release of blocks that nobody holds."""

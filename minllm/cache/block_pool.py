@@ -9,11 +9,7 @@ a running batch never runs out, and gives them back when it ends. The pool only 
 import heapq
 from collections.abc import Hashable
 
-from minllm.errors import MinLLMError, OutOfMemoryError
-
-
-class BlockPoolError(MinLLMError):
-    """The pool was used against its rules: two reservations by one owner, or a release of blocks that nobody holds."""
+from minllm.errors import BlockPoolError, OutOfMemoryError
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:

@@ -37,12 +37,17 @@ def padded_block_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
     return padded
 
 
+def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+    """Where the keys and values of the given positions of one sequence lie in the cache: block * block_size + offset."""
+    return block_table[positions // block_size] * block_size + positions % block_size
+
+
 def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: int) -> Batch:
     """The arrays, on the host, for the new tokens of B sequences."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
     positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
-    slots = [np.asarray(span.block_table)[at // block_size] * block_size + at % block_size for span, at in zip(spans, positions, strict=True)]
+    slots = [slots_of(np.asarray(span.block_table), at, block_size) for span, at in zip(spans, positions, strict=True)]
     return Batch(
         token_ids=np.concatenate([span.token_ids for span in spans]).astype(np.int32),
         positions=np.concatenate(positions).astype(np.int32),
@@ -85,7 +90,7 @@ def prefill_chunks(
 
 
 def decode_batch(token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int) -> Batch:
-    """The arrays, on the host, for one new token of each of B sequences: token_ids and positions int32 [B], block_tables [B, max_blocks]."""
+    """The arrays, on the host, for one new token of each of B sequences: token_ids, positions int32 [B], block_tables [B, max_blocks]."""
     count = len(token_ids)
     rows = np.arange(count + 1, dtype=np.int32)
     slots = block_tables[rows[:-1], positions // block_size] * block_size + positions % block_size

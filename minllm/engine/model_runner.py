@@ -1,8 +1,8 @@
 """Runs the model on a static batch: prefill once, then a token a step for every sequence.
 
-The runner knows arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This one works
-on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and may be asked for step n + 1
-before step n is read.
+The runner knows arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This
+one works on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and may be asked for
+step n + 1 before step n is read.
 """
 
 from collections.abc import Sequence as Many
@@ -13,7 +13,8 @@ import numpy as np
 from minllm.cache.kv_cache import KVCache
 from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefill_chunks, to_backend
 from minllm.engine.sequence import Sequence
-from minllm.kernels.sampling import LogProbabilities, SamplingTensors, build_sampling_tensors, log_probabilities
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities
+from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
 from minllm.models.decoder import forward
 
 

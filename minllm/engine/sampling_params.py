@@ -119,8 +119,8 @@ class SamplingParams:
         ids = () if self.stop_token_ids is None else self.stop_token_ids
         if not isinstance(ids, list | tuple):
             _reject("stop_token_ids", ids, "a list of token ids")
-        allowed = "a list of integers of at least 0"
-        return {"stop": tuple(stop), "stop_token_ids": tuple(_integer("stop_token_ids", i, 0, None, allowed) for i in ids)}
+        checked = [_integer(f"stop_token_ids[{i}]", ids[i], 0, None, "an integer of at least 0") for i in range(len(ids))]
+        return {"stop": tuple(stop), "stop_token_ids": tuple(checked)}
 
     @property
     def is_greedy(self) -> bool:

@@ -31,13 +31,14 @@ class CheckedArray:
     base: offset of the first element in the block's shared memory (shared arrays only).
     """
 
-    __slots__ = ("data", "shape", "ndim", "size", "dtype", "space", "base", "flat_bytes")
+    __slots__ = ("data", "shape", "ndim", "size", "dtype", "space", "base", "flat_bytes", "integer", "signed")
 
     def __init__(self, data, space="global", base=0):
         if not data.flags.c_contiguous:
             raise SimulationError(f"a kernel takes C-contiguous arrays; given one of shape {data.shape} and strides {data.strides}")
         self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
         self.space, self.base = space, base
+        self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
         self.flat_bytes = data.reshape(-1).view(np.uint8) if data.size else np.empty(0, np.uint8)
 
     def __len__(self):
@@ -63,21 +64,32 @@ class CheckedArray:
         return indices
 
     def __getitem__(self, index):
-        indices = self.check(index)
-        found = self.data[indices]
+        # NumPy itself refuses what is too large; only negative indices, which it would count from the end, are looked at here.
+        try:
+            if (min(index) if type(index) is tuple else index) < 0:
+                self.check(index)
+            found = self.data[index]
+        except (IndexError, TypeError):
+            found = self.data[self.check(index)]
         if isinstance(found, np.ndarray):
             offset = found.__array_interface__["data"][0] - self.data.__array_interface__["data"][0]
             return CheckedArray(found, self.space, self.base + offset)
-        return int(found) if found.dtype.kind in "iu" else found
+        return int(found) if self.integer else found
 
     def __setitem__(self, index, value):
-        indices = self.check(index)
-        if len(indices) != self.ndim or any(isinstance(i, slice) for i in indices):
-            fail("a kernel stores one element at a time")
-        if self.dtype.kind in "iu":
+        if self.integer:
             # Integers wrap on the GPU, where NumPy would refuse them.
-            value = np.array(int(value) & (2 ** (8 * self.dtype.itemsize) - 1), f"u{self.dtype.itemsize}").view(self.dtype)
-        self.data[indices] = value
+            bits = 8 * self.dtype.itemsize
+            value = int(value) & (1 << bits) - 1
+            value -= (1 << bits) if self.signed and value >> bits - 1 else 0
+        try:
+            if (min(index) if type(index) is tuple else index) < 0:
+                self.check(index)
+            if (len(index) if type(index) is tuple else 1) != self.ndim:
+                fail("a kernel stores one element at a time")
+            self.data[index] = value
+        except (IndexError, TypeError):
+            self.data[self.check(index)] = value
 
     def window(self, index, count, alignment=None):
         """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes."""

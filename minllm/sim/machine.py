@@ -97,7 +97,8 @@ class Block:
         waiting = {}
         for thread in self.threads:
             if not thread.dead:
-                waiting.setdefault(thread.waiting_for, []).append(thread.number)
+                what = thread.waiting_for if isinstance(thread.waiting_for, str) else "{} with mask {:#010x}".format(*thread.waiting_for)
+                waiting.setdefault(f"{what}, {line_of_kernel(thread)}", []).append(thread.number)
         lines = [f"{len(numbers)} threads (the first is {numbers[0]}) wait at {what}" for what, numbers in waiting.items()]
         raise SimulationError(f"block {tuple(self.index)} cannot go on: " + "; ".join(lines))
 
@@ -108,11 +109,9 @@ def current_thread():
     return thread if isinstance(thread, Thread) else None
 
 
-def line_of_kernel():
-    """The line of the kernel that is being executed, for reports."""
-    import sys
-
-    frame = sys._getframe(2)
+def line_of_kernel(thread):
+    """The line of the kernel at which a waiting thread stands."""
+    frame = thread.gr_frame
     while frame and ("/minllm/sim/" in frame.f_code.co_filename or "/minllm/ptx/" in frame.f_code.co_filename):
         frame = frame.f_back
     return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
@@ -123,7 +122,7 @@ def barrier(value=None):
     thread = getcurrent()
     block = thread.block
     block.at_barrier.append((thread, value))
-    thread.waiting_for = f"a block barrier, {line_of_kernel()}"
+    thread.waiting_for = "a block barrier"
     block.release_barrier()
     block_scheduler_switch(thread)
     return thread.result
@@ -149,7 +148,7 @@ def collective(kind, value, compute, mask=FULL_MASK):
             if other is not thread:
                 other.block.runnable.append(other)
         return thread.result
-    thread.waiting_for = f"{kind} with mask {mask:#010x}, {line_of_kernel()}"
+    thread.waiting_for = (kind, mask)
     block_scheduler_switch(thread)
     return thread.result
 

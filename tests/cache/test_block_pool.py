@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.cache.block_pool import BlockPool, BlockPoolError, blocks_needed
-from minllm.errors import OutOfMemoryError
+from minllm.cache.block_pool import BlockPool, blocks_needed
+from minllm.errors import BlockPoolError, OutOfMemoryError
 
 
 @settings(max_examples=200, deadline=None)

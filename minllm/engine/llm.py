@@ -1,0 +1,189 @@
+"""LLM: load a model, generate text, score text. The class that users meet; its shape is vLLM's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minllm.engine.loading import Engine, load_engine
+from minllm.engine.options import EngineOptions
+from minllm.engine.outputs import RequestOutput
+from minllm.engine.progress import Progress, progress_bars
+from minllm.engine.prompts import PromptTokens, checked_token_ids, parse_prompts
+from minllm.engine.requests import make_sequence
+from minllm.engine.sampling_params import SamplingParams, default_sampling_params
+from minllm.engine.scoring import Scorer
+from minllm.engine.sequence import Sequence
+from minllm.engine.static_batching import StaticBatching
+from minllm.engine.text_stream import TextStream
+from minllm.errors import EngineBusyError, InvalidRequestError
+
+
+class LLM:
+    """A language model on this machine.
+
+    model: a Hugging Face model directory; None is the small model of Python code that comes with minllm.
+    device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
+    dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
+    kv_cache_dtype, quantization: only "auto" and None in this version.
+    max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
+    max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
+    block_size: tokens in a block of the KV cache. gpu_memory_utilization: the share of the GPU's memory to use in all.
+    kernel_variants: {stage: variant} overrides the choice of kernels on a GPU.
+    enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
+    seed: what requests without a seed of their own draw from.
+    load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
+    progress: True shows bars on standard error while loading; or a function of (task, done, total).
+
+    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. One generation can be open at
+    a time; an LLM is not to be used from several threads.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        gpu_memory_utilization: float = 0.9,
+        quantization: str | None = None,
+        kernel_variants: dict[str, str] | None = None,
+        enforce_eager: bool = False,
+        seed: int = 0,
+        load_format: str = "auto",
+        progress: bool | Progress = False,
+    ):
+        self.options = EngineOptions(
+            model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
+            gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
+        )  # fmt: skip
+        with progress_bars(progress) as report:
+            self._engine: Engine | None = load_engine(self.options, report)
+        engine = self._engine
+        self._batching = StaticBatching(engine.runner, engine.pool, block_size, max_num_seqs, engine.tokenizer)
+        self._default_params = default_sampling_params(engine.generation_config)
+        self._num_requests = 0
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded parts: device, ops, model, cache, runner. EngineBusyError after close()."""
+        if self._engine is None:
+            raise EngineBusyError("This LLM was closed: make a new one.")
+        return self._engine
+
+    @property
+    def tokenizer(self):
+        """encode(text) -> list[int], decode(token_ids) -> str."""
+        return self.engine.tokenizer
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda"."""
+        return self.engine.device
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of prompt and output together."""
+        return self.engine.max_model_len
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that names no parameters: the model's generation_config.json."""
+        return self._default_params
+
+    def generate(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None = None) -> list[RequestOutput]:
+        """Continues one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
+
+        sampling_params: one for all prompts, one for each, or None for the model's defaults. Raises InvalidRequestError before anything
+        is computed, or OutOfMemoryError where a request can never fit the cache.
+        """
+        sequences = self._sequences(prompts, sampling_params)
+        for _ in self._batching.run(sequences):
+            pass
+        return [sequence.output() for sequence in sequences]
+
+    def stream(self, prompt: str | list[int], sampling_params: SamplingParams | None = None) -> TextStream:
+        """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
+
+        The prompt is checked at once, and computed when the first piece is asked for.
+        """
+        sequences = self._sequences(prompt, sampling_params)
+        if len(sequences) != 1:
+            raise InvalidRequestError(f"stream() takes one prompt and {len(sequences)} were given: use generate() for several.")
+        return TextStream(sequences[0], self._batching.run(sequences))
+
+    def chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> list[RequestOutput]:
+        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
+        return self.generate(self.tokenizer.encode_chat(messages), sampling_params)
+
+    def stream_chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> TextStream:
+        """Like chat(), piece by piece as stream() does it."""
+        return self.stream(self.tokenizer.encode_chat(messages), sampling_params)
+
+    def logits(self, token_ids: list[int]) -> np.ndarray:
+        """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
+        token_ids = self._scored_tokens(token_ids)
+        return np.concatenate(list(self._scorer().logits(token_ids)))
+
+    def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
+        """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
+
+        It is read in windows of at most `window` tokens (fewer where the model allows fewer), each beginning `stride` tokens after the one
+        before; every token is counted once, with at least window - stride tokens before it, but in the first window.
+        """
+        token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
+        window = min(window, self.max_model_len)
+        if len(token_ids) < 2:
+            raise InvalidRequestError("Perplexity needs at least 2 tokens: the first has nothing before it that could predict it.")
+        if not 1 <= stride < window:
+            raise InvalidRequestError(f"stride={stride} is not allowed: it is at least 1 and below the window, which is {window} here.")
+        return self._scorer().perplexity(token_ids, window, stride)
+
+    def close(self) -> None:
+        """Frees the model and its cache. Calling it again does nothing."""
+        self._engine = self._batching = None
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _scorer(self) -> Scorer:
+        engine = self.engine
+        return Scorer(engine.ops, engine.model, engine.cache, engine.pool, self.options.max_num_batched_tokens)
+
+    def _scored_tokens(self, token_ids: list[int]) -> list[int]:
+        token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
+        if len(token_ids) > self.max_model_len:
+            raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
+        return token_ids
+
+    def _sequences(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None) -> list[Sequence]:
+        """Checks a call's prompts and parameters; nothing is reserved yet."""
+        engine = self.engine
+        parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
+        params = self._params_for(len(parsed), sampling_params)
+        sequences = [self._sequence(prompt, one) for prompt, one in zip(parsed, params, strict=True)]
+        for sequence in sequences:
+            self._batching.check_fits(sequence)
+        return sequences
+
+    def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
+        if sampling_params is None:
+            sampling_params = self._default_params
+        many = sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params] * count
+        if len(many) != count:
+            raise InvalidRequestError(f"{len(many)} SamplingParams were given for {count} prompts: give one for all, or one for each.")
+        for params in many:
+            if not isinstance(params, SamplingParams):
+                raise InvalidRequestError(f"{params!r} is not a SamplingParams: write SamplingParams(temperature=..., max_tokens=...).")
+        return many
+
+    def _sequence(self, prompt: PromptTokens, params: SamplingParams) -> Sequence:
+        self._num_requests += 1
+        return make_sequence(self.engine, self._num_requests - 1, prompt, params, self.options.seed)

@@ -1,0 +1,148 @@
+"""From the options of LLM() to everything a generation needs: device, operations, model, tokenizer, cache and runner.
+
+Nothing is allocated on a device before the checkpoint's headers have been read and every option has been checked.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from minllm.cache.block_pool import BlockPool
+from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit
+from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.engine.model_runner import ModelRunner
+from minllm.engine.options import EngineOptions
+from minllm.engine.progress import Progress
+from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
+from minllm.models.checkpoint import Checkpoint
+from minllm.models.config import ModelConfig
+from minllm.models.config_reader import read_model_config
+from minllm.models.json_files import read_json
+from minllm.models.model import Model, load_model
+from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.models.tokenizer import Tokenizer
+
+BUNDLED_MODEL = "data/models/bundled"
+
+
+@dataclass
+class Engine:
+    """What LLM() made of its options."""
+
+    directory: Path
+    device: str  # "cpu" or "cuda"
+    ops: Any
+    model: Model
+    tokenizer: Tokenizer
+    generation_config: dict[str, Any]
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    cache: KVCache
+    pool: BlockPool
+    runner: ModelRunner
+
+
+def model_directory(model: str | Path | None) -> Path:
+    """The directory of a model; the bundled one's for None."""
+    if model is not None:
+        return Path(model)
+    bundled = Path(str(resources.files("minllm"))) / BUNDLED_MODEL
+    if not bundled.is_dir():
+        raise CheckpointError(f"The bundled model is missing from this installation ({bundled}): install minllm again, or give a path.")
+    return bundled
+
+
+def load_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
+    """Loads a model and makes its cache. Raises CheckpointError, UnsupportedModelError, InvalidOptionError, DeviceError or
+    OutOfMemoryError."""
+    directory = model_directory(options.model)
+    config = read_model_config(directory)
+    checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
+    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype())
+    wanted_len = _wanted_model_len(options, config)
+    generation_config = _read_generation_config(directory)
+    tokenizer = Tokenizer.from_directory(directory)
+    device = options.resolved_device()
+    ops = _make_ops(device, dtype, options)
+    report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
+    model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
+    shape = CacheShape(config.num_hidden_layers, options.block_size, config.num_key_value_heads, config.head_dim, ops.dtype)
+    num_blocks = num_blocks_that_fit(shape, _cache_budget(device, ops, config, options), options.max_num_seqs, wanted_len)
+    max_model_len = _fitted_model_len(options, wanted_len, num_blocks * options.block_size)
+    cache = KVCache(ops, shape, num_blocks)
+    runner = _make_runner(device, ops, model, cache, options, max_model_len)
+    eos_token_ids = _eos_token_ids(generation_config, config)
+    pool = BlockPool(num_blocks)
+    return Engine(
+        directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, pool, runner,
+    )  # fmt: skip
+
+
+def _wanted_model_len(options: EngineOptions, config: ModelConfig) -> int:
+    if options.max_model_len is None:
+        return config.max_position_embeddings
+    if options.max_model_len > config.max_position_embeddings:
+        raise InvalidOptionError(
+            f"max_model_len={options.max_model_len} is more than this model's {config.max_position_embeddings} positions: "
+            "lower it, or leave it out for the most that the model allows."
+        )
+    return options.max_model_len
+
+
+def _fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int) -> int:
+    """The longest sequence: what was asked for, which the cache must hold, or by default what it holds."""
+    if options.max_model_len is not None and wanted > cache_tokens:
+        raise OutOfMemoryError(
+            f"max_model_len={wanted} does not fit the KV cache, which has memory for {cache_tokens} tokens: "
+            "lower max_model_len or raise gpu_memory_utilization."
+        )
+    return min(wanted, cache_tokens)
+
+
+def _read_generation_config(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    return read_json(path) if path.exists() else {}
+
+
+def _eos_token_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
+    """The ids that end a text: generation_config.json's, or config.json's where that names none."""
+    named = generation_config.get("eos_token_id")
+    if named is None:
+        return frozenset(config.eos_token_ids)
+    ids = named if isinstance(named, list) else [named]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < config.vocab_size:
+            raise CheckpointError(f"generation_config.json says eos_token_id = {named!r}; ids go from 0 to {config.vocab_size - 1}.")
+    return frozenset(ids)
+
+
+def _make_ops(device: str, dtype: str, options: EngineOptions):
+    if device == "cpu":
+        from minllm.ops.numpy_ops import NumpyOps
+
+        return NumpyOps(dtype)
+    from minllm.ops.cuda_ops import CudaOps
+
+    return CudaOps(dtype, kernel_variants=options.kernel_variants)
+
+
+def _cache_budget(device: str, ops, config: ModelConfig, options: EngineOptions) -> int:
+    """Bytes that the cache may take."""
+    if device == "cpu":
+        return min(MAX_HOST_BYTES, available_host_bytes() // 2)
+    query_width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    widest = max(query_width, 2 * config.intermediate_size)
+    reserved = activation_bytes(
+        options.max_num_batched_tokens, options.max_num_seqs, config.hidden_size, widest, config.vocab_size, ops.dtype.itemsize
+    )
+    free, total = ops.device_memory()
+    return int(total * options.gpu_memory_utilization) - (total - free) - reserved
+
+
+def _make_runner(device: str, ops, model: Model, cache: KVCache, options: EngineOptions, max_model_len: int) -> ModelRunner:
+    if device == "cpu" or options.enforce_eager:
+        return ModelRunner(ops, model, cache, options.max_num_batched_tokens)
+    from minllm.engine.cuda_graph_runner import CudaGraphRunner
+
+    return CudaGraphRunner(ops, model, cache, options.max_num_batched_tokens, max_model_len)

@@ -1,0 +1,70 @@
+"""The options of LLM(), checked before anything is loaded. Names and defaults are vLLM's."""
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+
+from minllm.errors import DeviceError, InvalidOptionError
+
+DEVICES = ("auto", "cpu", "cuda")
+LOAD_FORMATS = ("auto", "dummy")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+def _check(allowed: bool, name: str, given, meaning: str) -> None:
+    if not allowed:
+        raise InvalidOptionError(f"{name}={given!r} is not allowed: {name} is {meaning}.")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """See LLM for what each means. Raises InvalidOptionError for a value that cannot be."""
+
+    model: str | Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    quantization: str | None = None
+    kernel_variants: dict[str, str] | None = None
+    enforce_eager: bool = False
+    seed: int = 0
+    load_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
+        _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
+        _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
+        _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, '"auto", which is dtype, in this version')
+        _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            self._check_positive(name)
+        if self.max_model_len is not None:
+            self._check_positive("max_model_len")
+        share = self.gpu_memory_utilization
+        is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
+        _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
+        _check(isinstance(self.enforce_eager, bool), "enforce_eager", self.enforce_eager, "True or False")
+        is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
+        _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+
+    def _check_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        _check(isinstance(value, Integral) and not isinstance(value, bool) and value >= 1, name, value, "an integer of at least 1")
+
+    def resolved_device(self) -> str:
+        """ "cpu" or "cuda": "auto" is "cuda" where a GPU can be used. DeviceError where "cuda" was asked for and none can."""
+        if self.device == "cpu":
+            return "cpu"
+        from minllm.runtime.device import is_available
+
+        if is_available():
+            return "cuda"
+        if self.device == "cuda":
+            raise DeviceError('device="cuda" was asked for and no GPU can be used: run `minllm doctor` to see why, or take device="cpu".')
+        return "cpu"

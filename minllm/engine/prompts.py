@@ -1,0 +1,76 @@
+"""Prompts as users give them, checked and turned into token ids before anything is computed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import InvalidRequestError
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """A prompt's text, None if it came as ids, and its token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt (a text, or a list with a number in it) rather than a list of prompts."""
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if isinstance(prompts, list | tuple):
+        return any(isinstance(item, int | float | np.number) for item in prompts)
+    return isinstance(prompts, str)
+
+
+def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> list[PromptTokens]:
+    """One prompt or a list of them, each a text or a list of token ids, as token ids.
+
+    InvalidRequestError for what is neither, for an empty prompt, for ids outside the vocabulary, and for a prompt that leaves no room for
+    a new token within `max_model_len`.
+    """
+    many = [prompts] if is_single(prompts) else prompts
+    if not isinstance(many, list | tuple | np.ndarray):
+        raise InvalidRequestError(f"{prompts!r} is not a prompt: give a string, a list of token ids, or a list of those.")
+    if len(many) == 0:
+        raise InvalidRequestError("The list of prompts is empty: give at least one prompt.")
+    return [_parse(prompt, encode, vocab_size, max_model_len) for prompt in many]
+
+
+def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> PromptTokens:
+    if isinstance(prompt, str) and prompt:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"The prompt is not valid Unicode text ({error.reason} at character {error.start}).") from error
+        text, token_ids = prompt, encode(prompt)
+    elif isinstance(prompt, str):
+        raise InvalidRequestError("The prompt is an empty string: there is nothing to continue; give at least one character.")
+    else:
+        text, token_ids = None, checked_token_ids(prompt, vocab_size)
+    if len(token_ids) >= max_model_len:
+        raise InvalidRequestError(
+            f"The prompt has {len(token_ids)} tokens, and max_model_len={max_model_len} allows {max_model_len - 1}, with one more for the "
+            "first new token: shorten it, or raise max_model_len if the model allows."
+        )
+    return PromptTokens(text, token_ids)
+
+
+def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
+    """A list of ints from 0 to vocab_size - 1, at least one; InvalidRequestError otherwise."""
+    if not isinstance(token_ids, list | tuple | np.ndarray):
+        raise InvalidRequestError(f"{token_ids!r} is not a prompt: give a string or a list of token ids.")
+    if len(token_ids) == 0:
+        raise InvalidRequestError("The list of token ids is empty: give at least one.")
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+            raise InvalidRequestError(f"{token_id!r} is not a token id: a prompt of ids is a flat list of integers.")
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"Token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
+    return [int(token_id) for token_id in token_ids]

@@ -1,0 +1,37 @@
+"""A checked prompt and its parameters become a sequence that the engine can run."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from minllm.engine.loading import Engine
+from minllm.engine.prompts import PromptTokens
+from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.sequence import Sequence
+from minllm.errors import InvalidRequestError
+from minllm.models.tokenizer import IncrementalDecoder
+
+
+def make_sequence(engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, engine_seed: int) -> Sequence:
+    """The sequence of request `number`. Without a seed of its own it gets one drawn from the engine's seed and its number, so that the
+    same calls in the same order give the same texts."""
+    vocab_size = engine.model.config.vocab_size
+    for token_id in params.stop_token_ids:
+        if token_id >= vocab_size:
+            raise InvalidRequestError(f"stop_token_ids holds {token_id}, outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
+    if params.logprobs is not None and params.logprobs > vocab_size:
+        raise InvalidRequestError(f"logprobs={params.logprobs} is more than the vocabulary's {vocab_size} tokens: lower it.")
+    room = engine.max_model_len - len(prompt.token_ids)
+    return Sequence(
+        request_id=str(number),
+        prompt=prompt.text,
+        prompt_token_ids=prompt.token_ids,
+        params=params if params.seed is not None else replace(params, seed=_derived_seed(engine_seed, number)),
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        eos_token_ids=frozenset() if params.ignore_eos else engine.eos_token_ids,
+        decoder=IncrementalDecoder(engine.tokenizer, prompt.token_ids, skip_special_tokens=params.skip_special_tokens),
+    )
+
+
+def _derived_seed(engine_seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([engine_seed, number]).generate_state(1, np.uint64)[0])

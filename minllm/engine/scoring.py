@@ -1,0 +1,77 @@
+"""What a model thinks of a given text: logits at every position, and perplexity.
+
+    perplexity = exp(-1/N * sum of log p(token | tokens before it))
+
+over the N tokens that have at least one before them. A text longer than the model's context is read in windows that overlap, and each
+token is counted once, in the first window that reaches it (Hugging Face's "strided" perplexity).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.cache.block_pool import BlockPool, blocks_needed
+from minllm.cache.kv_cache import KVCache
+from minllm.engine.batch_arrays import Span, build_batch, to_backend
+from minllm.kernels.sampling.log_probabilities import log_softmax
+from minllm.models.decoder import forward
+
+MAX_LOGITS = 2**26  # numbers of one chunk's logits, 256 MiB in float32
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Computes logits of given tokens with a model and some blocks of its cache, which it gives back."""
+
+    ops: object
+    model: object
+    cache: KVCache
+    pool: BlockPool
+    max_num_batched_tokens: int
+
+    def logits(self, token_ids: list[int], first_row: int = 0) -> Iterator[np.ndarray]:
+        """The logits of positions `first_row` and on, float32 [rows, vocab] a chunk: row i scores the token after token i."""
+        owner = object()
+        table = self.pool.reserve(owner, blocks_needed(len(token_ids), self.cache.block_size))
+        try:
+            step = max(1, min(self.max_num_batched_tokens, MAX_LOGITS // self.model.config.vocab_size))
+            for start in range(0, len(token_ids), step):
+                span = Span(token_ids[start : start + step], start, table)
+                skipped = min(max(0, first_row - start), len(span.token_ids))
+                rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits asks for one row, and drops it
+                batch = to_backend(build_batch([span], rows, self.cache.block_size), self.ops)
+                logits = forward(self.ops, self.model, batch, self.cache.layers)
+                if skipped < len(span.token_ids):
+                    yield self.ops.to_host(logits)
+        finally:
+            self.pool.release(owner)
+
+    def log_likelihoods(self, token_ids: list[int], first_target: int = 1) -> np.ndarray:
+        """log p(token i | tokens 0 .. i - 1) for i from `first_target` (at least 1) on: float32 [len(token_ids) - first_target]."""
+        parts, target = [], first_target
+        for logits in self.logits(token_ids[:-1], first_target - 1):
+            targets = np.asarray(token_ids[target : target + len(logits)])
+            parts.append(np.take_along_axis(log_softmax(logits), targets[:, None], axis=1)[:, 0])
+            target += len(logits)
+        return np.concatenate(parts)
+
+    def perplexity(self, token_ids: list[int], window: int, stride: int) -> float:
+        """exp of the mean negative log-likelihood of the tokens after the first, each counted once."""
+        total = 0.0
+        for begin, end, first_target in windows(len(token_ids), window, stride):
+            total += self.log_likelihoods(token_ids[begin:end], first_target - begin).sum(dtype=np.float64)
+        return float(np.exp(-total / (len(token_ids) - 1)))
+
+
+def windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, first_target) of each window: tokens begin to end are read, and those from first_target on are counted.
+
+    The first window counts all but the token that nothing precedes. Every later one begins `stride` tokens after the one before it,
+    so what it counts has at least `window` - `stride` tokens before it.
+    """
+    begin, counted = 0, 1
+    while counted < num_tokens:
+        end = min(begin + window, num_tokens)
+        yield begin, end, counted
+        begin, counted = begin + stride, end
