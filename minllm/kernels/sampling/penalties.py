@@ -8,7 +8,7 @@ With c(v) how often token v was generated so far, and "seen" meaning generated o
     x_v ← -inf        for stop tokens v while step < min_tokens
 
 in this order, as vLLM and Hugging Face define them. Bytes: 4 + 1 + 4 read and 4 written per logit, less than one FLOP a byte.
-Mapping: a thread a token, a grid row a row of the batch; the ban is one small block a row. Both may work in place.
+Mapping: a thread a token, a grid row a row of the batch, in two kernels. Both may work in place.
 """
 
 import numpy as np
@@ -19,7 +19,6 @@ from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 256
-BAN_THREADS = 32
 
 
 def penalize_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
@@ -60,16 +59,17 @@ def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, pres
 
 
 @kernel
-def ban_stop_tokens_kernel(logits, stop_token_ids, step, min_tokens):
-    """logits float32 [R, vocab], changed in place; stop_token_ids int32 [R, S], -1 = none; step, min_tokens int32 [R]."""
-    row = cuda.blockIdx.x
-    if step[row] < min_tokens[row]:
-        i = int32(cuda.threadIdx.x)
-        while i < stop_token_ids.shape[1]:
-            token = stop_token_ids[row, i]
-            if token >= 0:
-                logits[row, token] = float32(-np.inf)
-            i += BAN_THREADS
+def ban_stop_tokens_kernel(logits, stop_token_ids, step, min_tokens, out):
+    """logits, out float32 [R, vocab]; stop_token_ids int32 [R, S], -1 = none; step, min_tokens int32 [R]."""
+    token = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    row = cuda.blockIdx.y
+    if token < logits.shape[1]:
+        x = logits[row, token]
+        if step[row] < min_tokens[row]:
+            for i in range(stop_token_ids.shape[1]):
+                if stop_token_ids[row, i] == token:
+                    x = float32(-np.inf)
+        out[row, token] = x
 
 
 def penalize(logits, sampling: SamplingTensors, out, stream=None) -> None:
@@ -77,10 +77,11 @@ def penalize(logits, sampling: SamplingTensors, out, stream=None) -> None:
     check_logits(logits)
     check(tuple(out.shape) == tuple(logits.shape), f"out is {tuple(out.shape)}; it must be like the logits, {tuple(logits.shape)}")
     rows, vocab = logits.shape
-    check(sampling.penalized or out is logits, "without penalties the ban on stop tokens works in place: pass the logits as out")
+    grid = (-(-vocab // THREADS), rows)
     if sampling.penalized:
         check(tuple(sampling.output_counts.shape) == (rows, vocab), f"output_counts {sampling.output_counts.shape} must be {(rows, vocab)}")
         arguments = (logits, sampling.prompt_mask, sampling.output_counts, sampling.repetition_penalty, sampling.presence_penalty)
-        launch(penalize_kernel, (-(-vocab // THREADS), rows), THREADS, (*arguments, sampling.frequency_penalty, out), stream)
+        launch(penalize_kernel, grid, THREADS, (*arguments, sampling.frequency_penalty, out), stream)
+        logits = out
     if sampling.bans_stop_tokens:
-        launch(ban_stop_tokens_kernel, rows, BAN_THREADS, (out, sampling.stop_token_ids, sampling.step, sampling.min_tokens), stream)
+        launch(ban_stop_tokens_kernel, grid, THREADS, (logits, sampling.stop_token_ids, sampling.step, sampling.min_tokens, out), stream)

@@ -25,8 +25,9 @@ def thresholds_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.nd
     """The smallest logit that each row may draw, float32 [R], -inf where nothing is restricted; logits float32 [R, vocab]."""
     thresholds = np.full(len(logits), -np.inf, np.float32)
     for row in np.flatnonzero(sampling.temperature > 0):
+        x = np.where(np.isnan(logits[row]), np.float32(-np.inf), logits[row])
         rules = int(sampling.top_k[row]), sampling.top_p[row], sampling.min_p[row]
-        thresholds[row] = _row_threshold(logits[row], sampling.temperature[row], *rules)
+        thresholds[row] = _row_threshold(x, sampling.temperature[row], *rules)
     return thresholds
 
 

@@ -1,0 +1,79 @@
+# make demo   read text that our own kernels produced       make lint    ruff
+# make test   run the tests                                 make docs    build the site into site/
+# make clean  remove .venv and everything that was built
+#
+# Everything is installed into .venv, once: a stamp file in it says what for, and it changes with pyproject.toml. Options:
+#   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.13
+#   CUDA=cu12|cu13|        the CUDA wheels, instead of those that fit the driver (none where there is no driver)
+#   PROMPT='class Stack:'  what the demo continues
+#   PYTEST_FLAGS=...       what else pytest is told, for example PYTEST_FLAGS='-k rope'
+#   PIP_FLAGS=...          what else pip is told
+
+PYTHON ?= python3
+PROMPT ?= def fibonacci(n):
+PYTEST_FLAGS ?=
+PIP_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(origin CUDA), undefined)
+CUDA := $(shell $(PYTHON) -I minllm/driver.py)
+endif
+# The tests compile kernels ahead of time, GPU or not, so they always need a compiler.
+TEST_CUDA := $(or $(CUDA),cu13)
+
+comma := ,
+PROJECT := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+MADE := $(VENV)/.python-$(PYTHON_VERSION)
+DEMO_STAMP := $(VENV)/.demo-$(or $(CUDA),cpu)-$(PROJECT)
+TEST_STAMP := $(VENV)/.test-$(TEST_CUDA)-$(PROJECT)
+DOCS_STAMP := $(VENV)/.docs-$(PROJECT)
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+
+# Two numerical threads a process: more only fight over the cores that the test processes share.
+THREADS := OMP_NUM_THREADS=2 OPENBLAS_NUM_THREADS=2 MKL_NUM_THREADS=2
+
+.PHONY: demo test lint docs clean
+
+demo: $(DEMO_STAMP)
+	@printf '%s\n' "$$PROMPT" | $(BIN)/python -m minllm generate -
+
+test: $(TEST_STAMP)
+	$(THREADS) $(BIN)/python -m pytest tests --ignore=tests/gpu -n auto --maxprocesses=8 --dist=worksteal $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_FLAGS)
+
+lint: $(TEST_STAMP)
+	$(BIN)/ruff check .
+
+docs: $(DOCS_STAMP)
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .hypothesis .ruff_cache
+	find minllm tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+export PROMPT
+
+# A virtual environment of another Python is replaced.
+$(MADE):
+	@$(PYTHON) tools/check_python.py
+	@echo "Making $(VENV) with Python $(PYTHON_VERSION)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(DEMO_STAMP): | $(MADE)
+	@echo "Installing minllm into $(VENV), once: $(if $(CUDA),the CUDA wheels $(CUDA) fit this driver,no NVIDIA driver here so nothing of CUDA)"
+	$(INSTALL) --editable '.$(if $(CUDA),[$(CUDA)])'
+	@touch $@
+
+# What the tests need holds all that the demo needs.
+$(TEST_STAMP): | $(MADE)
+	@echo "Installing minllm and what its tests need into $(VENV), once"
+	$(INSTALL) --editable '.[test$(comma)$(TEST_CUDA)]'
+	@touch $@ $(DEMO_STAMP)
+
+$(DOCS_STAMP): | $(MADE)
+	@echo "Installing what the site needs into $(VENV), once"
+	$(INSTALL) --editable '.[docs]'
+	@touch $@

@@ -1,0 +1,112 @@
+"""The report card of a generation: what was timed, what had to be moved for it, and how near that came to the memory's limit."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from minllm import costs, hardware
+from minllm.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ReportCard:
+    """One generation of one sequence. Rates are None where there was nothing to divide by (a single token has no decode time).
+
+    bytes_per_token: what a decode step has to move at the middle of the generation, weights plus keys and values.
+    memory_tb_s: those bytes times the decode rate. share_of_ceiling: memory_tb_s over the GPU's ceiling; None on a CPU and on GPUs
+    that hardware.py does not know.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    prompt_tokens: int
+    generated_tokens: int
+    time_to_first_token_s: float | None
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    bytes_per_token: int
+    memory_tb_s: float | None
+    ceiling_tb_s: float | None
+    ceiling_source: str | None
+    share_of_ceiling: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The card as plain numbers, for JSON."""
+        return asdict(self)
+
+
+def report_card(
+    config: ModelConfig,
+    *,
+    model: str,
+    device: str,
+    dtype: str,
+    itemsize: int,
+    prompt_tokens: int,
+    generated_tokens: int,
+    time_to_first_token: float | None,
+    decode_tokens_per_second: float | None,
+) -> ReportCard:
+    """Fill the card in. `device` is the GPU's name as its driver says it, or "cpu"; `itemsize` is that of a weight and of a cached key."""
+    middle = prompt_tokens + (generated_tokens + 1) // 2
+    step = costs.decode_step(config, batch=1, context=max(middle, 1), itemsize=itemsize, kv_itemsize=itemsize)
+    gpu = hardware.find_gpu(device)
+    memory = step.bytes * decode_tokens_per_second / 1e12 if decode_tokens_per_second else None
+    return ReportCard(
+        model=model,
+        device=device,
+        dtype=dtype,
+        prompt_tokens=prompt_tokens,
+        generated_tokens=generated_tokens,
+        time_to_first_token_s=time_to_first_token,
+        prefill_tokens_per_s=prompt_tokens / time_to_first_token if time_to_first_token else None,
+        decode_tokens_per_s=decode_tokens_per_second,
+        bytes_per_token=step.bytes,
+        memory_tb_s=memory,
+        ceiling_tb_s=gpu.ceiling_tb_s if gpu else None,
+        ceiling_source=gpu.ceiling_source if gpu else None,
+        share_of_ceiling=memory / gpu.ceiling_tb_s if gpu and memory is not None else None,
+    )
+
+
+def as_table(card: ReportCard) -> Table:
+    """The card for a terminal: one line a fact."""
+    table = Table(title="report card", title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in lines(card):
+        table.add_row(name, value)
+    return table
+
+
+def lines(card: ReportCard) -> list[tuple[str, str]]:
+    """(name, value) of every line of the card, as text."""
+    on = "NumPy on CPU" if card.device == "cpu" else card.device
+    rows = [
+        ("model", f"{card.model}, {card.dtype}"),
+        ("device", on),
+        ("prompt", f"{card.prompt_tokens} tokens"),
+        ("generated", f"{card.generated_tokens} tokens"),
+    ]
+    if card.time_to_first_token_s is not None:
+        prefill = f"{1e3 * card.time_to_first_token_s:.1f} ms ({card.prefill_tokens_per_s:,.0f} prompt tokens a second)"
+        rows.append(("time to first token", prefill))
+    if card.decode_tokens_per_s is not None:
+        rows.append(("decode", f"{card.decode_tokens_per_s:,.1f} tokens a second"))
+        rows.append(("bytes moved a token", _bytes(card.bytes_per_token)))
+    if card.share_of_ceiling is not None:
+        share = f"{card.memory_tb_s:.2f} TB/s, {100 * card.share_of_ceiling:.0f} % of {card.ceiling_tb_s} TB/s ({card.ceiling_source})"
+        rows.append(("memory bandwidth", share))
+    elif card.device != "cpu" and card.memory_tb_s is not None:
+        rows.append(("memory bandwidth", f"{card.memory_tb_s:.3f} TB/s (the ceiling of this GPU is not in minllm/hardware.py)"))
+    return rows
+
+
+def _bytes(count: int) -> str:
+    """A count of bytes for people: 15.0 GB, 16.0 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,58 @@
+"""A checkpoint of any shape with random weights and no files: speed depends on the shape, and hardly on the numbers.
+
+Hardly, but not never: a GPU draws less power on zeros and then runs at a higher clock, so the weights are real noise of the size that
+trained weights have. Drawing billions of normal numbers would take minutes; instead a few million are drawn, repeated to the length of the
+largest tensor, and every tensor is a view of that strip at an offset of its own.
+"""
+
+import math
+import zlib
+
+import ml_dtypes
+import numpy as np
+
+from minllm.models.config import ModelConfig
+from minllm.models.layout import layout_of
+from minllm.models.safetensors_file import TensorEntry
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+STANDARD_DEVIATION = 0.02  # what Llama's matrices are initialised with
+NOISE_LENGTH = 4_194_301  # a prime near 2**22, so that no row of a matrix repeats another at a power of two
+
+
+class RandomCheckpoint:
+    """Looks to `load_weights` like an opened checkpoint in bfloat16 that holds just what `config` asks for."""
+
+    directory = "random weights"
+
+    def __init__(self, config: ModelConfig, seed: int = 0):
+        self._shapes = layout_of(config).shapes()
+        largest = max(math.prod(shape) for shape in self._shapes.values())
+        noise = np.random.default_rng(seed).standard_normal(min(NOISE_LENGTH, largest), dtype=np.float32)
+        period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy repeats its own dtypes several times faster
+        self._strip = np.resize(period, largest + len(period)).view(BFLOAT16)
+        self._period = len(period)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._shapes)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Shape and size of a tensor."""
+        shape = self._shapes[name]
+        return TensorEntry("BF16", shape, 0, math.prod(shape) * BFLOAT16.itemsize)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Noise for a matrix or a bias, and near one for the weight of a norm, the same for the same name and seed."""
+        shape = self._shapes[name]
+        start = zlib.crc32(name.encode()) % self._period
+        values = self._strip[start : start + math.prod(shape)].reshape(shape)
+        is_norm_weight = len(shape) == 1 and name.endswith("weight")
+        return (values.astype(np.float32) + 1).astype(BFLOAT16) if is_norm_weight else values
+
+    def dtype(self) -> np.dtype:
+        """The dtype of all tensors."""
+        return BFLOAT16

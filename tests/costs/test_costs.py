@@ -1,0 +1,98 @@
+"""Counts of bytes and operations, against figures that the models' authors publish and against loops over every tensor and every token."""
+
+import math
+
+import pytest
+
+from minllm import costs
+from minllm.bench.shapes import named_config
+from minllm.models.config_reader import parse_model_config
+from minllm.models.layout import layout_of
+
+SMALL = dict(vocab_size=1003, hidden_size=240, intermediate_size=344, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2)
+FAMILIES = {
+    "llama": dict(SMALL, model_type="llama"),
+    "llama tied, with bias": dict(SMALL, model_type="llama", tie_word_embeddings=True, attention_bias=True),
+    "mistral": dict(SMALL, model_type="mistral", sliding_window=7),
+    "qwen2": dict(SMALL, model_type="qwen2"),
+    "qwen3": dict(SMALL, model_type="qwen3", head_dim=80),
+    "gpt2": dict(model_type="gpt2", vocab_size=1003, n_embd=240, n_head=6, n_layer=3, n_positions=256),
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("llama-3.1-8b", 8_030_261_248)])
+def test_parameters_are_as_many_as_published(name, parameters):
+    assert costs.parameter_count(named_config(name)) == parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_as_many_as_the_checkpoint_holds(family):
+    config = parse_model_config(FAMILIES[family])
+    assert costs.parameter_count(config) == sum(map(math.prod, layout_of(config).shapes().values()))
+
+
+@pytest.mark.parametrize(("name", "milliseconds"), [("llama-3.1-8b", 3.49), ("llama-3.2-1b", 0.575)])
+def test_floor_of_a_decode_step_without_context(name, milliseconds):
+    """The weights alone at 4.3 TB/s, as worked out by hand from the published sizes."""
+    step = costs.decode_step(named_config(name), batch=1, context=1)
+    assert step.floor_ms(4.3) == pytest.approx(milliseconds, rel=2e-3)
+
+
+def test_the_cache_of_an_8b_llama_takes_128_kib_a_token():
+    config = named_config("llama-3.1-8b")
+    assert costs.kv_bytes_per_token(config) == 131072
+    assert costs.kv_bytes_per_token(config, itemsize=1) == 65536
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("batch", "context"), [(1, 1), (3, 6), (2, 7), (2, 130)])
+def test_decode_step_equals_a_count_over_every_tensor(family, batch, context):
+    config = parse_model_config(FAMILIES[family])
+    shapes = layout_of(config).shapes()
+    numbers, flops = 0, 0
+    for name, shape in shapes.items():
+        is_table = any(part in name for part in ("embed_tokens", "wte", "wpe"))
+        if is_table:
+            numbers += batch * shape[1]  # one row a sequence
+        else:
+            numbers += math.prod(shape)
+            flops += 2 * batch * math.prod(shape) if len(shape) == 2 else 0
+    if config.tie_word_embeddings:  # the head is the table, and is read in full
+        numbers += config.vocab_size * config.hidden_size
+        flops += 2 * batch * config.vocab_size * config.hidden_size
+    cached = 0
+    for window in config.sliding_windows:
+        keys = min(context, window or context)
+        cached += batch * (keys + 1) * 2 * config.num_key_value_heads * config.head_dim  # read, and one written
+        flops += batch * keys * 4 * config.num_attention_heads * config.head_dim
+    step = costs.decode_step(config, batch, context, itemsize=2, kv_itemsize=4)
+    assert step.bytes == 2 * numbers + 4 * cached
+    assert step.flops == flops
+
+
+def test_prefill_of_one_token_computes_what_a_decode_step_does():
+    config = named_config("llama-3.2-1b")
+    assert costs.prefill(config, 1).flops == costs.decode_step(config, 1, 1).flops
+
+
+def test_a_prompt_twice_as_long_costs_twice_the_matrices_and_four_times_the_attention():
+    config = named_config("llama-3.1-8b")
+    head = 2 * costs.head_parameters(config)
+    matrices = 2 * config.num_hidden_layers * costs.layer_matrix_parameters(config)
+    attention = [costs.prefill(config, tokens).flops - head - tokens * matrices for tokens in (1024, 2048)]
+    assert attention[1] / attention[0] == pytest.approx(4, rel=2e-3)
+
+
+def test_a_sliding_window_bounds_the_keys_of_a_prefill():
+    windowed = parse_model_config(FAMILIES["mistral"])
+    whole = parse_model_config(dict(FAMILIES["mistral"], sliding_window=None))
+    width = 4 * windowed.num_attention_heads * windowed.head_dim * windowed.num_hidden_layers
+    hidden_keys = sum(max(0, i + 1 - 7) for i in range(20))
+    assert costs.prefill(whole, 20).flops - costs.prefill(windowed, 20).flops == width * hidden_keys
+
+
+def test_floor_is_the_slower_of_memory_and_arithmetic():
+    cost = costs.Cost(bytes=4 * 10**9, flops=10**12)
+    assert cost.floor_ms(4.0) == pytest.approx(1.0)
+    assert cost.floor_ms(4.0, tflops=100) == pytest.approx(10.0)
+    assert cost.arithmetic_intensity == pytest.approx(250)

@@ -1,0 +1,94 @@
+"""Draws: kernels and reference pick the same tokens; frequencies are those of the renormalised distribution."""
+
+import numpy as np
+import pytest
+
+from minllm.kernels.sampling import build_sampling_tensors, sample_reference
+from tests.kernels.sampling.cases import LOGITS, PENALTIES, RULES, SIMULATED_RULES, kept_oracle, logits_of, parameters, run_sample, tensors
+
+DRAWS = 20_000
+
+
+@pytest.mark.parametrize(("kind", "vocab"), [(kind, 111) for kind in LOGITS] + [("normal", 1), ("normal", 1003), ("peaked", 4100)])
+def test_kernels_pick_the_tokens_of_the_reference(kind, vocab):
+    logits = logits_of(kind, len(SIMULATED_RULES), vocab)
+    before = logits.copy()
+    sampling = tensors(SIMULATED_RULES, vocab)
+    np.testing.assert_array_equal(run_sample(logits, sampling), sample_reference(logits, sampling))
+    np.testing.assert_array_equal(logits, before)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_kernels_pick_the_tokens_of_the_reference_with_penalties(step):
+    logits = logits_of("normal", len(PENALTIES), 111)
+    sampling = tensors(PENALTIES, 111, step)
+    np.testing.assert_array_equal(run_sample(logits, sampling), sample_reference(logits, sampling))
+
+
+def test_a_ban_without_penalties_reaches_the_draw():
+    logits = logits_of("normal", 2, 111)
+    best = np.argmax(logits, axis=1)
+    greedy = [parameters(temperature=0.0, min_tokens=1), parameters(temperature=0.0)]
+    sampling = build_sampling_tensors(greedy, 111, stop_token_ids=[[t] for t in best])
+    for tokens in (run_sample(logits, sampling), sample_reference(logits, sampling)):
+        assert tokens[0] == np.argsort(-logits[0])[1] and tokens[1] == best[1]
+
+
+def test_a_row_without_a_finite_logit_gives_token_0():
+    logits = np.full((2, 40), -np.inf, np.float32)
+    logits[1] = np.nan
+    sampling = tensors([dict(), dict(top_k=3, top_p=0.5)], 40)
+    np.testing.assert_array_equal(sample_reference(logits, sampling), [0, 0])
+    np.testing.assert_array_equal(run_sample(logits, sampling), [0, 0])
+
+
+def draws(logits, rule, count):
+    """`count` tokens of one row under one rule, at the steps 0, 1, 2, ..."""
+    sampling = tensors([rule] * count, len(logits), step=0)
+    sampling.step[:] = np.arange(count)
+    return sample_reference(np.broadcast_to(logits, (count, len(logits))), sampling)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("temperature") != 0.0 and rule.get("top_k") != 1], ids=str)
+def test_frequencies_are_those_of_the_renormalised_distribution(rule):
+    logits = logits_of("normal", 1, 111, seed=3)[0] / 2
+    kept, _ = kept_oracle(logits, parameters(**rule))
+    expected = np.where(kept, np.exp((logits - logits.max()).astype(np.float64) / parameters(**rule).temperature), 0)
+    expected *= DRAWS / expected.sum()
+    observed = np.bincount(draws(logits, rule, DRAWS), minlength=111)
+    assert not observed[expected == 0].any(), "a token of probability zero was drawn"
+    assert observed @ expected / np.linalg.norm(observed) / np.linalg.norm(expected) > 0.99
+    often = expected >= 5  # the rest as one cell
+    cells = np.append(expected[often], expected[~often].sum()), np.append(observed[often], observed[~often].sum())
+    cells = [cell[cells[0] > 0] for cell in cells]
+    freedom = max(1, len(cells[0]) - 1)
+    chi_squared = ((cells[1] - cells[0]) ** 2 / cells[0]).sum()
+    assert chi_squared < freedom + 4 * np.sqrt(2 * freedom) + 6  # about 1 in 10,000, and the seeds are fixed
+
+
+def test_seed_and_step_decide_whatever_stands_beside():
+    logits = logits_of("normal", 6, 1003)
+    rules = [RULES[i] for i in (1, 2, 4, 5, 7, 8)]
+    together = sample_reference(logits, tensors(rules, 1003))
+    alone = [sample_reference(logits[i : i + 1], tensors(rules[i : i + 1], 1003))[0] for i in range(6)]
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(sample_reference(logits[::-1], tensors(rules[::-1], 1003)), together[::-1])
+
+
+def test_seeds_and_steps_give_different_draws():
+    flat = np.zeros(1003, np.float32)
+    assert len(set(draws(flat, dict(seed=0), 50))) > 40
+    by_seed = [draws(flat, dict(seed=seed), 1)[0] for seed in (0, 1, 2**32, 2**63, -1)]
+    assert len(set(by_seed)) == 5
+    without = [draws(flat, dict(seed=None), 1)[0] for _ in range(5)]
+    assert len(set(without)) > 1
+
+
+def test_advance_counts_steps_and_tokens():
+    sampling = tensors([dict(presence_penalty=1.0), dict()], 111, step=2)
+    counts = sampling.output_counts.copy()
+    sampling.advance(np.array([5, 7], np.int32))
+    np.testing.assert_array_equal(sampling.step, [3, 3])
+    counts[0, 5] += 1
+    counts[1, 7] += 1
+    np.testing.assert_array_equal(sampling.output_counts, counts)

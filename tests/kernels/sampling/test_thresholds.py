@@ -1,0 +1,66 @@
+"""Top-k, top-p and min-p: kernel and reference keep what an oracle keeps that sorts in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
+from tests.kernels.sampling.cases import LOGITS, RULES, kept_oracle, logits_of, parameters, tensors
+
+
+def kept_by(thresholds, logits):
+    return (logits >= thresholds[:, None]) & (logits > -np.inf)
+
+
+def check_kept(kept, logits, rules):
+    for row, rule in enumerate(rules):
+        rule = parameters(**rule)
+        if rule.temperature > 0 and logits[row].max() > -np.inf:
+            expected, doubtful = kept_oracle(logits[row], rule)
+            np.testing.assert_array_equal(kept[row] | doubtful, expected | doubtful, err_msg=str(rule))
+            assert kept[row, np.argmax(logits[row])], "the most probable token is always kept"
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("vocab", [1, 2, 111, 4099])
+def test_reference_keeps_what_sorting_keeps(vocab, kind):
+    logits = logits_of(kind, len(RULES), vocab)
+    check_kept(kept_by(thresholds_reference(logits, tensors(RULES, vocab)), logits), logits, RULES)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60),
+    st.integers(0, 70),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+    st.floats(0.05, 5),
+)
+def test_reference_keeps_what_sorting_keeps_whatever_the_logits(values, top_k, top_p, min_p, temperature):
+    logits = np.array([values], np.float32)
+    rule = dict(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+    check_kept(kept_by(thresholds_reference(logits, tensors([rule], len(values))), logits), logits, [rule])
+
+
+@pytest.mark.parametrize(("kind", "vocab"), [(kind, 111) for kind in LOGITS] + [("normal", 1), ("normal", 2047), ("ties", 16387)])
+def test_kernel_agrees_with_the_reference(kind, vocab):
+    rules = [RULES[4], RULES[8]] if vocab != 2047 else RULES[3:]
+    logits = logits_of(kind, len(rules), vocab)
+    sampling = tensors(rules, vocab)
+    out = np.full(len(rules), np.nan, np.float32)
+    write_thresholds(logits, sampling, out)
+    np.testing.assert_array_equal(kept_by(out, logits), kept_by(thresholds_reference(logits, sampling), logits))
+
+
+def test_kernel_restricts_no_greedy_row():
+    sampling = tensors([dict(temperature=0.0, top_k=3, top_p=0.5), dict()], 111)
+    out = np.zeros(2, np.float32)
+    write_thresholds(logits_of("normal", 2, 111), sampling, out)
+    assert (out == -np.inf).all()
+
+
+def test_top_k_keeps_ties_with_the_kth():
+    logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
+    assert thresholds_reference(logits, tensors([dict(top_k=2)], 6))[0] == 2
+    assert thresholds_reference(logits, tensors([dict(top_k=1)], 6))[0] == 3
