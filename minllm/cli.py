@@ -5,7 +5,6 @@ Text goes to standard output as it is generated and nothing else does, so that i
 """
 
 import dataclasses
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -94,7 +93,9 @@ def user_errors() -> Iterator[None]:
 def print_version(wanted: bool) -> None:
     """--version."""
     if wanted:
-        typer.echo(f"minllm {importlib.metadata.version('minllm')}")
+        from minllm.machine import installed_version
+
+        typer.echo(f"minllm {installed_version('minllm') or '(not installed: run from its source tree)'}")
         raise typer.Exit
 
 
@@ -167,7 +168,7 @@ def chat(
         messages = [{"role": "system", "content": system}] if system else []
         for line in user_lines():
             messages.append({"role": "user", "content": line})
-            with llm.chat(messages, params, stream=True) as stream:
+            with llm.stream_chat(messages, params) as stream:
                 show([], stream)
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
 

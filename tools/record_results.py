@@ -43,7 +43,7 @@ def record(measured: dict, results: Path = RESULTS) -> Path:
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     whole = merged(old, new)
     rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in whole.pop("rows"))
-    head = json.dumps(whole, ensure_ascii=False, indent=1).rstrip("}\n")
+    head = json.dumps(whole, ensure_ascii=False, indent=1).removesuffix("\n}")
     results.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
     return path
