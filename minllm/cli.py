@@ -163,7 +163,7 @@ def chat(
         messages = [{"role": "system", "content": system}] if system else []
         for line in user_lines():
             messages.append({"role": "user", "content": line})
-            with llm.chat(messages, params, stream=True) as stream:
+            with llm.stream_chat(messages, params) as stream:
                 show([], stream)
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
 
