@@ -24,7 +24,7 @@ app = typer.Typer(
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(bench_app, name="bench")
 
-SAMPLE_PROMPT = "def fibonacci(n):\n"
+SAMPLE_PROMPT = "def fibonacci(n):"
 CONTROL_C = 130
 LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 
@@ -241,13 +241,17 @@ def sampling_params(llm, **wishes: Any):
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, the whole of standard input for "-", or our sample where there is none."""
+    """The prompt as given, the whole of standard input for "-", or our sample where there is none.
+
+    The line's end that shells and editors put after the last line is left out, as the shell's own $(...) does: a token often spans the line's
+    end and the indentation after it, and a prompt that stops between the two leads a model astray.
+    """
     if prompt is None:
         return SAMPLE_PROMPT
     if prompt != "-":
         return prompt
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InvalidOptionError(f"standard input is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
 

@@ -67,7 +67,9 @@ def test_no_card_leaves_standard_error_empty(model_directory):
 def test_echo_puts_the_prompt_before_the_text(model_directory):
     arguments = ["generate", "-", "--model", model_directory, "--device", "cpu", "--seed", 3, "--no-card", "--max-tokens", 8]
     plain, echoed = run(*arguments, stdin="two\nlines\n"), run(*arguments, "--echo", stdin="two\nlines\n")
-    assert echoed.stdout == "two\nlines\n" + plain.stdout
+    assert echoed.stdout == "two\nlines" + plain.stdout
+    given = run("generate", "two\nlines", *arguments[2:])  # the line's end of the last line is the shell's, not the prompt's
+    assert given.stdout == plain.stdout
 
 
 def test_options_reach_the_sampler(model_directory):
