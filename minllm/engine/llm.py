@@ -12,7 +12,7 @@ from minllm.engine.progress import Progress, progress_bars
 from minllm.engine.prompts import PromptTokens, checked_token_ids, parse_prompts
 from minllm.engine.requests import make_sequence
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
-from minllm.engine.scoring import Scorer
+from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.sequence import Sequence
 from minllm.engine.static_batching import StaticBatching
 from minllm.engine.text_stream import TextStream
@@ -32,6 +32,7 @@ class LLM:
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
     seed: what requests without a seed of their own draw from.
+    load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. One generation can be open at
@@ -54,11 +55,12 @@ class LLM:
         kernel_variants: dict[str, str] | None = None,
         enforce_eager: bool = False,
         seed: int = 0,
+        load_format: str = "auto",
         progress: bool | Progress = False,
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
-            gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed,
+            gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
@@ -130,15 +132,16 @@ class LLM:
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
         """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
 
-        It is read in windows of at most `window` tokens (fewer where the model allows fewer), each beginning `stride` tokens after the one
-        before; every token is counted once, with at least window - stride tokens before it, but in the first window.
+        It is read in windows of `window` tokens, each beginning `stride` tokens after the one before; every token is counted once, with at
+        least window - stride tokens before it, but in the first window. A model that takes fewer than `window` gets windows of what
+        it takes, and strides of at most half of that.
         """
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
-        window = min(window, self.max_model_len)
         if len(token_ids) < 2:
             raise InvalidRequestError("Perplexity needs at least 2 tokens: the first has nothing before it that could predict it.")
-        if not 1 <= stride < window:
-            raise InvalidRequestError(f"stride={stride} is not allowed: it is at least 1 and below the window, which is {window} here.")
+        check_window(window, stride)
+        if window > self.max_model_len:
+            window, stride = self.max_model_len, max(1, min(stride, self.max_model_len // 2))
         return self._scorer().perplexity(token_ids, window, stride)
 
     def close(self) -> None:

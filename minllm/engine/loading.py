@@ -18,8 +18,9 @@ from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
-from minllm.models.json_files import read_json
+from minllm.models.generation_config import GenerationConfig, read_generation_config
 from minllm.models.model import Model, load_model
+from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.tokenizer import Tokenizer
 
 BUNDLED_MODEL = "data/models/bundled"
@@ -34,7 +35,7 @@ class Engine:
     ops: Any
     model: Model
     tokenizer: Tokenizer
-    generation_config: dict[str, Any]
+    generation_config: GenerationConfig
     eos_token_ids: frozenset[int]
     max_model_len: int
     cache: KVCache
@@ -57,14 +58,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     OutOfMemoryError."""
     directory = model_directory(options.model)
     config = read_model_config(directory)
-    dtype = options.dtype if options.dtype != "auto" else str(Checkpoint(directory).dtype())
+    checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
+    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype())
     wanted_len = _wanted_model_len(options, config)
-    generation_config = _read_generation_config(directory)
+    generation_config = read_generation_config(directory)
     tokenizer = Tokenizer.from_directory(directory)
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
-    model = load_model(directory, ops, report, max_positions=wanted_len)
+    model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
     shape = CacheShape(config.num_hidden_layers, options.block_size, config.num_key_value_heads, config.head_dim, ops.dtype)
     num_blocks = num_blocks_that_fit(shape, _cache_budget(device, ops, config, options), options.max_num_seqs, wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, num_blocks * options.block_size)
@@ -98,21 +100,11 @@ def _fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int) ->
     return min(wanted, cache_tokens)
 
 
-def _read_generation_config(directory: Path) -> dict[str, Any]:
-    path = directory / "generation_config.json"
-    return read_json(path) if path.exists() else {}
-
-
-def _eos_token_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's, or config.json's where that names none."""
-    named = generation_config.get("eos_token_id")
-    if named is None:
-        return frozenset(config.eos_token_ids)
-    ids = named if isinstance(named, list) else [named]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < config.vocab_size:
-            raise CheckpointError(f"generation_config.json says eos_token_id = {named!r}; ids go from 0 to {config.vocab_size - 1}.")
-    return frozenset(ids)
+def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> frozenset[int]:
+    """The ids that end a text: generation_config.json's, or config.json's where that names none. Ids beyond the vocabulary (the defaults
+    of a family with a larger one) can never come, and are left out."""
+    ids = generation_config.eos_token_ids or config.eos_token_ids
+    return frozenset(token_id for token_id in ids if token_id < config.vocab_size)
 
 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
