@@ -1,4 +1,4 @@
-"""The matrix product on a GPU: the simulator's cases, the tilings that models use at large odd shapes, and matrices beyond 2**31 elements."""
+"""The matrix product on a GPU: the simulator's cases, large odd shapes at the tilings that models use, and over 2**31 weights."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,9 @@
 """The matrix product's test cases, shared by the simulator's tests and the GPU's: shapes, inputs, and how far a result may be off.
 
-Errors. A float32 sum of K products and a bias differs from the exact one by at most (K + 1) u (|x| @ |weight|.T + |bias|), in any order of summation, where u is
-one rounding's relative error: 2**-24 for fused multiply-adds (N. Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and 2**-23 for
-tensor cores, which cut off bits instead of rounding. Then comes the rounding to out's dtype, of which we allow twice its error.
+Errors. A float32 sum of K products and a bias differs from the exact one by at most (K + 1) u (|x| @ |weight|.T + |bias|), in any order of
+summation, where u is one rounding's relative error: 2**-24 for fused multiply-adds (N. Higham, "Accuracy and Stability of Numerical
+Algorithms", section 3.1), and 2**-23 for tensor cores, which cut off bits instead of rounding. Then comes the rounding to out's dtype, of
+which we allow twice its error.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The matrix product's machine code: nothing spills, tensor cores and asynchronous copies are used, and gemv has its loads in flight together."""
+"""The matrix product's machine code: nothing spills, tensor cores are fed asynchronously, gemv has its loads in flight together."""
 
 import re
 
