@@ -32,6 +32,7 @@ class LLM:
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
     seed: what requests without a seed of their own draw from.
+    load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. One generation can be open at
@@ -54,11 +55,12 @@ class LLM:
         kernel_variants: dict[str, str] | None = None,
         enforce_eager: bool = False,
         seed: int = 0,
+        load_format: str = "auto",
         progress: bool | Progress = False,
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
-            gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed,
+            gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
@@ -114,12 +116,13 @@ class LLM:
             raise InvalidRequestError(f"stream() takes one prompt and {len(sequences)} were given: use generate() for several.")
         return TextStream(sequences[0], self._batching.run(sequences))
 
-    def chat(
-        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, stream: bool = False
-    ) -> RequestOutput | TextStream:
-        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template."""
-        token_ids = self.tokenizer.encode_chat(messages)
-        return self.stream(token_ids, sampling_params) if stream else self.generate(token_ids, sampling_params)[0]
+    def chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> list[RequestOutput]:
+        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
+        return self.generate(self.tokenizer.encode_chat(messages), sampling_params)
+
+    def stream_chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> TextStream:
+        """Like chat(), piece by piece as stream() does it."""
+        return self.stream(self.tokenizer.encode_chat(messages), sampling_params)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""

@@ -20,6 +20,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
 from minllm.models.json_files import read_json
 from minllm.models.model import Model, load_model
+from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.tokenizer import Tokenizer
 
 BUNDLED_MODEL = "data/models/bundled"
@@ -57,14 +58,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     OutOfMemoryError."""
     directory = model_directory(options.model)
     config = read_model_config(directory)
-    dtype = options.dtype if options.dtype != "auto" else str(Checkpoint(directory).dtype())
+    checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
+    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype())
     wanted_len = _wanted_model_len(options, config)
     generation_config = _read_generation_config(directory)
     tokenizer = Tokenizer.from_directory(directory)
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
-    model = load_model(directory, ops, report, max_positions=wanted_len)
+    model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
     shape = CacheShape(config.num_hidden_layers, options.block_size, config.num_key_value_heads, config.head_dim, ops.dtype)
     num_blocks = num_blocks_that_fit(shape, _cache_budget(device, ops, config, options), options.max_num_seqs, wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, num_blocks * options.block_size)

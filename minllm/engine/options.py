@@ -7,6 +7,7 @@ from pathlib import Path
 from minllm.errors import DeviceError, InvalidOptionError
 
 DEVICES = ("auto", "cpu", "cuda")
+LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -32,11 +33,13 @@ class EngineOptions:
     kernel_variants: dict[str, str] | None = None
     enforce_eager: bool = False
     seed: int = 0
+    load_format: str = "auto"
 
     def __post_init__(self) -> None:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
         _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
         _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, '"auto", which is dtype, in this version')
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):

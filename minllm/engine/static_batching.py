@@ -52,11 +52,12 @@ class StaticBatching:
     def _run_batch(self, waiting: deque[Sequence]) -> Iterator[list[Sequence]]:
         batch: list[Sequence] = []
         try:
-            while waiting and len(batch) < self.max_num_seqs and self._reserve(waiting[0]):
+            while waiting and len(batch) < self.max_num_seqs:
+                needed = blocks_needed(waiting[0].num_reserved_tokens, self.block_size)
+                if batch and needed > self.pool.num_free:
+                    break  # the rest is for the next batch; a first sequence without room is the pool's error to raise
+                waiting[0].block_table = self.pool.reserve(waiting[0].request_id, needed)
                 batch.append(waiting.popleft())
-            if not batch:  # the blocks are elsewhere: say how many are missing
-                self.check_fits(waiting[0])
-                self.pool.reserve(waiting[0].request_id, blocks_needed(waiting[0].num_reserved_tokens, self.block_size))
             self.runner.start(batch)
             yield from self._steps(batch)
         finally:
@@ -64,13 +65,6 @@ class StaticBatching:
             for sequence in batch:
                 self.pool.release(sequence.request_id)
                 sequence.block_table = []
-
-    def _reserve(self, sequence: Sequence) -> bool:
-        needed = blocks_needed(sequence.num_reserved_tokens, self.block_size)
-        if needed > self.pool.num_free:
-            return False
-        sequence.block_table = self.pool.reserve(sequence.request_id, needed)
-        return True
 
     def _steps(self, batch: list[Sequence]) -> Iterator[list[Sequence]]:
         """Prefill and decode steps until all sequences of the batch have ended, `steps_ahead` of them launched before they are read."""

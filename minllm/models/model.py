@@ -7,6 +7,7 @@ from minllm.kernels.rope.rotate import rope_table
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
+from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.rope import inverse_frequencies
 from minllm.models.weights import ModelWeights, Progress, load_weights
 from minllm.ops.protocol import Array, Ops
@@ -21,15 +22,21 @@ class Model:
     cos_sin: Array | None  # float32 [positions, head_dim], cosines first; None where positions are learned vectors
 
 
-def load_model(directory: Path | str, ops: Ops, progress: Progress | None = None, max_positions: int | None = None) -> Model:
-    """Loads a Hugging Face model directory into the arrays of `ops`.
+def load_model(
+    directory: Path | str,
+    ops: Ops,
+    progress: Progress | None = None,
+    max_positions: int | None = None,
+    checkpoint: Checkpoint | RandomCheckpoint | None = None,
+) -> Model:
+    """Loads a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` where one is given.
 
     progress: called as progress(done_bytes, total_bytes) while the weights are read. max_positions: the longest sequence that will be run,
     which may be less than the model allows and then makes the rotary table shorter. Raises CheckpointError or UnsupportedModelError
     before any weight is read.
     """
     config = read_model_config(directory)
-    weights = load_weights(ops, config, Checkpoint(directory), progress)
+    weights = load_weights(ops, config, checkpoint or Checkpoint(directory), progress)
     return Model(config, weights, make_rope_table(ops, config, max_positions))
 
 

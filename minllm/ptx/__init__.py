@@ -19,6 +19,7 @@ from minllm.ptx.memory import (
     load_float32,
     load_float32_streaming,
     shared_address,
+    store_32,
     store_128,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "prmt",
     "rcp",
     "shared_address",
+    "store_32",
     "store_128",
     "tanh_approx",
     "uint_as_float",

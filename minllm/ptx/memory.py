@@ -135,6 +135,26 @@ store_128_emulation.__name__ = "store_128"
 emulated(store_128, store_128_emulation)
 
 
+def store_32_emulation(array, index, word):
+    """store_32(array, index, word): write 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "st"."""
+    array.window(index, 4)[:] = np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.uint8)
+
+
+@intrinsic
+def store_32(typing_context, array, index, word):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        value = context.cast(builder, arguments[2], signature.args[2], types.uint32)
+        builder.store(value, builder.bitcast(pointer, I32.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, index, word), lower
+
+
+store_32_emulation.__name__ = "store_32"
+emulated(store_32, store_32_emulation)
+
+
 def shared_address_emulation(array, index):
     """shared_address(array, index) -> uint32: where element `index` lies in the block's shared window. PTX ISA, "cvta.to.shared"."""
     return array.base + int(index) * array.dtype.itemsize

@@ -1,1 +1,56 @@
-"""Attention kernels over a paged KV cache: one ladder, from materialised scores to split-KV decoding."""
+"""Attention over a paged KV cache: one ladder of kernels, from materialised scores to split-KV decoding.
+
+    reference            NumPy: the equation; the CPU engine's attention, and the oracle of all others
+    materialized         the way one would write it first: scores in memory, softmax in place, times V; K kept transposed
+    flash_attention_1    online softmax, loop over keys outside, state rescaled in memory
+    flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
+    split_kv             the context split over many blocks, and a merge: for decode steps
+
+Every variant but the reference is a module with two functions:
+
+    attention(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale,
+              sliding_window=0, max_query_len=None, workspace=None, stream=None)
+    workspace_shapes(query, key_cache, block_tables) -> {name: (shape, dtype)}
+
+    query          [T, heads, head_dim], float32, float16 or bfloat16, head_dim a multiple of 8 up to 256; `out` the same, written here
+    key_cache      [num_blocks, block_size, kv_heads, head_dim]; value_cache the same
+    query_start    int32 [B + 1]: sequence b owns rows query_start[b] to query_start[b + 1] (rows of no sequence are not written)
+    context_lens   int32 [B]: keys visible to sequence b, its new tokens included; 0 for padding, whose rows become zeros
+    block_tables   int32 [B, max_blocks]
+    sliding_window 0, or how many newest keys each row sees, itself included
+    max_query_len  a bound, known on the host, on the new tokens of one sequence; default T. Grids are made from it, never from device data
+    workspace      {name: array} as workspace_shapes lists (arguments.py tells more)
+
+NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
+
+This file imports nothing that needs Numba: the CPU engine uses the reference on machines that have none.
+"""
+
+import importlib
+from collections.abc import Mapping
+
+
+class Variants(Mapping):
+    """Name -> module of a variant, imported when it is first asked for."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def __getitem__(self, name):
+        if name not in self.names:
+            raise KeyError(f"no attention kernel is called {name!r}; there are {', '.join(self.names)}")
+        return importlib.import_module(f"{__name__}.{name}")
+
+    def __iter__(self):
+        return iter(self.names)
+
+    def __len__(self):
+        return len(self.names)
+
+
+VARIANTS = Variants("flash_attention_2", "split_kv")
+
+
+def choose(max_query_len, dtype=None):
+    """The fastest variant's name: split_kv where every sequence has one new token at most, else flash_attention_2, for every dtype."""
+    return "split_kv" if max_query_len == 1 else "flash_attention_2"

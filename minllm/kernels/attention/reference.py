@@ -4,15 +4,16 @@ For query row i of a sequence, with the keys k_j and values v_j that it may see:
 
     s_j = scale * (q_i . k_j)          p_j = exp(s_j - max_j s_j) / sum_j exp(s_j - max_j s_j)          out_i = sum_j p_j v_j
 
-(Vaswani et al., "Attention Is All You Need", section 3.2.1; subtracting the maximum changes nothing in exact arithmetic and keeps exp from
-overflowing.) Which keys it may see: a sequence with C keys of which Q belong to new tokens has its query row i at position C - Q + i; the
-row sees keys at positions <= its own (causal), and > its own - sliding_window where a window is given. Query head h reads KV head
-h // (heads // kv_heads) (grouped-query attention, Ainslie et al., arXiv 2305.13245, section 2.2).
+(Vaswani et al., "Attention Is All You Need", section 3.2.1; subtracting the maximum changes nothing in exact arithmetic and keeps exp
+from overflowing.) Which keys it may see: a sequence with C keys of which Q belong to new tokens has its query row i at position C - Q
++ i; the row sees keys at positions <= its own (causal), and > its own - sliding_window where a window is given. Query head h reads KV
+head h // (heads // kv_heads) (grouped-query attention, Ainslie et al., arXiv 2305.13245, section 2.2).
 
-FLOPs: 4 * heads * head_dim for each visible (query, key) pair: 2 for q.k, 2 for p*v. Bytes: K and V of every visible key once for each
-chunk of queries, 2 * kv_heads * head_dim * itemsize a key.
+FLOPs: 4 * heads * head_dim for each visible (query, key) pair: 2 for q.k, 2 for p*v. Bytes: K and V of every visible key once for
+each chunk of queries, 2 * kv_heads * head_dim * itemsize a key.
 
-A row that sees no key at all (a padding sequence with context_lens 0) gives zeros: softmax over nothing is taken as no weight on anything.
+A row that sees no key at all (a padding sequence with context_lens 0) gives zeros: softmax over nothing is taken as no weight on
+anything.
 """
 
 import numpy as np

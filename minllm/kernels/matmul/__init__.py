@@ -1,5 +1,60 @@
-"""The matrix product of every linear layer: its equation and a ladder of kernels."""
+"""The matrix product of every linear layer: its equation and a ladder of kernels, from one thread an output to tensor cores.
 
+    reference     the equation in NumPy
+    naive         one thread an output element
+    tiled         tiles in shared memory, a block of outputs in each thread's registers
+    tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
+    gemv          up to 8 rows, at the speed of memory: decoding
+
+All variants are called alike, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N, K].T + bias [N] with
+float32 sums; `matmul` chooses one by shape.
+"""
+
+import numpy as np
+
+from minllm.kernels.matmul.arguments import DTYPES, HALF_DTYPES, check_arguments
+from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, matmul_gemv
+from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.reference import matmul_reference
+from minllm.kernels.matmul.tensor_core import matmul_tensor_core
+from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.runtime.kernel import check
 
-__all__ = ["matmul_reference"]
+VARIANTS = {"naive": matmul_naive, "tiled": matmul_tiled, "tensor_core": matmul_tensor_core, "gemv": matmul_gemv}
+
+
+def choose(m: int, n: int, k: int, dtype: np.dtype | type | str) -> str:
+    """The variant for x [m, k] and weight [n, k] of `dtype`: gemv while every weight is used so few times that memory is the limit, then tensor cores
+    for half precision, and tiles for float32 (whose tensor cores would round to 10 bits)."""
+    if m <= MAX_ROWS_OF_X:
+        return "gemv"
+    return "tensor_core" if np.dtype(dtype) in HALF_DTYPES else "tiled"
+
+
+def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:
+    """Write x @ weight.T + bias into `out`, by the variant named, or chosen by shape.
+
+    x [M, K], weight [N, K]: one dtype of float32, float16, bfloat16. out [M, N] and bias [N]: that dtype or float32. NumPy arrays run in the simulator, device
+    arrays on the GPU. Raises KernelArgumentError for an unknown variant and for shapes or dtypes that do not fit (see `check_arguments`).
+    """
+    check(variant == "auto" or variant in VARIANTS, f"there is no matmul variant {variant!r}: choose one of {', '.join(VARIANTS)}, or 'auto'")
+    if variant == "auto":
+        m, n, k = check_arguments(x, weight, out, bias)
+        variant = choose(m, n, k, x.dtype)
+    VARIANTS[variant](x, weight, out, bias, stream)
+
+
+__all__ = [
+    "DTYPES",
+    "HALF_DTYPES",
+    "MAX_ROWS_OF_X",
+    "VARIANTS",
+    "check_arguments",
+    "choose",
+    "matmul",
+    "matmul_gemv",
+    "matmul_naive",
+    "matmul_reference",
+    "matmul_tensor_core",
+    "matmul_tiled",
+]

@@ -154,3 +154,27 @@ def check_output(case, arrays, guarded_out):
     error = np.abs(out - expected).max(initial=0.0)
     allowed = allowed_error(case, arrays, expected)
     assert error <= allowed, f"largest error {error:.3g}, allowed {allowed:.3g} (twice torch's in {np.dtype(case.dtype).name})"
+
+
+def run_variant(device, module, case, seed=0, workspace_options=None, **options):
+    """Run a variant's launcher on `device` with poisoned output and scratch, and judge what it wrote; returns the output."""
+    arrays = make_arrays(case, seed)
+    on_device = {
+        name: device.array(getattr(arrays, name))
+        for name in ("query", "key_cache", "value_cache", "query_start", "context_lens", "block_tables")
+    }
+    guarded_out = device.array(arrays.guarded_out)
+    shapes = module.workspace_shapes(arrays.query, arrays.key_cache, arrays.block_tables, **(workspace_options or {}))
+    module.attention(
+        *(on_device[name] for name in ("query", "key_cache", "value_cache")),
+        guarded_out[GUARD_ROWS : GUARD_ROWS + len(arrays.query)],
+        *(on_device[name] for name in ("query_start", "context_lens", "block_tables")),
+        arrays.scale,
+        case.sliding_window,
+        max_query_len=max(1, *case.query_lens),
+        workspace={name: device.array(np.full(shape, np.nan, dtype)) for name, (shape, dtype) in shapes.items()},
+        **options,
+    )
+    guarded_out = np.asarray(device.host(guarded_out))
+    check_output(case, arrays, guarded_out)
+    return guarded_out[GUARD_ROWS:-GUARD_ROWS]

@@ -1,4 +1,4 @@
-"""A model of any shape with random weights and no files: speed depends on the shape, and hardly on the numbers.
+"""A checkpoint of any shape with random weights and no files: speed depends on the shape, and hardly on the numbers.
 
 Hardly, but not never: a GPU draws less power on zeros and then runs at a higher clock, so the weights are real noise of the size that
 trained weights have. Drawing billions of normal numbers would take minutes; instead a few million are drawn, repeated to the length of the
@@ -13,10 +13,7 @@ import numpy as np
 
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
-from minllm.models.model import Model, make_rope_table
 from minllm.models.safetensors_file import TensorEntry
-from minllm.models.weights import Progress, load_weights
-from minllm.ops.protocol import Ops
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STANDARD_DEVIATION = 0.02  # what Llama's matrices are initialised with
@@ -59,9 +56,3 @@ class RandomCheckpoint:
     def dtype(self) -> np.dtype:
         """The dtype of all tensors."""
         return BFLOAT16
-
-
-def random_model(ops: Ops, config: ModelConfig, max_positions: int, seed: int = 0, progress: Progress | None = None) -> Model:
-    """A model of the shape `config` in the arrays of `ops`, for sequences of up to `max_positions` tokens."""
-    weights = load_weights(ops, config, RandomCheckpoint(config, seed), progress)
-    return Model(config, weights, make_rope_table(ops, config, max_positions))

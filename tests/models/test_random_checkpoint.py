@@ -4,10 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.bench.random_model import STANDARD_DEVIATION, RandomCheckpoint
-from minllm.bench.shapes import SHAPES, named_config
 from minllm.models.config_reader import parse_model_config
 from minllm.models.layout import layout_of
+from minllm.models.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 
 CONFIG = parse_model_config(
     dict(
@@ -46,11 +45,3 @@ def test_tensors_differ_from_one_another_and_not_from_run_to_run():
     assert not np.array_equal(first.tensor(names[0]), first.tensor(names[1]))
     assert np.array_equal(first.tensor(names[0]), again.tensor(names[0]))
     assert not np.array_equal(first.tensor(names[0]), other.tensor(names[0]))
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_named_shapes_are_read_as_checkpoints_are(name):
-    config = named_config(name)
-    assert config.model_type == "llama" and config.rope.rope_type == "llama3" and config.rope.factor == 8
-    assert config.head_dim == {"llama-3.2-1b": 64, "llama-3.1-8b": 128}[name]
-    assert config.vocab_size == 128256

@@ -1,0 +1,272 @@
+"""The command line: generate, chat, bench, doctor.
+
+Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
+Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
+"""
+
+import dataclasses
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from minllm.errors import InvalidOptionError, MinLLMError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The LLM inference engine that you can read."
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app.add_typer(bench_app, name="bench")
+
+SAMPLE_PROMPT = "def fibonacci(n):\n"
+CONTROL_C = 130
+
+
+class DeviceName(StrEnum):
+    """Where to compute; auto is a GPU where one can be used."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DtypeName(StrEnum):
+    """What weights and activations are stored as; auto is what the checkpoint holds."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+ModelOption = Annotated[
+    Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.", show_default=False)
+]
+DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
+VariantOption = Annotated[
+    list[str] | None, typer.Option("--variant", metavar="STAGE=NAME", help="Use this kernel for a stage (GPU). May be repeated.")
+]
+MaxTokensOption = Annotated[int | None, typer.Option(help="Most tokens to generate.", show_default=False)]
+TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
+TopPOption = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens that sum to this.", show_default=False)]
+TopKOption = Annotated[int | None, typer.Option(help="Sample among this many likeliest tokens; 0 is all.", show_default=False)]
+MinPOption = Annotated[float | None, typer.Option(help="Drop tokens less likely than this times the likeliest.", show_default=False)]
+PenaltyOption = Annotated[float | None, typer.Option(help="Above 1, tokens that occurred become less likely.", show_default=False)]
+SeedOption = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default=False)]
+StopOption = Annotated[list[str] | None, typer.Option(help="End before this text. May be repeated.", show_default=False)]
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns what users meet into exit codes: our errors into a line and 1, Ctrl-C into 130, a reader that went away into silence and 0."""
+    try:
+        yield
+    except MinLLMError as error:
+        sys.stdout.flush()
+        print(f"minllm: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        raise typer.Exit(CONTROL_C) from None
+    except BrokenPipeError:
+        # Python flushes standard output once more as it ends, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def print_version(wanted: bool) -> None:
+    """--version."""
+    if wanted:
+        typer.echo(f"minllm {importlib.metadata.version('minllm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """The LLM inference engine that you can read."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
+    model: ModelOption = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: PenaltyOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    variant: VariantOption = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
+    card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
+) -> None:
+    """Continue a text, streaming, and print how fast it went."""
+    from minllm.bench.report_card import as_table, card_of
+
+    if prompt is None and model is not None:
+        raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
+    with user_errors():
+        text = read_prompt(prompt)
+        llm = load(model, device, dtype, variant)
+        params = sampling_params(
+            llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
+        )  # fmt: skip
+        with llm.stream(text, params) as stream:
+            show([text] if echo or prompt is None else [], stream)
+        if card:
+            Console(stderr=True, highlight=False).print("", as_table(card_of(llm, stream.output)), sep="\n")
+
+
+@app.command()
+def chat(
+    model: ModelOption = None,
+    system: Annotated[str | None, typer.Option(help="System message, said before the conversation.", show_default=False)] = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: PenaltyOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    variant: VariantOption = None,
+) -> None:
+    """Talk with a model through its chat template; an empty line or end of input ends it."""
+    with user_errors():
+        llm = load(model, device, dtype, variant)
+        params = sampling_params(
+            llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
+        )  # fmt: skip
+        messages = [{"role": "system", "content": system}] if system else []
+        for line in user_lines():
+            messages.append({"role": "user", "content": line})
+            with llm.chat(messages, params, stream=True) as stream:
+                show([], stream)
+            messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
+
+
+@bench_app.command("generate")
+def bench_generate(
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, llama-3.2-1b, llama-3.1-8b (random weights), or a directory.")
+    ] = "bundled",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 5,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    variant: VariantOption = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Time to the first token, and decode speed held against the memory's limit: one sequence, greedy."""
+    from minllm.bench import generate as benchmark
+
+    with user_errors():
+        options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant))
+        benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
+
+
+@app.command()
+def doctor() -> None:
+    """Look for what is wrong with this machine, and say which command mends it."""
+    from minllm.doctor import diagnose, is_broken
+    from minllm.machine import look
+
+    marks = {"ok": "[green]ok[/]", "note": "[cyan]note[/]", "problem": "[bold red]problem[/]"}
+    with user_errors():
+        findings = diagnose(look())
+        console = Console(highlight=False, soft_wrap=True)
+        for finding in findings:
+            console.print(f"{marks[finding.level]:<8} {finding.subject}: ", end="")
+            console.print(finding.text, markup=False)
+            if finding.mend:
+                console.print(f"         mend it: {finding.mend}", markup=False)
+        if is_broken(findings):
+            raise typer.Exit(1)
+
+
+def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None):
+    """The LLM that the options ask for, with progress bars on standard error where somebody watches."""
+    from minllm import LLM
+
+    progress = sys.stderr.isatty()
+    return LLM(model, device=device.value, dtype=dtype.value, kernel_variants=variants(variant), progress=progress)
+
+
+def variants(texts: list[str] | None) -> dict[str, str] | None:
+    """["attention=naive"] as {"attention": "naive"}."""
+    pairs = {}
+    for text in texts or []:
+        stage, equals, name = text.partition("=")
+        if not (stage and equals and name):
+            raise InvalidOptionError(f"--variant {text} is not allowed: write STAGE=NAME, for example --variant matmul=naive.")
+        pairs[stage] = name
+    return pairs or None
+
+
+def sampling_params(llm, **wishes: Any):
+    """The model's own defaults with what was asked for on the command line."""
+    given = {name: value for name, value in wishes.items() if value is not None}
+    return dataclasses.replace(llm.get_default_sampling_params(), **given)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The prompt as given, the whole of standard input for "-", or our sample where there is none."""
+    if prompt is None:
+        return SAMPLE_PROMPT
+    if prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidOptionError(f"standard input is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
+
+
+def user_lines() -> Iterator[str]:
+    """What the user types, line by line, until an empty line or the end of the input."""
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line
+
+
+def show(before: Iterable[str], stream: Iterable[str]) -> None:
+    """Writes pieces as they come, each at once, and a line's end after the last."""
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows something else
+    last = ""
+    for pieces in (before, stream):
+        for piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            last = piece
+    if not last.endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()

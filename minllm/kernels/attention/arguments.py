@@ -1,0 +1,101 @@
+"""What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
+
+Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says
+what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty
+where it needs none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the
+dictionary as `workspace`; its contents need not be set, and may be used for something else between calls. Without a workspace a
+launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.runtime.kernel import check
+
+LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
+DTYPES = ("float32", "float16", "bfloat16")
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """The sizes of one call, read off the arrays' shapes."""
+
+    tokens: int  # T, new tokens of all sequences
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    sequences: int  # B
+    max_blocks: int  # columns of the block tables
+
+    @property
+    def group(self):
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def max_context_len(self):
+        """More keys than this no sequence can have: its row of the block table ends."""
+        return self.max_blocks * self.block_size
+
+
+def sizes_of(query, key_cache, block_tables):
+    """AttentionSizes from query [T, heads, head_dim], key_cache [num_blocks, block_size, kv_heads, head_dim], block_tables [B, blocks]."""
+    tokens, heads, head_dim = query.shape
+    _, block_size, kv_heads, _ = key_cache.shape
+    sequences, max_blocks = block_tables.shape
+    return AttentionSizes(tokens, heads, kv_heads, head_dim, block_size, sequences, max_blocks)
+
+
+def check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window):
+    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes."""
+    check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
+    check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
+    check(block_tables.ndim == 2, f"block_tables has shape {block_tables.shape}; it must be [sequences, max_blocks]")
+    sizes = sizes_of(query, key_cache, block_tables)
+    dtype = str(query.dtype)
+    check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
+    for name, array in (("key_cache", key_cache), ("value_cache", value_cache), ("out", out)):
+        check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
+    same_shape = tuple(value_cache.shape) == tuple(key_cache.shape)
+    check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
+    check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
+    check(key_cache.shape[3] == sizes.head_dim, f"the cache holds head_dim {key_cache.shape[3]}, the query has {sizes.head_dim}")
+    check(
+        sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM,
+        f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}",
+    )
+    check(sizes.heads % sizes.kv_heads == 0, f"{sizes.heads} query heads cannot share {sizes.kv_heads} KV heads evenly")
+    for name, array, length in (("query_start", query_start, sizes.sequences + 1), ("context_lens", context_lens, sizes.sequences)):
+        check(tuple(array.shape) == (length,), f"{name} has shape {array.shape}; {sizes.sequences} sequences need ({length},)")
+    for name, array in (("query_start", query_start), ("context_lens", context_lens), ("block_tables", block_tables)):
+        check(str(array.dtype) == "int32", f"{name} is {array.dtype}; it must be int32")
+    check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
+    check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
+    return sizes
+
+
+def query_len_bound(max_query_len, sizes):
+    """The bound on new tokens of one sequence that grids are made from: the caller's, else all tokens of the batch."""
+    if max_query_len is None:
+        return sizes.tokens
+    check(max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
+    return max_query_len
+
+
+def scratch_arrays(workspace, shapes, query):
+    """The arrays named in `shapes`: the caller's, checked; in the simulator, where the caller gave none, fresh NumPy arrays full of NaN."""
+    if workspace is None:
+        missing = "attention was called on a GPU without its workspace; allocate what workspace_shapes(...) lists: "
+        check(isinstance(query, np.ndarray) or not shapes, missing + ", ".join(shapes))
+        return {name: np.full(shape, np.nan, dtype) for name, (shape, dtype) in shapes.items()}
+    for name, (shape, dtype) in shapes.items():
+        check(name in workspace, f"the workspace lacks {name!r}; workspace_shapes(...) lists what it must hold")
+        array = workspace[name]
+        check(
+            tuple(array.shape) == tuple(shape) and str(array.dtype) == np.dtype(dtype).name,
+            f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {np.dtype(dtype).name} {tuple(shape)}",
+        )
+    return workspace

@@ -1,0 +1,322 @@
+"""FlashAttention-2 over a paged KV cache, on tensor cores: the kernel for prompts, whole or in chunks.
+
+The maths is online softmax (Milakov and Gimelshein, arXiv 1805.02867). A row keeps its maximum m, its sum l and its output o, and
+folds in one tile of keys at a time:
+
+    s_j = scale * (q . k_j)     m' = max(m, max_j s_j)     p_j = exp(s_j - m')     l' = l exp(m - m') + sum_j p_j
+    o' = o exp(m - m') + sum_j p_j v_j          and at the end  out = o / l
+
+FlashAttention-2 (Dao, arXiv 2307.08691, section 3) puts the loop over queries outside: a block owns a tile of queries and walks over
+the keys, so m, l and o stay in registers, nothing is rescaled in memory, and tiles of queries run in parallel. Keys that no row of
+the tile may see, those after its last row and those before its first row's window, are never loaded: half of the work of a causal
+prompt.
+
+FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: Q and out once, K and V once a tile of queries and head (most of it
+from L2): 2 * head_dim * itemsize a key, for 4 * QUERY_TILE * head_dim FLOPs: an intensity of 2 * QUERY_TILE / itemsize = 64 FLOP a
+byte from L2 for 64 rows of bf16, and far more from memory.
+
+How threads map to data: grid (query tiles, heads, sequences), the longest tiles first. A warp owns 16 rows. Both products are
+mma.m16n8k16; scores come out of the first in just the registers in which the second wants its A operand (section 3.3 of the paper:
+warps split the queries, and exchange nothing). Q, K and V tiles come by cp.async; V travels while the scores are computed, and the
+next K while softmax and the second product run. Shared rows are padded by 16 bytes, so that the eight rows of an ldmatrix tile fall
+into different banks. A head_dim that is no multiple of 16 is padded with zeros in shared memory.
+"""
+
+import functools
+import math
+
+from numba import cuda, float32, int64, uint32
+
+from minllm.kernels.attention import flash_attention_2_float32
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
+from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.ptx import (
+    cp_async_16,
+    cp_async_commit_group,
+    cp_async_wait_group_0,
+    ex2,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_f16,
+    pack_bf16x2,
+    pack_f16x2,
+    shared_address,
+    store_128,
+)
+from minllm.runtime.kernel import kernel, launch
+
+ALL_LANES = 0xFFFFFFFF
+MINUS_INFINITY = -math.inf
+
+
+def workspace_shapes(query, key_cache, block_tables):
+    """FlashAttention-2 needs no scratch memory."""
+    return {}
+
+
+def tiles_for(head_dim):
+    """(query rows, keys, warps) of a block's tiles: smaller for large heads, whose accumulators fill the registers."""
+    if head_dim <= 128:
+        return 64, 64, 4
+    return 64, 32, 4
+
+
+@functools.cache
+def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
+    """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16."""
+    multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
+    threads = 32 * warps
+    row_tiles = query_tile // (16 * warps)  # 16-row tiles of a warp
+    padded_dim = -(-head_dim // 16) * 16
+    steps = padded_dim // 16  # mma steps along head_dim
+    key_pairs = key_tile // 16  # pairs of 8-key tiles, as ldmatrix.x4 brings them
+    key_tiles = key_tile // 8
+    dim_tiles = padded_dim // 8
+    chunks = padded_dim // 8  # 16-byte chunks of a shared row
+    row_words = (padded_dim + 8) // 2  # 32-bit words from one shared row to the next
+    keys_at = query_tile * row_words  # shared memory, in words: Q, then K, then V
+    values_at = keys_at + key_tile * row_words
+    shared_bytes = 4 * (values_at + key_tile * row_words)
+    query_in_registers = padded_dim * row_tiles <= 128  # else its fragments are read again for every tile of keys
+    query_words = 4 * steps * row_tiles if query_in_registers else 4 * row_tiles
+    weight_words = 4 * row_tiles
+    score_count, out_count, half_rows = 4 * key_tiles * row_tiles, 4 * dim_tiles * row_tiles, 2 * row_tiles
+
+    @cuda.jit(device=True)
+    def copy_query_tile(query, token, head, rows, shared):
+        """Start copying rows token to token + rows of one head; rows of the tile beyond them become zeros."""
+        heads = query.shape[1]
+        chunk = cuda.threadIdx.x
+        while chunk < query_tile * chunks:
+            row, column = chunk // chunks, chunk % chunks * 8
+            inside = row < rows and column < head_dim
+            index = (int64(token + row) * heads + head) * head_dim + column if inside else int64(0)
+            cp_async_16(shared_address(shared, row * row_words + column // 2), query, index, 16 if inside else 0)
+            chunk += threads
+
+    @cuda.jit(device=True)
+    def copy_cache_tile(cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, at):
+        """Start copying keys (or values) first_key to first_key + key_tile; those outside of the visible range become zeros."""
+        kv_heads = cache.shape[2]
+        chunk = cuda.threadIdx.x
+        while chunk < key_tile * chunks:
+            row, column = chunk // chunks, chunk % chunks * 8
+            position = first_key + row
+            inside = visible_start <= position and position < visible_stop and column < head_dim
+            index = int64(0)
+            if inside:
+                block = block_tables[sequence, uint32(position) // uint32(block_size)]
+                slot = int64(block) * block_size + uint32(position) % uint32(block_size)
+                index = (slot * kv_heads + kv_head) * head_dim + column
+            cp_async_16(shared_address(shared, at + row * row_words + column // 2), cache, index, 16 if inside else 0)
+            chunk += threads
+
+    @cuda.jit(device=True)
+    def load_query_fragments(fragments, at, shared, warp_row, row_tile, step, lane):
+        """A operand of one step: rows by lane % 16, left and right 8 columns by lane // 16."""
+        row = warp_row + 16 * row_tile + lane % 16
+        ldmatrix_x4(fragments, at, shared_address(shared, row * row_words + step * 8 + lane // 16 * 4))
+
+    @cuda.jit(device=True)
+    def multiply_query_key(scores, query_fragments, shared, warp_row, lane):
+        """scores[16-row tile, 8-key tile] = Q K^T of the tiles in shared memory."""
+        key_fragments = cuda.local.array(4, uint32)
+        for i in range(score_count):
+            scores[i] = float32(0.0)
+        for step in range(steps):
+            if not query_in_registers:
+                for row_tile in range(row_tiles):
+                    load_query_fragments(query_fragments, 4 * row_tile, shared, warp_row, row_tile, step, lane)
+            for pair in range(key_pairs):
+                row = 16 * pair + lane % 8 + lane // 16 * 8  # two 8-key tiles, each with its left and right 8 columns
+                ldmatrix_x4(key_fragments, 0, shared_address(shared, keys_at + row * row_words + step * 8 + lane // 8 % 2 * 4))
+                for row_tile in range(row_tiles):
+                    a = 4 * (row_tile * steps + step) if query_in_registers else 4 * row_tile
+                    c = 4 * (row_tile * key_tiles + 2 * pair)
+                    multiply(scores, c, query_fragments, a, key_fragments, 0)
+                    multiply(scores, c + 4, query_fragments, a, key_fragments, 2)
+
+    @cuda.jit(device=True)
+    def mask(scores, first_key, row_position, sliding_window, lane):
+        """Scores of keys that a row may not see become -inf; row_position is the position of the warp's row lane // 4."""
+        for row_tile in range(row_tiles):
+            for i in range(4):
+                last = row_position + 16 * row_tile + i // 2 * 8
+                first = last - sliding_window + 1 if sliding_window > 0 else 0
+                for key_tile_index in range(key_tiles):
+                    key = first_key + 8 * key_tile_index + 2 * (lane % 4) + i % 2
+                    if key > last or key < first:
+                        scores[4 * (row_tile * key_tiles + key_tile_index) + i] = float32(MINUS_INFINITY)
+
+    @cuda.jit(device=True)
+    def fold_softmax(scores, maxima, sums, acc, scale):
+        """Scores become exp(scores - new maximum); maxima, sums and accumulators follow. Rows are spread over four lanes."""
+        for half in range(half_rows):  # rows lane // 4 and lane // 4 + 8 of each 16-row tile
+            first_score = half // 2 * key_tiles * 4 + half % 2 * 2
+            tile_maximum = maxima[half]
+            for i in range(key_tiles):
+                tile_maximum = max(tile_maximum, max(scores[first_score + 4 * i], scores[first_score + 4 * i + 1]))
+            tile_maximum = max(tile_maximum, cuda.shfl_xor_sync(ALL_LANES, tile_maximum, 1))
+            tile_maximum = max(tile_maximum, cuda.shfl_xor_sync(ALL_LANES, tile_maximum, 2))
+            shift = finite_or_zero(tile_maximum) * scale
+            correction = ex2(maxima[half] * scale - shift)
+            maxima[half] = tile_maximum
+            total = sums[half] * correction  # of this lane's keys only; the four lanes add theirs at the end
+            for i in range(key_tiles):
+                for j in range(2):
+                    weight = ex2(scores[first_score + 4 * i + j] * scale - shift)
+                    scores[first_score + 4 * i + j] = weight
+                    total += weight
+            sums[half] = total
+            first_out = half // 2 * dim_tiles * 4 + half % 2 * 2
+            for i in range(dim_tiles):
+                acc[first_out + 4 * i] *= correction
+                acc[first_out + 4 * i + 1] *= correction
+
+    @cuda.jit(device=True)
+    def multiply_weights_values(acc, weights, shared, lane):
+        """acc[16-row tile, 8-column tile] += P V; P's accumulator registers, packed to 16 bits, are the A operand."""
+        weight_fragments = cuda.local.array(weight_words, uint32)
+        value_fragments = cuda.local.array(4, uint32)
+        for pair in range(key_pairs):
+            for row_tile in range(row_tiles):
+                w = 4 * (row_tile * key_tiles + 2 * pair)
+                for i in range(4):
+                    weight_fragments[4 * row_tile + i] = pack(weights[w + 2 * i], weights[w + 2 * i + 1])
+            for dim_pair in range(steps):
+                row = 16 * pair + lane % 16
+                ldmatrix_x4_trans(value_fragments, 0, shared_address(shared, values_at + row * row_words + dim_pair * 8 + lane // 16 * 4))
+                for row_tile in range(row_tiles):
+                    c = 4 * (row_tile * dim_tiles + 2 * dim_pair)
+                    multiply(acc, c, weight_fragments, 4 * row_tile, value_fragments, 0)
+                    multiply(acc, c + 4, weight_fragments, 4 * row_tile, value_fragments, 2)
+
+    @cuda.jit(device=True)
+    def store_rows(acc, sums, out, token, head, rows, shared, warp_row, lane):
+        """out = acc / sums, through the warp's own rows of the Q tile, so that memory is written 16 bytes at a time."""
+        heads = out.shape[1]
+        for half in range(half_rows):
+            total = sums[half] + cuda.shfl_xor_sync(ALL_LANES, sums[half], 1)
+            inverse = reciprocal_or_zero(total + cuda.shfl_xor_sync(ALL_LANES, total, 2))
+            first_out = half // 2 * dim_tiles * 4 + half % 2 * 2
+            row = warp_row + half // 2 * 16 + half % 2 * 8 + lane // 4
+            for i in range(dim_tiles):
+                word = pack(acc[first_out + 4 * i] * inverse, acc[first_out + 4 * i + 1] * inverse)
+                shared[row * row_words + 4 * i + lane % 4] = word
+        cuda.syncwarp()
+        chunk = lane
+        while chunk < 16 * row_tiles * chunks:
+            row, column = warp_row + chunk // chunks, chunk % chunks * 8
+            if row < rows and column < head_dim:
+                at = row * row_words + column // 2
+                index = (int64(token + row) * heads + head) * head_dim + column
+                store_128(out, index, shared[at], shared[at + 1], shared[at + 2], shared[at + 3])
+            chunk += 32
+
+    @kernel
+    def flash_attention_2_kernel(
+        query,  # [tokens, heads, head_dim]
+        key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
+        value_cache,  # the same
+        out,  # [tokens, heads, head_dim]
+        query_start,  # [sequences + 1]
+        context_lens,  # [sequences]
+        block_tables,  # [sequences, max_blocks]
+        scale,  # times log2(e): exponentials are to base 2
+        sliding_window,
+    ):
+        shared = cuda.shared.array(0, uint32, alignment=128)
+        sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
+        kv_head = head // (query.shape[1] // key_cache.shape[2])
+        first_row = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * query_tile
+        token = query_start[sequence] + first_row
+        rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on
+        if rows <= 0:
+            return
+        lane, warp_row = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32 * 16 * row_tiles
+        context_len = context_lens[sequence]
+        first_position = context_len - rows  # of the tile's first row
+        visible_start = max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0
+        visible_stop = max(0, min(context_len, first_position + query_tile))
+        first_key = visible_start - visible_start % key_tile
+
+        query_fragments = cuda.local.array(query_words, uint32)
+        scores = cuda.local.array(score_count, float32)
+        acc = cuda.local.array(out_count, float32)
+        maxima = cuda.local.array(half_rows, float32)
+        sums = cuda.local.array(half_rows, float32)
+        for i in range(out_count):
+            acc[i] = float32(0.0)
+        for i in range(half_rows):
+            maxima[i] = float32(MINUS_INFINITY)
+            sums[i] = float32(0.0)
+
+        copy_query_tile(query, token, head, rows, shared)
+        copy_cache_tile(key_cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, keys_at)
+        cp_async_commit_group()
+        if query_in_registers:
+            cp_async_wait_group_0()
+            cuda.syncthreads()
+            for row_tile in range(row_tiles):
+                for step in range(steps):
+                    load_query_fragments(query_fragments, 4 * (row_tile * steps + step), shared, warp_row, row_tile, step, lane)
+        while first_key < visible_stop:
+            cp_async_wait_group_0()
+            cuda.syncthreads()  # this tile of K has arrived, and nobody reads the last tile of V any more
+            copy_cache_tile(value_cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, values_at)
+            cp_async_commit_group()
+            multiply_query_key(scores, query_fragments, shared, warp_row, lane)
+            cp_async_wait_group_0()
+            cuda.syncthreads()  # this tile of V has arrived, and nobody reads this tile of K any more
+            next_key = first_key + key_tile
+            if next_key < visible_stop:
+                copy_cache_tile(key_cache, block_tables, sequence, kv_head, next_key, visible_start, visible_stop, shared, keys_at)
+            cp_async_commit_group()
+            row_position = first_position + warp_row + lane // 4
+            at_the_end = next_key > first_position + 1
+            at_the_start = sliding_window > 0 and first_key <= first_position + query_tile - 1 - sliding_window
+            if at_the_end or at_the_start:
+                mask(scores, first_key, row_position, sliding_window, lane)
+            fold_softmax(scores, maxima, sums, acc, scale)
+            multiply_weights_values(acc, scores, shared, lane)
+            first_key = next_key
+        cp_async_wait_group_0()
+        cuda.syncwarp()
+        store_rows(acc, sums, out, token, head, rows, shared, warp_row, lane)
+
+    return flash_attention_2_kernel, threads, shared_bytes
+
+
+def attention(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    workspace=None,
+    stream=None,
+    tiles=None,
+):
+    """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
+
+    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. float32 goes to flash_attention_2_float32.
+    """
+    sizes = check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window)
+    longest = query_len_bound(max_query_len, sizes)
+    dtype = str(query.dtype)
+    if dtype == "float32":
+        flash_attention_2_float32.attention(
+            query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window, max_query_len, stream=stream
+        )
+        return
+    query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim)
+    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, query_tile, key_tile, warps)
+    grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
+    arguments = (query, key_cache, value_cache, out, query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
+    launch(chosen, grid, threads, arguments, stream, shared_bytes)

@@ -1,0 +1,99 @@
+"""Tiles of a matrix in shared memory, for the tensor-core product: where their elements lie, and how they get there.
+
+A tile is `rows` x tile_k elements of a row-major matrix, in pieces of 16 bytes (chunks: 8 half-precision elements). That is what one cp.async copies and
+what ldmatrix reads: eight rows at once, one chunk of each.
+
+Swizzle. Shared memory has 32 banks of 4 bytes; 8 chunks fill them all. If chunk c of row r lay at place r * chunks + c, the same chunk of eight
+rows of 128 bytes would lie in the same four banks, and ldmatrix would take eight turns. So it lies at c xor (r mod 8) within its row: the same chunk of
+eight neighbouring rows then lies at eight different places. (xor is its own inverse and keeps a row's chunks within the row.) Where a row is
+shorter than 128 bytes, 8 / chunks rows share the banks, and the row counts that much slower.
+
+Source: PTX ISA, "cp.async" (with src-size: bytes beyond it are filled with zeros) and "ldmatrix"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA".
+"""
+
+from numba import cuda, float32, int64, uint32
+
+from minllm import ptx
+
+CHUNK = 8  # elements in 16 bytes
+PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
+
+
+def make_place_of_chunk(tile_k: int):
+    """The device function that swizzles: (row, chunk) of a tile -> where the chunk lies, counted in chunks from the tile's start."""
+    chunks = tile_k // CHUNK
+    rows_across_the_banks = max(CHUNK // chunks, 1)
+    mask = min(chunks, CHUNK) - 1
+
+    @cuda.jit(device=True)
+    def place_of_chunk(row, chunk):
+        return uint32(row * chunks + (chunk ^ ((row // rows_across_the_banks) & mask)))
+
+    return place_of_chunk
+
+
+def make_copy_tile(rows: int, tile_k: int, threads: int):
+    """Two device functions for sources whose rows all begin on a multiple of 16 bytes: (find_rows, copy_tile).
+
+    find_rows notes, once, where in the source the rows lie that this thread copies; copy_tile starts the cp.async of one tile. Rows beyond the edge repeat
+    the last one: they only reach outputs that are not stored. Columns beyond the edge are zeros, because they are summed.
+    """
+    chunks = tile_k // CHUNK
+    copies = rows * chunks // threads  # 16-byte copies of each thread
+    place_of_chunk = make_place_of_chunk(tile_k)
+
+    @cuda.jit(device=True)
+    def find_rows(source, first_row, thread, starts):
+        """starts[copy] = the flat index of the chunk in the source's first tile that is this thread's `copy`-th; source [*, K]."""
+        for copy in range(copies):
+            row = first_row + thread // uint32(chunks) + uint32(copy * threads // chunks)
+            starts[copy] = min(int64(row), source.shape[0] - 1) * source.shape[1] + thread % uint32(chunks) * CHUNK
+
+    @cuda.jit(device=True)
+    def copy_tile(source, starts, first_k, shared, first_word, thread):
+        """The tile that begins at column `first_k` of the source -> words from `first_word` on of `shared` (uint32)."""
+        address = ptx.shared_address(shared, first_word)
+        chunk = thread % uint32(chunks)
+        # K is a multiple of 8, so a chunk is within the row or beyond it: then nothing is read, and zeros are written.
+        valid_bytes = uint32(16) if first_k + chunk * CHUNK < source.shape[1] else uint32(0)
+        for copy in range(copies):
+            row = thread // uint32(chunks) + uint32(copy * threads // chunks)
+            place = uint32(address + uint32(16) * place_of_chunk(row, chunk))
+            ptx.cp_async_16(place, source, starts[copy] + first_k, valid_bytes)
+
+    return find_rows, copy_tile
+
+
+def make_copy_tile_by_elements(rows: int, tile_k: int, threads: int, dtype: str):
+    """The same two for sources whose rows begin anywhere: each thread reads 8 elements one by one, packs them and stores them at once."""
+    chunks = tile_k // CHUNK
+    copies = rows * chunks // threads
+    place_of_chunk = make_place_of_chunk(tile_k)
+    pack = PACK[dtype]
+
+    @cuda.jit(device=True)
+    def find_rows(source, first_row, thread, starts):
+        """starts[copy] = the row of this thread's `copy`-th chunk."""
+        for copy in range(copies):
+            row = first_row + thread // uint32(chunks) + uint32(copy * threads // chunks)
+            starts[copy] = min(int64(row), source.shape[0] - 1)
+
+    @cuda.jit(device=True)
+    def element(source, row, k):
+        """source[row, k] as float32, which is exact; 0 beyond the edge."""
+        if k < source.shape[1]:
+            return float32(source[row, k])
+        return float32(0.0)
+
+    @cuda.jit(device=True)
+    def copy_tile(source, starts, first_k, shared, first_word, thread):
+        """The tile that begins at column `first_k` of the source -> words from `first_word` on of `shared` (uint32)."""
+        chunk = thread % uint32(chunks)
+        for copy in range(copies):
+            row = thread // uint32(chunks) + uint32(copy * threads // chunks)
+            word = first_word + uint32(4) * place_of_chunk(row, chunk)
+            for pair in range(4):
+                k = first_k + chunk * CHUNK + 2 * pair
+                shared[word + pair] = pack(element(source, starts[copy], k), element(source, starts[copy], k + 1))
+
+    return find_rows, copy_tile

@@ -1,0 +1,120 @@
+"""Generation with real forwards in NumPy: against transformers, and against itself however requests are batched."""
+
+import numpy as np
+import pytest
+
+from minllm import LLM, SamplingParams
+from tests.engine.models import model_directory, transformers_greedy
+from tests.models.random_models import FAMILIES, prompt
+
+PROMPTS = [prompt(length) for length in (1, 17, 130)]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+def tokens_of(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers(family):
+    with LLM(model_directory(family), device="cpu", max_model_len=160) as llm:
+        ours = tokens_of(llm.generate(PROMPTS, GREEDY))
+    assert ours == [transformers_greedy(family, token_ids, 20) for token_ids in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 2},
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 1, "max_num_seqs": 3},
+        {"block_size": 1},
+        {"block_size": 7},
+        {"block_size": 256},
+    ],
+)
+def test_how_requests_are_batched_changes_no_token(llm, options):
+    prompts = [*PROMPTS[:2], prompt(16), prompt(15, seed=1), prompt(40)]
+    alone = [tokens_of(llm.generate([token_ids], GREEDY))[0] for token_ids in prompts]
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, **options) as other:
+        assert tokens_of(other.generate(prompts, GREEDY)) == alone
+        assert other.engine.pool.num_used == 0
+
+
+def test_a_batch_of_one_equals_a_batch_of_many(llm):
+    prompts = [prompt(length) for length in (3, 9, 27, 31, 5, 64)]
+    lengths = [1, 5, 20, 13, 2, 7]
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+    together = tokens_of(llm.generate(prompts, params))
+    assert list(map(len, together)) == lengths
+    assert together == [tokens_of(llm.generate(p, one))[0] for p, one in zip(prompts, params, strict=True)]
+
+
+def test_a_small_cache_takes_requests_in_turns(llm):
+    """Four blocks of 16: two of these requests at a time."""
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=1) as small:
+        assert small.engine.pool.num_blocks == 4
+        small._batching.max_num_seqs = 8
+        prompts = [prompt(12, seed=seed) for seed in range(5)]
+        assert tokens_of(small.generate(prompts, GREEDY)) == tokens_of(llm.generate(prompts, GREEDY))
+
+
+def test_seeded_requests_repeat_and_ignore_their_neighbours(llm):
+    seeded = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=16, seed=0)
+    text = llm.generate("def f(", seeded)[0].outputs[0].text
+    assert llm.generate("def f(", seeded)[0].outputs[0].text == text
+    crowd = [SamplingParams(temperature=0.7, max_tokens=n, seed=n) for n in (3, 16, 9)]
+    assert llm.generate(["class A", "def f(", "import", "for"], [crowd[0], seeded, *crowd[1:]])[1].outputs[0].text == text
+    different = {llm.generate("def f(", SamplingParams(temperature=1.0, max_tokens=16, seed=seed))[0].outputs[0].text for seed in range(4)}
+    assert len(different) == 4
+
+
+def test_the_engine_seed_repeats_a_whole_run():
+    def run(seed):
+        with LLM(model_directory("llama3"), device="cpu", max_model_len=64, seed=seed) as llm:
+            params = SamplingParams(temperature=1.0, max_tokens=10)
+            return [output.outputs[0].text for _ in range(2) for output in llm.generate(["a", "a"], params)]
+
+    first = run(7)
+    assert run(7) == first != run(8)
+    assert len(set(first)) == 4, "requests without a seed must differ from each other"
+
+
+def test_outputs_and_metrics(llm):
+    outputs = llm.generate(["def f(x):", prompt(5)], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    assert outputs[0].prompt == "def f(x):" and outputs[1].prompt is None
+    assert outputs[0].prompt_token_ids == llm.tokenizer.encode("def f(x):") and outputs[1].prompt_token_ids == prompt(5)
+    for output in outputs:
+        completion = output.outputs[0]
+        assert output.finished and len(output.outputs) == 1 and completion.index == 0
+        assert completion.text == llm.tokenizer.decode(completion.token_ids)
+        assert completion.logprobs is completion.cumulative_logprob is None
+        assert output.metrics.prompt_tokens == len(output.prompt_token_ids) and output.metrics.generated_tokens == 9
+        assert output.metrics.time_to_first_token > 0
+        assert output.metrics.decode_tokens_per_second == pytest.approx(8 / output.metrics.decode_seconds)
+    assert outputs[0].request_id != outputs[1].request_id
+
+
+def test_default_parameters_are_the_checkpoints(llm):
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0, max_tokens=12)
+    assert tokens_of(llm.generate(prompt(9))) == tokens_of(llm.generate(prompt(9), SamplingParams(temperature=0, max_tokens=12)))
+
+
+def test_one_prompt_or_a_list_of_it(llm):
+    for single in ("def f(", prompt(4), tuple(prompt(4)), np.array(prompt(4))):
+        assert tokens_of(llm.generate(single, GREEDY)) == tokens_of(llm.generate([single], GREEDY))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_generates_what_its_own_logits_say(dtype):
+    with LLM(model_directory("llama3"), device="cpu", dtype=dtype, max_model_len=64) as llm:
+        tokens = llm.generate(prompt(17), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].outputs[0].token_ids
+        logits = llm.logits(prompt(17) + tokens[:-1])[16:]
+        chosen = np.take_along_axis(logits, np.array(tokens)[:, None], axis=1)[:, 0]
+        assert (chosen >= logits.max(axis=1) - 0.02 * np.abs(logits).max()).all()  # rounding differs between one token and many
+
+
+def test_the_checkpoints_dtype_is_the_default():
+    with LLM(model_directory("llama3", "bfloat16"), device="cpu", max_model_len=64) as llm:
+        assert str(llm.engine.ops.dtype) == "bfloat16"

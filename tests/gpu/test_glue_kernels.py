@@ -1,0 +1,109 @@
+"""The small kernels on a device: the simulator's cases, larger ones, and arrays beyond 2**31 elements."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minllm.kernels.embedding.lookup import embedding
+from minllm.kernels.kv.append import append
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from tests.kernels.activation.cases import GPU_CASES as ACTIVATION_CASES
+from tests.kernels.activation.cases import check_gelu, check_silu_and_multiply
+from tests.kernels.embedding.cases import GPU_CASES as EMBEDDING_CASES
+from tests.kernels.embedding.cases import check_embedding
+from tests.kernels.guarded import DTYPES, poisoned, random
+from tests.kernels.kv.cases import APPEND_GPU_CASES, QKV_GPU_CASES, check_append, check_qkv_rope_append
+from tests.kernels.normalization.cases import GPU_CASES as NORM_CASES
+from tests.kernels.normalization.cases import check_layer_norm, check_rms_norm
+from tests.kernels.rope.cases import GPU_CASES as ROPE_CASES
+from tests.kernels.rope.cases import check_rope
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", EMBEDDING_CASES, ids=str)
+def test_embedding(case, dtype, device):
+    check_embedding(case, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", NORM_CASES, ids=str)
+def test_rms_norm(case, dtype, device):
+    check_rms_norm(case, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", NORM_CASES, ids=str)
+def test_layer_norm(case, dtype, device):
+    check_layer_norm(case, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", ROPE_CASES, ids=str)
+def test_rope(case, dtype, device):
+    check_rope(case, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
+def test_silu_and_multiply(case, dtype, device):
+    check_silu_and_multiply(case, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
+def test_gelu(case, approximate, dtype, device):
+    check_gelu(case, approximate, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", APPEND_GPU_CASES, ids=str)
+def test_append(case, dtype, device):
+    check_append(case, dtype, device)
+
+
+@every_dtype
+@pytest.mark.parametrize("case", QKV_GPU_CASES, ids=str)
+def test_qkv_rope_append(case, dtype, device):
+    check_qkv_rope_append(case, dtype, device)
+
+
+@pytest.fixture(scope="module")
+def huge():
+    """bfloat16 [2**17 + 2, 16, 8, 128]: 4 GiB, whose last blocks lie beyond 2**31 elements. Not initialised: nobody reads it all."""
+    from minllm.runtime.memory import empty
+
+    try:
+        return [empty((2**17 + 2, 16, 8, 128), ml_dtypes.bfloat16) for _ in range(2)]
+    except MemoryError as error:
+        pytest.skip(f"two caches of 4 GiB do not fit this device: {error}")
+
+
+def test_offsets_into_a_cache_do_not_overflow(huge, device):
+    key_cache, value_cache = huge
+    last = (2**17 + 2) * 16 - 1
+    slots = np.array([last, -1, last - 17], np.int32)
+    key, value = random((2, 3, 8, 128), ml_dtypes.bfloat16, 0)
+    append(device.array(key), device.array(value), key_cache, value_cache, device.array(slots))
+    for cache, expected in ((key_cache, key), (value_cache, value)):
+        tail = device.host(cache[2**17 :]).reshape(-1, 8, 128)
+        np.testing.assert_array_equal(tail[[-1, -18]], expected[[0, 2]])
+
+    qkv, query = random((3, 24 * 128), ml_dtypes.bfloat16, 1), poisoned(device, (3, 8, 128), ml_dtypes.bfloat16)
+    arrays = [device.array(array) for array in (qkv, np.zeros(3, np.int32), slots)]
+    qkv_rope_append(*arrays, key_cache, value_cache, query.array)
+    for cache, columns in ((key_cache, slice(8, 16)), (value_cache, slice(16, 24))):
+        tail = device.host(cache[2**17 :]).reshape(-1, 8, 128)
+        np.testing.assert_array_equal(tail[[-1, -18]], qkv.reshape(3, 24, 128)[[0, 2], columns])
+
+
+def test_offsets_into_a_table_do_not_overflow(huge, device):
+    table = huge[0].reshape((2**17 + 2) * 16, 1024)
+    rows = random((2, 1024), ml_dtypes.bfloat16, 2)
+    last = table.shape[0] - 1
+    append(*[device.array(rows.reshape(2, 8, 128))] * 2, *huge, device.array(np.array([last, last - 5], np.int32)))
+    out = poisoned(device, (2, 1024), ml_dtypes.bfloat16)
+    embedding(device.array(np.array([last, last - 5], np.int32)), table, out.array)
+    np.testing.assert_array_equal(out.result(), rows)

@@ -1,0 +1,71 @@
+"""Appending to the cache, alone and fused with split, norm and RoPE: references and simulated kernels, and callers' mistakes."""
+
+import numpy as np
+import pytest
+
+from minllm.errors import KernelArgumentError, SimulationError
+from minllm.kernels.kv.append import append
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from tests.kernels.guarded import DTYPES
+from tests.kernels.kv.cases import APPEND_CASES, QKV_CASES, check_append, check_qkv_rope_append
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", APPEND_CASES, ids=str)
+def test_append(case, dtype, device):
+    check_append(case, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", QKV_CASES, ids=str)
+def test_qkv_rope_append(case, dtype, device):
+    check_qkv_rope_append(case, dtype, device)
+
+
+@pytest.mark.parametrize("head_dim", [7, 8])
+def test_the_simulator_finds_a_slot_outside_the_cache(head_dim):
+    key, cache = np.zeros((1, 1, head_dim), np.float32), np.zeros((2, 4, 1, head_dim), np.float32)
+    with pytest.raises(SimulationError, match="out of bounds"):
+        append(key, key, cache, cache.copy(), np.array([8], np.int32))
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+APPEND_ARGUMENTS = dict(
+    key=zeros(2, 3, 4), value=zeros(2, 3, 4), slot_mapping=zeros(2, dtype=np.int32),
+    key_cache=zeros(5, 2, 3, 4), value_cache=zeros(5, 2, 3, 4),
+)  # fmt: skip
+APPEND_MISTAKES = {
+    "values of another shape": (dict(value=zeros(2, 3, 5)), r"value is float32 \[2, 3, 5\]; its shape must be .*head_dim=4\]"),
+    "a cache of other heads": (dict(key_cache=zeros(5, 2, 4, 4)), r"key_cache is float32 \[5, 2, 4, 4\]"),
+    "caches that differ": (dict(value_cache=zeros(4, 2, 3, 4)), r"value_cache .* must be \[num_blocks=5"),
+    "a cache of another dtype": (dict(key_cache=zeros(5, 2, 3, 4, dtype=np.float16)), "key_cache is float16"),
+    "slots of 64 bits": (dict(slot_mapping=zeros(2, dtype=np.int64)), "slot_mapping is int64"),
+    "a cache with strides": (dict(key_cache=zeros(5, 2, 3, 8)[..., ::2]), "key_cache .* C-contiguous"),
+}
+QKV_ARGUMENTS = dict(
+    qkv=zeros(2, 40), positions=zeros(2, dtype=np.int32), slot_mapping=zeros(2, dtype=np.int32),
+    key_cache=zeros(5, 2, 3, 4), value_cache=zeros(5, 2, 3, 4), query=zeros(2, 4, 4),
+)  # fmt: skip
+QKV_MISTAKES = {
+    "columns": (dict(qkv=zeros(2, 41)), r"qkv is float32 \[2, 41\]; its shape must be \[tokens=2, columns=40\]"),
+    "one norm": (dict(q_norm=zeros(4)), "q_norm and k_norm come together"),
+    "a norm of another length": (dict(q_norm=zeros(4), k_norm=zeros(5)), r"k_norm is float32 \[5\]"),
+    "a table too wide": (dict(cos_sin=zeros(9, 6)), "turns 6 components of a head of 4"),
+    "caches of other heads": (dict(key_cache=zeros(5, 2, 3, 5)), r"key_cache is float32 \[5, 2, 3, 5\]"),
+    "a position too few": (dict(positions=zeros(1, dtype=np.int32)), "positions is int32"),
+}
+
+
+@pytest.mark.parametrize("change, message", APPEND_MISTAKES.values(), ids=APPEND_MISTAKES)
+def test_mistakes_of_append_are_explained(change, message):
+    with pytest.raises(KernelArgumentError, match=message):
+        append(**APPEND_ARGUMENTS | change)
+
+
+@pytest.mark.parametrize("change, message", QKV_MISTAKES.values(), ids=QKV_MISTAKES)
+def test_mistakes_of_the_fused_step_are_explained(change, message):
+    with pytest.raises(KernelArgumentError, match=message):
+        qkv_rope_append(**QKV_ARGUMENTS | change)
