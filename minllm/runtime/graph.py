@@ -2,7 +2,7 @@
 
 A launch costs the host some 15 µs, a node of a graph the GPU about 1 µs; a decode step of 16 layers is 150 launches. A graph keeps the
 addresses and scalars of its launches, so what changes from replay to replay (token ids, positions, lengths) lives in arrays that
-stay where they are, and the blocks that its temporaries used must not go back to the driver while it exists.
+stay where they are, and the blocks that its temporaries used belong to it as long as it exists.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class CapturedGraph:
     def __init__(self, function: Callable[[], Any], stream: Any, memory: DeviceMemory):
         self.stream = stream
         builder = stream.create_graph_builder()
-        with memory.recording() as pointers:
+        with memory.capture(self):
             builder.begin_building("relaxed")
             try:
                 self.result = function()
@@ -33,7 +33,6 @@ class CapturedGraph:
             builder.end_building()
         self.graph = builder.complete()
         self.graph.upload(stream)
-        memory.hold(self, pointers)
 
     def launch(self) -> None:
         """Replay, in the stream's order; returns at once."""

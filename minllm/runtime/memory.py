@@ -9,8 +9,9 @@ kernels that were launched before.
 import contextlib
 import ctypes
 import functools
+import math
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,14 @@ class Block:
         self.pool.take_back(self.pointer, self.size)
 
 
+class GraphBlocks:
+    """Blocks that belong to one captured graph: its replays write to them, so nobody else may have them while it lives."""
+
+    def __init__(self):
+        self.sizes: dict[int, int] = {}  # address -> size, all of them
+        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses that the capture may use again
+
+
 class DeviceMemory:
     """The pool. `memory` allocates, frees, copies and fills: CudaMemory, or in tests the host's own."""
 
@@ -51,13 +60,13 @@ class DeviceMemory:
         self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses
         self.bytes_in_use = 0
         self.bytes_cached = 0
-        self.held: Counter[int] = Counter()  # addresses that captured graphs use: never given back to the driver
-        self.recorded: set[int] | None = None
+        self.owner: dict[int, GraphBlocks] = {}  # address -> the graph that it belongs to
+        self.capturing: GraphBlocks | None = None
 
     def empty(self, shape: Any, dtype: Any) -> DeviceArray:
         """An array with unspecified contents. Raises OutOfMemoryError."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         block = self.allocate(block_size_for(nbytes))
         return DeviceArray(block.pointer, shape, dtype, block, self.memory)
 
@@ -75,55 +84,70 @@ class DeviceMemory:
 
     def allocate(self, size: int) -> Block:
         """A block of a size from block_size_for: a cached one, else a new one, else a new one after giving all cached ones back."""
+        if self.capturing is not None and self.capturing.free[size]:
+            return Block(self.capturing.free[size].pop(), size, self)
         if self.free[size]:
             pointer = self.free[size].pop()
             self.bytes_cached -= size
         else:
-            pointer = self.memory.allocate(size)
-            if pointer is None and self.trim():
-                pointer = self.memory.allocate(size)
-            if pointer is None:
-                free, total = self.memory.info()
-                raise OutOfMemoryError(
-                    f"{size / 2**20:.1f} MiB of GPU memory were asked for; minllm holds {self.bytes_in_use / 2**20:.1f} MiB, and "
-                    f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free: lower gpu_memory_utilization, max_num_batched_tokens "
-                    "or max_num_seqs, or end other programs that use the GPU"
-                )
+            pointer = self.new_block(size)
         self.bytes_in_use += size
-        if self.recorded is not None:
-            self.recorded.add(pointer)
+        if self.capturing is not None:
+            self.owner[pointer] = self.capturing
+            self.capturing.sizes[pointer] = size
         return Block(pointer, size, self)
 
+    def new_block(self, size: int) -> int:
+        """The address of memory fresh from the driver. Raises OutOfMemoryError, which names who has the rest."""
+        pointer = self.memory.allocate(size)
+        if pointer is None and self.trim():
+            pointer = self.memory.allocate(size)
+        if pointer is None:
+            free, total = self.memory.info()
+            raise OutOfMemoryError(
+                f"{size / 2**20:.1f} MiB of GPU memory were asked for; minllm holds {self.bytes_in_use / 2**20:.1f} MiB, and "
+                f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free: lower gpu_memory_utilization, max_num_batched_tokens "
+                "or max_num_seqs, or end other programs that use the GPU"
+            )
+        return pointer
+
     def take_back(self, pointer: int, size: int) -> None:
-        """Cache a block that nobody refers to any more."""
-        self.free[size].append(pointer)
-        self.bytes_in_use -= size
-        self.bytes_cached += size
+        """Cache a block that no array refers to any more: for its graph, or for everybody."""
+        if pointer in self.owner:
+            self.owner[pointer].free[size].append(pointer)
+        else:
+            self.free[size].append(pointer)
+            self.bytes_in_use -= size
+            self.bytes_cached += size
 
     def trim(self) -> int:
-        """Give the cached blocks back to the driver, apart from those that graphs hold; how many bytes that freed."""
-        freed = 0
-        for size, pointers in self.free.items():
-            for pointer in [p for p in pointers if not self.held[p]]:
-                self.memory.free(pointer)
-                pointers.remove(pointer)
-                freed += size
-        self.bytes_cached -= freed
+        """Give the cached blocks back to the driver; how many bytes that were."""
+        freed, self.bytes_cached = self.bytes_cached, 0
+        for pointers in self.free.values():
+            while pointers:
+                self.memory.free(pointers.pop())
         return freed
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[set[int]]:
-        """Collects the addresses of all blocks handed out inside, for `hold`: what a captured graph will write to on every replay."""
-        self.recorded = set()
+    def capture(self, graph: Any) -> Iterator[None]:
+        """Blocks handed out inside belong to `graph` until it is dropped. A failed capture gives them back at once."""
+        self.capturing = blocks = GraphBlocks()
         try:
-            yield self.recorded
+            yield
+        except BaseException:
+            self.release(blocks)
+            raise
         finally:
-            self.recorded = None
+            self.capturing = None
+        weakref.finalize(graph, self.release, blocks).atexit = False
 
-    def hold(self, owner: Any, pointers: set[int]) -> None:
-        """Keep these blocks from going back to the driver as long as `owner` lives."""
-        self.held.update(pointers)
-        weakref.finalize(owner, self.held.subtract, Counter(pointers)).atexit = False
+    def release(self, blocks: GraphBlocks) -> None:
+        """Hand the blocks of a graph that is gone to everybody; those still in use follow when their arrays are dropped."""
+        for pointer in blocks.sizes:
+            del self.owner[pointer]
+        for size, pointers in blocks.free.items():
+            for pointer in pointers:
+                self.take_back(pointer, size)
 
 
 class CudaMemory:
@@ -185,9 +209,19 @@ def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
     current_device()
     dtype = np.dtype(dtype)
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     nbytes = max(1, count * dtype.itemsize)
     address = int(check_driver(driver.cuMemHostAlloc(nbytes, 0), f"lock {nbytes} bytes of host memory"))
     buffer = (ctypes.c_uint8 * nbytes).from_address(address)
     weakref.finalize(buffer, driver.cuMemFreeHost, address).atexit = False
     return np.frombuffer(buffer, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def empty(shape: Any, dtype: Any) -> DeviceArray:
+    """An array on the GPU with unspecified contents. Raises OutOfMemoryError, or DeviceError without a GPU."""
+    return device_memory().empty(shape, dtype)
+
+
+def to_device(host: np.ndarray) -> DeviceArray:
+    """A copy of a NumPy array on the GPU."""
+    return device_memory().array(np.ascontiguousarray(host))
