@@ -48,7 +48,7 @@ class Variants(Mapping):
         return len(self.names)
 
 
-VARIANTS = Variants("flash_attention_2", "split_kv")
+VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv")
 
 
 def choose(max_query_len, dtype=None):

@@ -49,7 +49,9 @@ def sizes_of(query, key_cache, block_tables):
     return AttentionSizes(tokens, heads, kv_heads, head_dim, block_size, sequences, max_blocks)
 
 
-def check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window):
+def check_arguments(
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None
+):
     """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes."""
     check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
     check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
@@ -74,15 +76,15 @@ def check_arguments(query, key_cache, value_cache, out, query_start, context_len
         check(str(array.dtype) == "int32", f"{name} is {array.dtype}; it must be int32")
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
+    check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
+    block_elements = sizes.block_size * sizes.kv_heads * sizes.head_dim
+    check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
     return sizes
 
 
 def query_len_bound(max_query_len, sizes):
     """The bound on new tokens of one sequence that grids are made from: the caller's, else all tokens of the batch."""
-    if max_query_len is None:
-        return sizes.tokens
-    check(max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
-    return max_query_len
+    return sizes.tokens if max_query_len is None else max_query_len
 
 
 def scratch_arrays(workspace, shapes, query):

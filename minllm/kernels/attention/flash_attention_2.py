@@ -307,16 +307,14 @@ def attention(
 
     tiles: (query rows, keys, warps) of a block; the default suits the head_dim. float32 goes to flash_attention_2_float32.
     """
-    sizes = check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window)
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     longest = query_len_bound(max_query_len, sizes)
     dtype = str(query.dtype)
     if dtype == "float32":
-        flash_attention_2_float32.attention(
-            query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window, max_query_len, stream=stream
-        )
+        flash_attention_2_float32.attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim)
     chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, query_tile, key_tile, warps)
     grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
-    arguments = (query, key_cache, value_cache, out, query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
-    launch(chosen, grid, threads, arguments, stream, shared_bytes)
+    launch(chosen, grid, threads, (*inputs, float(scale * LOG2_E), int(sliding_window)), stream, shared_bytes)

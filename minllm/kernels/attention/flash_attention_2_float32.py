@@ -217,11 +217,11 @@ def attention(
 
     tiles: (row threads, column threads, rows a thread, keys a thread); the default suits the head_dim.
     """
-    sizes = check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window)
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check(str(query.dtype) == "float32", f"flash_attention_2_float32 takes float32, not {query.dtype}; flash_attention_2 takes all dtypes")
     longest = query_len_bound(max_query_len, sizes)
     tiles = tiles or tiles_for(sizes.head_dim)
     chosen, threads, query_tile, shared_bytes = make_kernel(sizes.head_dim, sizes.block_size, *tiles)
     grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
-    arguments = (query, key_cache, value_cache, out, query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
-    launch(chosen, grid, threads, arguments, stream, shared_bytes)
+    launch(chosen, grid, threads, (*inputs, float(scale * LOG2_E), int(sliding_window)), stream, shared_bytes)

@@ -316,7 +316,8 @@ def attention(
     splits: shares of a context, at most 256; by default chosen for a GPU of `sm_count` multiprocessors (a data sheet's "SMs").
     Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
     """
-    sizes = check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window)
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check(
         max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
         f"split_kv takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "

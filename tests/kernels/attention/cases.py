@@ -1,7 +1,8 @@
 """Batches for the attention tests: what a case is, how its poisoned arrays are made, and the float64 oracle that judges the answer.
 
 The arrays are hostile on purpose. Blocks are handed out in a shuffled order, and everything that a kernel has no business to use is NaN:
-unused blocks of the cache, slots of used blocks beyond the context, and the output before the kernel ran, guard rows around it included.
+unused blocks of the cache, slots of used blocks beyond the context or before every row's sliding window, and the output before the kernel
+ran, guard rows around it included.
 """
 
 from dataclasses import dataclass, field, replace
@@ -79,6 +80,10 @@ def make_arrays(case, seed=0, spare_blocks=3):
         position = np.arange(context)
         key_cache[table[position // case.block_size], position % case.block_size] = keys[-1]
         value_cache[table[position // case.block_size], position % case.block_size] = values[-1]
+        if case.sliding_window:  # keys before the first row's window: an engine may have given their slots away
+            left = position[: max(0, context - case.query_lens[sequence] - case.sliding_window + 1)]
+            key_cache[table[left // case.block_size], left % case.block_size] = np.nan
+            value_cache[table[left // case.block_size], left % case.block_size] = np.nan
     query = (case.magnitude * rng.standard_normal((total, case.heads, case.head_dim))).astype(dtype)
     return AttentionArrays(
         query=query,

@@ -1,0 +1,100 @@
+"""What all variants have in common: the same answers to the same hostile cases, the same errors, and the registry that names them."""
+
+import dataclasses
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.attention import VARIANTS, choose
+from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
+
+BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16
+
+# Prompts, whole and in chunks, for the variants that take any number of new tokens; and their decode steps.
+CASES = [
+    AttentionCase((1,), (1,), heads=2, head_dim=8),
+    AttentionCase((2, 3), (2, 31), heads=6, head_dim=16, dtype=BFLOAT16),
+    AttentionCase((17, 0, 1), (33, 4, 0), heads=2, kv_heads=2, head_dim=40, dtype=FLOAT16, block_size=1),
+    AttentionCase((13,), (13,), heads=8, kv_heads=1, head_dim=8, dtype=BFLOAT16, block_size=8),
+    AttentionCase((5,), (67,), heads=2, head_dim=16, sliding_window=7, block_size=256),
+    AttentionCase((5,), (67,), heads=2, head_dim=16, sliding_window=40, dtype=BFLOAT16),
+    AttentionCase((4,), (2,), heads=2, head_dim=8, dtype=FLOAT16),  # two rows before the first key: they see nothing
+    AttentionCase((3,), (40,), heads=2, head_dim=16, dtype=BFLOAT16, magnitude=200.0),  # logits beyond 1e5
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", ["materialized", "flash_attention_1"])
+def test_first_rungs(device, name, case):
+    run_variant(device, VARIANTS[name], case, **({"warps": 2} if name == "flash_attention_1" else {}))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_decode_step(device, name):
+    """One new token a sequence, a padding sequence among them: what every variant of the ladder can do, with its defaults."""
+    run_variant(device, VARIANTS[name], AttentionCase((1, 1, 1), (3, 0, 21), heads=4, head_dim=8, dtype=BFLOAT16))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_wrong_arguments_are_explained(name):
+    arrays = make_arrays(AttentionCase((1,), (5,), heads=6, kv_heads=2, head_dim=8))
+    arguments = dict(
+        query=arrays.query, key_cache=arrays.key_cache, value_cache=arrays.value_cache, out=np.ascontiguousarray(arrays.out),
+        query_start=arrays.query_start, context_lens=arrays.context_lens, block_tables=arrays.block_tables, scale=arrays.scale,
+    )  # fmt: skip
+
+    def refused(match, **changes):
+        with pytest.raises(KernelArgumentError, match=match):
+            VARIANTS[name].attention(**(arguments | changes))
+
+    refused("must be \\[tokens, heads, head_dim\\]", query=arrays.query[0])
+    refused("attention takes float32", query=arrays.query.astype(np.float64))
+    refused("must have one dtype", key_cache=arrays.key_cache.astype(np.float16))
+    refused("must have one dtype", out=np.empty((1, 6, 8), np.float16))
+    refused("out has shape", out=np.empty((2, 6, 8), np.float32))
+    refused("value_cache has shape", value_cache=arrays.value_cache[:1])
+    refused("holds head_dim 8", query=np.zeros((1, 6, 16), np.float32), out=np.zeros((1, 6, 16), np.float32))
+    refused("cannot share", query=np.zeros((1, 5, 8), np.float32), out=np.zeros((1, 5, 8), np.float32))
+    refused("query_start has shape", query_start=np.zeros(3, np.int32))
+    refused("context_lens is int64", context_lens=arrays.context_lens.astype(np.int64))
+    refused("scale is -1", scale=-1)
+    refused("sliding_window is -1", sliding_window=-1)
+    refused("max_query_len is 0", max_query_len=0)
+    wide = [np.zeros(shape, np.float32) for shape in ((1, 6, 264), (4, 16, 2, 264), (4, 16, 2, 264), (1, 6, 264))]
+    refused("head_dim 264", **dict(zip(("query", "key_cache", "value_cache", "out"), wide, strict=True)))
+    shapes = VARIANTS[name].workspace_shapes(arrays.query, arrays.key_cache, arrays.block_tables)
+    if shapes:
+        refused("workspace lacks", workspace={})
+        refused("this call needs", workspace={key: np.zeros((1,), dtype) for key, (_, dtype) in shapes.items()})
+
+
+def test_the_registry():
+    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "split_kv"]
+    assert choose(1) == "split_kv" and choose(2, "float32") == "flash_attention_2"
+    with pytest.raises(KeyError, match="no attention kernel is called 'flash'"):
+        VARIANTS["flash"]
+
+
+def test_the_reference_needs_no_numba():
+    """The CPU engine runs on machines where no Numba is installed."""
+    code = "import sys; sys.modules['numba'] = None; import minllm.kernels.attention, minllm.kernels.attention.reference"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_checks_can_fail(device):
+    """The judge of all these tests: an answer with one wrong row, a NaN or a touched guard does not pass."""
+    from tests.kernels.attention.cases import GUARD_ROWS, check_output, oracle
+
+    case = AttentionCase((3,), (9,), heads=2, head_dim=8, dtype=BFLOAT16)
+    arrays = make_arrays(case)
+    arrays.out[:] = oracle(case, arrays).astype(BFLOAT16)
+    check_output(case, arrays, arrays.guarded_out)
+    for row, value in ((GUARD_ROWS + 1, 0.0), (GUARD_ROWS + 2, np.nan), (GUARD_ROWS - 1, 0.0), (GUARD_ROWS + 3, 1.0)):
+        spoilt = arrays.guarded_out.copy()
+        spoilt[row] = value
+        with pytest.raises(AssertionError):
+            check_output(case, dataclasses.replace(arrays), spoilt)
