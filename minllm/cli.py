@@ -54,7 +54,7 @@ DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations
 VariantOption = Annotated[
     list[str] | None, typer.Option("--variant", metavar="STAGE=NAME", help="Use this kernel for a stage (GPU). May be repeated.")
 ]
-MaxTokensOption = Annotated[int | None, typer.Option(help="Most tokens to generate.", show_default=False)]
+MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to generate.")]
 TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
 TopPOption = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens that sum to this.", show_default=False)]
 TopKOption = Annotated[int | None, typer.Option(help="Sample among this many likeliest tokens; 0 is all.", show_default=False)]
@@ -110,7 +110,7 @@ def root(
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
     model: ModelOption = None,
-    max_tokens: MaxTokensOption = None,
+    max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,

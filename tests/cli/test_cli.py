@@ -50,7 +50,7 @@ def test_a_model_without_a_prompt_is_a_usage_error(model_directory):
 
 
 def test_generate_prints_the_text_and_nothing_else_on_standard_output(model_directory):
-    result = run("generate", "abc", "--model", model_directory, "--device", "cpu", "--seed", 3)
+    result = run("generate", "abc", "--model", model_directory, "--device", "cpu", "--seed", 3, "--max-tokens", 8)
     llm = LLM(model_directory, device="cpu")
     (expected,) = llm.generate("abc", SamplingParams(temperature=0.9, max_tokens=8, seed=3))
     text = expected.outputs[0].text
@@ -60,12 +60,12 @@ def test_generate_prints_the_text_and_nothing_else_on_standard_output(model_dire
 
 
 def test_no_card_leaves_standard_error_empty(model_directory):
-    result = run("generate", "abc", "--model", model_directory, "--device", "cpu", "--no-card")
+    result = run("generate", "abc", "--model", model_directory, "--device", "cpu", "--no-card", "--max-tokens", 8)
     assert result.exit_code == 0 and result.stderr == ""
 
 
 def test_echo_puts_the_prompt_before_the_text(model_directory):
-    arguments = ["generate", "-", "--model", model_directory, "--device", "cpu", "--seed", 3, "--no-card"]
+    arguments = ["generate", "-", "--model", model_directory, "--device", "cpu", "--seed", 3, "--no-card", "--max-tokens", 8]
     plain, echoed = run(*arguments, stdin="two\nlines\n"), run(*arguments, "--echo", stdin="two\nlines\n")
     assert echoed.stdout == "two\nlines\n" + plain.stdout
 
