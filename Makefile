@@ -37,7 +37,7 @@ THREADS := OMP_NUM_THREADS=2 OPENBLAS_NUM_THREADS=2 MKL_NUM_THREADS=2
 .PHONY: demo test lint docs clean
 
 demo: $(DEMO_STAMP)
-	@printf '%s\n' "$$PROMPT" | $(BIN)/python -m minllm generate -
+	@printf '%s\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
 
 test: $(TEST_STAMP)
 	$(THREADS) $(BIN)/python -m pytest tests --ignore=tests/gpu -n auto --maxprocesses=8 --dist=worksteal $(PYTEST_FLAGS)

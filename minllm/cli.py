@@ -5,7 +5,6 @@ Text goes to standard output as it is generated and nothing else does, so that i
 """
 
 import dataclasses
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +26,7 @@ app.add_typer(bench_app, name="bench")
 
 SAMPLE_PROMPT = "def fibonacci(n):\n"
 CONTROL_C = 130
+LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 
 
 class DeviceName(StrEnum):
@@ -47,14 +47,14 @@ class DtypeName(StrEnum):
 
 
 ModelOption = Annotated[
-    Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.", show_default=False)
+    Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.")
 ]
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
 VariantOption = Annotated[
     list[str] | None, typer.Option("--variant", metavar="STAGE=NAME", help="Use this kernel for a stage (GPU). May be repeated.")
 ]
-MaxTokensOption = Annotated[int | None, typer.Option(help="Most tokens to generate.", show_default=False)]
+MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to generate.")]
 TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
 TopPOption = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens that sum to this.", show_default=False)]
 TopKOption = Annotated[int | None, typer.Option(help="Sample among this many likeliest tokens; 0 is all.", show_default=False)]
@@ -85,12 +85,17 @@ def user_errors() -> Iterator[None]:
         # Python flushes standard output once more as it ends, and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except OSError as error:  # a file that cannot be written, a disk that is full
+        print(f"minllm: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def print_version(wanted: bool) -> None:
     """--version."""
     if wanted:
-        typer.echo(f"minllm {importlib.metadata.version('minllm')}")
+        from minllm.machine import installed_version
+
+        typer.echo(f"minllm {installed_version('minllm') or '(not installed: run from its source tree)'}")
         raise typer.Exit
 
 
@@ -105,7 +110,7 @@ def root(
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
     model: ModelOption = None,
-    max_tokens: MaxTokensOption = None,
+    max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
@@ -120,11 +125,11 @@ def generate(
     card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
 ) -> None:
     """Continue a text, streaming, and print how fast it went."""
-    from minllm.bench.report_card import as_table, card_of
-
     if prompt is None and model is not None:
         raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
     with user_errors():
+        from minllm.bench.report_card import as_text, card_of
+
         text = read_prompt(prompt)
         llm = load(model, device, dtype, variant)
         params = sampling_params(
@@ -134,7 +139,7 @@ def generate(
         with llm.stream(text, params) as stream:
             show([text] if echo or prompt is None else [], stream)
         if card:
-            Console(stderr=True, highlight=False).print("", as_table(card_of(llm, stream.output)), sep="\n")
+            Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics)), sep="\n")
 
 
 @app.command()
@@ -163,7 +168,7 @@ def chat(
         messages = [{"role": "system", "content": system}] if system else []
         for line in user_lines():
             messages.append({"role": "user", "content": line})
-            with llm.chat(messages, params, stream=True) as stream:
+            with llm.stream_chat(messages, params) as stream:
                 show([], stream)
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
 
@@ -171,7 +176,8 @@ def chat(
 @bench_app.command("generate")
 def bench_generate(
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, llama-3.2-1b, llama-3.1-8b (random weights), or a directory.")
+        str,
+        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or random weights: llama-3.2-1b, llama-3.1-8b."),
     ] = "bundled",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
@@ -184,9 +190,9 @@ def bench_generate(
     ] = None,
 ) -> None:
     """Time to the first token, and decode speed held against the memory's limit: one sequence, greedy."""
-    from minllm.bench import generate as benchmark
-
     with user_errors():
+        from minllm.bench import generate as benchmark
+
         options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant))
         benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
 
@@ -194,18 +200,17 @@ def bench_generate(
 @app.command()
 def doctor() -> None:
     """Look for what is wrong with this machine, and say which command mends it."""
-    from minllm.doctor import diagnose, is_broken
-    from minllm.machine import look
-
-    marks = {"ok": "[green]ok[/]", "note": "[cyan]note[/]", "problem": "[bold red]problem[/]"}
     with user_errors():
+        from minllm.doctor import diagnose, is_broken
+        from minllm.machine import look
+
         findings = diagnose(look())
         console = Console(highlight=False, soft_wrap=True)
         for finding in findings:
-            console.print(f"{marks[finding.level]:<8} {finding.subject}: ", end="")
-            console.print(finding.text, markup=False)
+            console.print(f"{finding.level:<8}", style=LEVEL_STYLES[finding.level], end="")
+            console.print(f"{finding.subject}: {finding.text}", markup=False)
             if finding.mend:
-                console.print(f"         mend it: {finding.mend}", markup=False)
+                console.print(f"        to mend it: {finding.mend}", markup=False)
         if is_broken(findings):
             raise typer.Exit(1)
 

@@ -22,7 +22,7 @@ def cuda_version(library_name="libcuda.so.1"):
     try:
         library = ctypes.CDLL(library_name)
     except OSError as error:
-        raise NoDriver(f"the NVIDIA driver's library does not load: {error}") from None
+        raise NoDriver(f"{library_name} does not load") from error
     version, devices = ctypes.c_int(0), ctypes.c_int(0)
     status = library.cuInit(0)
     if status != 0:
@@ -34,6 +34,23 @@ def cuda_version(library_name="libcuda.so.1"):
     if status != 0:
         raise NoDriver(f"the NVIDIA driver does not tell its version: error {status}")
     return version.value // 1000, version.value % 1000 // 10
+
+
+def device_name(library_name="libcuda.so.1"):
+    """What the driver calls the first GPU. Raises NoDriver where there is none."""
+    cuda_version(library_name)
+    library, name = ctypes.CDLL(library_name), ctypes.create_string_buffer(256)
+    library.cuDeviceGetName(name, len(name), 0)
+    return name.value.decode()
+
+
+def release():
+    """The driver's release as NVIDIA numbers it, such as 580.65.06, or "" where its kernel module is not loaded."""
+    try:
+        with open("/sys/module/nvidia/version") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def fitting_extra(version):

@@ -1,11 +1,11 @@
 """The report card of a generation: what was timed, what had to be moved for it, and how near that came to the memory's limit."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from rich.table import Table
+from rich.text import Text
 
-from minllm import costs, hardware
+from minllm import costs, driver, hardware
+from minllm.engine.outputs import RequestMetrics
 from minllm.models.config import ModelConfig
 
 
@@ -32,9 +32,33 @@ class ReportCard:
     ceiling_source: str | None
     share_of_ceiling: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The card as plain numbers, for JSON."""
-        return asdict(self)
+    def named(self, model: str) -> "ReportCard":
+        """The same card under another name of the model."""
+        return replace(self, model=model)
+
+    def against(self, measured_copy_tb_s: float | None) -> "ReportCard":
+        """The same card held against a ceiling that was measured in the same run, where there is one."""
+        if measured_copy_tb_s is None:
+            return self
+        share = self.memory_tb_s / measured_copy_tb_s if self.memory_tb_s is not None else None
+        return replace(self, ceiling_tb_s=measured_copy_tb_s, ceiling_source="copy measured now", share_of_ceiling=share)
+
+
+def card_of(llm, metrics: RequestMetrics) -> ReportCard:
+    """The card of one finished request: `llm` is the LLM that computed it, `metrics` those of its RequestOutput."""
+    engine = llm.engine
+    on_gpu = llm.device == "cuda"
+    return report_card(
+        engine.model.config,
+        model=engine.directory.name,
+        device=driver.device_name() if on_gpu else "cpu",
+        dtype=str(engine.ops.dtype),
+        itemsize=engine.ops.dtype.itemsize,
+        prompt_tokens=metrics.prompt_tokens,
+        generated_tokens=metrics.generated_tokens,
+        time_to_first_token=metrics.time_to_first_token,
+        decode_tokens_per_second=metrics.decode_tokens_per_second,
+    )
 
 
 def report_card(
@@ -71,14 +95,12 @@ def report_card(
     )
 
 
-def as_table(card: ReportCard) -> Table:
+def as_text(card: ReportCard) -> Text:
     """The card for a terminal: one line a fact."""
-    table = Table(title="report card", title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
+    text = Text("report card", style="bold")
     for name, value in lines(card):
-        table.add_row(name, value)
-    return table
+        text.append(f"\n{name:<22}", style="not bold dim").append(value, style="not bold")
+    return text
 
 
 def lines(card: ReportCard) -> list[tuple[str, str]]:
@@ -95,6 +117,7 @@ def lines(card: ReportCard) -> list[tuple[str, str]]:
         rows.append(("time to first token", prefill))
     if card.decode_tokens_per_s is not None:
         rows.append(("decode", f"{card.decode_tokens_per_s:,.1f} tokens a second"))
+    if card.memory_tb_s is not None and card.device != "cpu":
         rows.append(("bytes moved a token", _bytes(card.bytes_per_token)))
     if card.share_of_ceiling is not None:
         share = f"{card.memory_tb_s:.2f} TB/s, {100 * card.share_of_ceiling:.0f} % of {card.ceiling_tb_s} TB/s ({card.ceiling_source})"

@@ -12,7 +12,7 @@ from minllm.engine.progress import Progress, progress_bars
 from minllm.engine.prompts import PromptTokens, checked_token_ids, parse_prompts
 from minllm.engine.requests import make_sequence
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
-from minllm.engine.scoring import Scorer
+from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.sequence import Sequence
 from minllm.engine.static_batching import StaticBatching
 from minllm.engine.text_stream import TextStream
@@ -132,15 +132,16 @@ class LLM:
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
         """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
 
-        It is read in windows of at most `window` tokens (fewer where the model allows fewer), each beginning `stride` tokens after the one
-        before; every token is counted once, with at least window - stride tokens before it, but in the first window.
+        It is read in windows of `window` tokens, each beginning `stride` tokens after the one before; every token is counted once, with at
+        least window - stride tokens before it, but in the first window. A model that takes fewer than `window` gets windows of what
+        it takes, and strides of at most half of that.
         """
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
-        window = min(window, self.max_model_len)
         if len(token_ids) < 2:
             raise InvalidRequestError("Perplexity needs at least 2 tokens: the first has nothing before it that could predict it.")
-        if not 1 <= stride < window:
-            raise InvalidRequestError(f"stride={stride} is not allowed: it is at least 1 and below the window, which is {window} here.")
+        check_window(window, stride)
+        if window > self.max_model_len:
+            window, stride = self.max_model_len, max(1, min(stride, self.max_model_len // 2))
         return self._scorer().perplexity(token_ids, window, stride)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
-from minllm.models.json_files import read_json
+from minllm.models.generation_config import GenerationConfig, read_generation_config
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ class Engine:
     ops: Any
     model: Model
     tokenizer: Tokenizer
-    generation_config: dict[str, Any]
+    generation_config: GenerationConfig
     eos_token_ids: frozenset[int]
     max_model_len: int
     cache: KVCache
@@ -61,7 +61,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
     dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype())
     wanted_len = _wanted_model_len(options, config)
-    generation_config = _read_generation_config(directory)
+    generation_config = read_generation_config(directory)
     tokenizer = Tokenizer.from_directory(directory)
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
@@ -100,21 +100,11 @@ def _fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int) ->
     return min(wanted, cache_tokens)
 
 
-def _read_generation_config(directory: Path) -> dict[str, Any]:
-    path = directory / "generation_config.json"
-    return read_json(path) if path.exists() else {}
-
-
-def _eos_token_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's, or config.json's where that names none."""
-    named = generation_config.get("eos_token_id")
-    if named is None:
-        return frozenset(config.eos_token_ids)
-    ids = named if isinstance(named, list) else [named]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < config.vocab_size:
-            raise CheckpointError(f"generation_config.json says eos_token_id = {named!r}; ids go from 0 to {config.vocab_size - 1}.")
-    return frozenset(ids)
+def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> frozenset[int]:
+    """The ids that end a text: generation_config.json's, or config.json's where that names none. Ids beyond the vocabulary (the defaults
+    of a family with a larger one) can never come, and are left out."""
+    ids = generation_config.eos_token_ids or config.eos_token_ids
+    return frozenset(token_id for token_id in ids if token_id < config.vocab_size)
 
 
 def _make_ops(device: str, dtype: str, options: EngineOptions):

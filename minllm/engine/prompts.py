@@ -44,14 +44,10 @@ def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: 
 
 
 def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> PromptTokens:
-    if isinstance(prompt, str) and prompt:
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(f"The prompt is not valid Unicode text ({error.reason} at character {error.start}).") from error
-        text, token_ids = prompt, encode(prompt)
-    elif isinstance(prompt, str):
-        raise InvalidRequestError("The prompt is an empty string: there is nothing to continue; give at least one character.")
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequestError("The prompt is an empty string: there is nothing to continue; give at least one character.")
+        text, token_ids = prompt, checked_token_ids(encode(prompt), vocab_size)
     else:
         text, token_ids = None, checked_token_ids(prompt, vocab_size)
     if len(token_ids) >= max_model_len:

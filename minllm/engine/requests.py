@@ -9,7 +9,6 @@ from minllm.engine.prompts import PromptTokens
 from minllm.engine.sampling_params import SamplingParams
 from minllm.engine.sequence import Sequence
 from minllm.errors import InvalidRequestError
-from minllm.models.tokenizer import IncrementalDecoder
 
 
 def make_sequence(engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, engine_seed: int) -> Sequence:
@@ -29,7 +28,7 @@ def make_sequence(engine: Engine, number: int, prompt: PromptTokens, params: Sam
         params=params if params.seed is not None else replace(params, seed=_derived_seed(engine_seed, number)),
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         eos_token_ids=frozenset() if params.ignore_eos else engine.eos_token_ids,
-        decoder=IncrementalDecoder(engine.tokenizer, prompt.token_ids, skip_special_tokens=params.skip_special_tokens),
+        decoder=engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens),
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from minllm.errors import InvalidRequestError
+from minllm.errors import CheckpointError, InvalidRequestError
+from minllm.models.generation_config import GenerationConfig
 
 MAX_LOGPROBS = 20  # a wish for the whole vocabulary at every step would fill the host's memory
 MAX_STOP_STRINGS = 64
@@ -128,19 +129,18 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def default_sampling_params(generation_config: dict[str, Any]) -> SamplingParams:
+def default_sampling_params(generation_config: GenerationConfig) -> SamplingParams:
     """What a request gets that names no parameters: a checkpoint's generation_config.json over the defaults above.
 
-    Options that only other ways of decoding know (beams, length penalties) are ignored, and so are nulls, which say "not set".
-    `do_sample: false` asks for greedy decoding there, which is temperature 0 here.
+    `do_sample: false` asks for greedy decoding there, which is temperature 0 here. Raises CheckpointError for a value out of bounds.
     """
     taken = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: generation_config[name] for name in taken if generation_config.get(name) is not None}
-    if generation_config.get("max_new_tokens") is not None:
-        values["max_tokens"] = generation_config["max_new_tokens"]
-    if generation_config.get("do_sample") is False:
+    values = {name: value for name in taken if (value := getattr(generation_config, name)) is not None}
+    if generation_config.max_new_tokens is not None:
+        values["max_tokens"] = generation_config.max_new_tokens
+    if generation_config.do_sample is False:
         values["temperature"] = 0.0
     try:
         return SamplingParams(**values)
     except InvalidRequestError as error:
-        raise InvalidRequestError(f"generation_config.json of the model holds a value that cannot be used: {error}") from error
+        raise CheckpointError(f"generation_config.json of the model holds a value that cannot be used: {error}") from error

@@ -8,12 +8,14 @@ token is counted once, in the first window that reaches it (Hugging Face's "stri
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
 from minllm.cache.block_pool import BlockPool, blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.engine.batch_arrays import Span, build_batch, to_backend
+from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import forward
 
@@ -62,6 +64,15 @@ class Scorer:
         for begin, end, first_target in windows(len(token_ids), window, stride):
             total += self.log_likelihoods(token_ids[begin:end], first_target - begin).sum(dtype=np.float64)
         return float(np.exp(-total / (len(token_ids) - 1)))
+
+
+def check_window(window: int, stride: int) -> None:
+    """Raises InvalidRequestError unless both are integers, and every window holds a token before those that it counts."""
+    for name, value in (("window", window), ("stride", stride)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InvalidRequestError(f"{name}={value!r} is not allowed: it is a number of tokens, an integer.")
+    if not 1 <= stride < window:
+        raise InvalidRequestError(f"stride={stride} is not allowed with window={window}: it is at least 1 and below the window.")
 
 
 def windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ class Sequence:
     """One prompt and the tokens that follow it.
 
     `max_tokens` is the request's own limit or what the model's context leaves, whichever is smaller. `decoder` turns ids into text
-    piece by piece (models.tokenizer.IncrementalDecoder). The engine fills `block_table` while the sequence runs.
+    piece by piece (models.incremental_decoder). The engine fills `block_table` while the sequence runs.
     """
 
     request_id: str

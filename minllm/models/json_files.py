@@ -62,14 +62,18 @@ class Fields:
             raise self._wrong(key, value, allowed)
         return value
 
-    def positive(self, key: str, default: Any = REQUIRED) -> float:
-        """A finite number above zero."""
-        value = self._get(key, default, "a number above zero")
+    def number(self, key: str, default: Any = REQUIRED, above: float = -math.inf, allowed: str = "a finite number") -> float:
+        """A finite number greater than `above`."""
+        value = self._get(key, default, allowed)
         if value is default and default is not REQUIRED:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-            raise self._wrong(key, value, "a number above zero")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > above):
+            raise self._wrong(key, value, allowed)
         return float(value)
+
+    def positive(self, key: str, default: Any = REQUIRED) -> float:
+        """A finite number above zero."""
+        return self.number(key, default, above=0.0, allowed="a number above zero")
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """true or false."""

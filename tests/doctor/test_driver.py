@@ -27,6 +27,10 @@ class FakeLibrary:
         version._obj.value = self.version
         return 0
 
+    def cuDeviceGetName(self, name, length, device):
+        name.value = b"NVIDIA H200"
+        return 0
+
 
 @pytest.mark.parametrize(("number", "version"), [(12020, (12, 2)), (12090, (12, 9)), (13000, (13, 0)), (13010, (13, 1)), (11080, (11, 8))])
 def test_version_is_read_from_the_drivers_number(monkeypatch, number, version):
@@ -39,6 +43,11 @@ def test_a_driver_without_a_gpu_is_no_driver(monkeypatch, library):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     with pytest.raises(driver.NoDriver):
         driver.cuda_version()
+
+
+def test_the_device_is_named_as_the_driver_names_it(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeLibrary())
+    assert driver.device_name() == "NVIDIA H200"
 
 
 def test_a_missing_library_is_no_driver():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from minllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams, default_sampling_params
-from minllm.errors import InvalidRequestError, MinLLMError
+from minllm.errors import CheckpointError, InvalidRequestError, MinLLMError
+from minllm.models.generation_config import GenerationConfig
 
 NAN, INFINITY = math.nan, math.inf
 
@@ -73,9 +74,9 @@ def test_too_many_stop_strings():
 
 
 def test_defaults_come_from_the_generation_config():
-    assert default_sampling_params({}) == SamplingParams()
-    config = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 64, "num_beams": 4, "min_p": None, "do_sample": True}
+    assert default_sampling_params(GenerationConfig()) == SamplingParams()
+    config = GenerationConfig(temperature=0.6, top_p=0.9, top_k=50, max_new_tokens=64, do_sample=True)
     assert default_sampling_params(config) == SamplingParams(temperature=0.6, top_p=0.9, top_k=50, max_tokens=64)
-    assert default_sampling_params({"do_sample": False, "temperature": 0.6}).is_greedy
-    with pytest.raises(InvalidRequestError, match="generation_config.json.*temperature=-1"):
-        default_sampling_params({"temperature": -1})
+    assert default_sampling_params(GenerationConfig(do_sample=False, temperature=0.6)).is_greedy
+    with pytest.raises(CheckpointError, match="generation_config.json.*temperature=-1"):
+        default_sampling_params(GenerationConfig(temperature=-1))

@@ -15,10 +15,10 @@ Sources: Su et al. 2021, "RoFormer"; the Qwen team 2025, "Qwen3 Technical Report
 """
 
 import functools
-import math
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint32
+from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.kv.append import append_reference, check_caches
@@ -60,8 +60,7 @@ def qkv_rope_append_reference(
 def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
     """The kernel for one shape of head; rotary_dim 0 leaves positions out."""
     half = rotary_dim // 2
-    pairs = ceil_div(head_dim, 2)  # the last one has a single component if head_dim is odd
-    rounds = ceil_div(pairs, WARP)  # pairs a lane
+    rounds = ceil_div(ceil_div(head_dim, 2), WARP)  # pairs a lane; the last pair has one component if head_dim is odd
 
     @cuda.jit(device=True)
     def components(pair):
@@ -71,73 +70,78 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
         return 2 * pair, 2 * pair + 1
 
     @cuda.jit(device=True)
-    def load_pairs(qkv, token, start, lane, a, b):
-        """This lane's pairs of the head whose first column is `start`; 0 where there is none."""
+    def load_pairs(row, start, lane, a, b):
+        """This lane's pairs of row[start : start + head_dim]; 0 where there is none."""
         for r in range(rounds):
             first, second = components(r * WARP + lane)
-            a[r] = float32(qkv[token, start + first]) if first < head_dim else float32(0)
-            b[r] = float32(qkv[token, start + second]) if second < head_dim else float32(0)
+            a[r] = float32(row[start + first]) if first < head_dim else float32(0)
+            b[r] = float32(row[start + second]) if second < head_dim else float32(0)
+
+    @cuda.jit(device=True)
+    def load_turn(angles, lane, cosine, sine):
+        """The turn of each of this lane's pairs; none behind rotary_dim."""
+        for r in range(rounds):
+            pair = r * WARP + lane
+            cosine[r] = angles[pair] if pair < half else float32(1)
+            sine[r] = angles[half + pair] if pair < half else float32(0)
 
     @cuda.jit(device=True)
     def normalize(a, b, weight, lane, epsilon):
         """RMSNorm over the warp's head."""
+        a_weight, b_weight = cuda.local.array(rounds, float32), cuda.local.array(rounds, float32)
+        load_pairs(weight, 0, lane, a_weight, b_weight)
         sum_of_squares = float32(0)
         for r in range(rounds):
             sum_of_squares += a[r] * a[r] + b[r] * b[r]
-        inverse_rms = float32(1) / math.sqrt(warp_sum(sum_of_squares) / float32(head_dim) + epsilon)
+        inverse_rms = libdevice.rsqrtf(warp_sum(sum_of_squares) * float32(1 / head_dim) + epsilon)
         for r in range(rounds):
-            first, second = components(r * WARP + lane)
-            a[r] *= inverse_rms * (float32(weight[first]) if first < head_dim else float32(0))
-            b[r] *= inverse_rms * (float32(weight[second]) if second < head_dim else float32(0))
+            a[r] *= inverse_rms * a_weight[r]
+            b[r] *= inverse_rms * b_weight[r]
 
     @cuda.jit(device=True)
-    def rotate(a, b, cos_sin, position, lane):
-        """Turn this lane's pairs."""
-        for r in range(rounds):
-            pair = r * WARP + lane
-            if pair < half:
-                cosine, sine = cos_sin[position, pair], cos_sin[position, half + pair]
-                a[r], b[r] = a[r] * cosine - b[r] * sine, b[r] * cosine + a[r] * sine
-
-    @cuda.jit(device=True)
-    def store_pairs(array, row, head, lane, a, b):
-        """Write this lane's pairs into array[row, head]."""
+    def store_pairs(row, lane, a, b):
+        """Write this lane's pairs into row[:head_dim]."""
         for r in range(rounds):
             first, second = components(r * WARP + lane)
             if first < head_dim:
-                array[row, head, first] = a[r]
+                row[first] = a[r]
             if second < head_dim:
-                array[row, head, second] = b[r]
+                row[second] = b[r]
 
     @kernel
     def qkv_rope_append_kernel(qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache, value_cache, epsilon):
         # qkv [T, (heads + 2 * kv_heads) * head_dim], positions, slot_mapping [T], cos_sin [positions, rotary_dim],
-        # q_norm, k_norm [head_dim], query [T, heads, head_dim], caches [slots, kv_heads, head_dim]
-        token, lane = cuda.blockIdx.x, cuda.threadIdx.x
-        head = cuda.blockIdx.y * HEADS_A_BLOCK + cuda.threadIdx.y
+        # q_norm, k_norm [head_dim], query [T, heads, head_dim], caches [slots, kv_heads, head_dim].
+        # Unsigned indices: one that might be negative costs instructions that wrap it around.
+        token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & 31
+        head = uint32(cuda.blockIdx.y) * HEADS_A_BLOCK + uint32(cuda.threadIdx.y)
         heads, kv_heads = query.shape[1], key_cache.shape[1]
         if head >= heads + 2 * kv_heads:
             return
+        # All loads come first, so that a single token waits for memory twice (the position, then its angles), not four times.
+        position, slot = positions[token], slot_mapping[token]
         a, b = cuda.local.array(rounds, float32), cuda.local.array(rounds, float32)
-        load_pairs(qkv, token, head * head_dim, lane, a, b)
-        if head < heads:
-            if has_norm:
-                normalize(a, b, q_norm, lane, epsilon)
+        load_pairs(qkv[token], head * head_dim, lane, a, b)
+        is_value = head >= heads + kv_heads
+        if not is_value:
             if rotary_dim:
-                rotate(a, b, cos_sin, positions[token], lane)
-            store_pairs(query, token, head, lane, a, b)
-            return
-        slot = slot_mapping[token]
-        if slot < 0:
-            return
-        if head >= heads + kv_heads:
-            store_pairs(value_cache, slot, head - heads - kv_heads, lane, a, b)
-            return
-        if has_norm:
-            normalize(a, b, k_norm, lane, epsilon)
-        if rotary_dim:
-            rotate(a, b, cos_sin, positions[token], lane)
-        store_pairs(key_cache, slot, head - heads, lane, a, b)
+                cosine, sine = cuda.local.array(rounds, float32), cuda.local.array(rounds, float32)
+                load_turn(cos_sin[uint32(position)], lane, cosine, sine)
+            if has_norm:
+                if head < heads:
+                    normalize(a, b, q_norm, lane, epsilon)
+                else:
+                    normalize(a, b, k_norm, lane, epsilon)
+            if rotary_dim:
+                for r in range(rounds):
+                    a[r], b[r] = a[r] * cosine[r] - b[r] * sine[r], b[r] * cosine[r] + a[r] * sine[r]
+        if head < heads:
+            store_pairs(query[token, head], lane, a, b)
+        elif slot >= 0:
+            if is_value:
+                store_pairs(value_cache[uint32(slot), uint32(head - heads - kv_heads)], lane, a, b)
+            else:
+                store_pairs(key_cache[uint32(slot), uint32(head - heads)], lane, a, b)
 
     return qkv_rope_append_kernel
 

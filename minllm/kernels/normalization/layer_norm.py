@@ -11,10 +11,10 @@ one-pass form E[r**2] - E[r]**2 cancels where the mean is large beside the sprea
 """
 
 import functools
-import math
 
 import numpy as np
 from numba import cuda, float32
+from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.normalization.row import row_in_registers
@@ -64,7 +64,7 @@ def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, ep
         value = (float32(residual[token, i]) if has_residual else float32(x[token, i])) - mean
         sum_of_squares += value * value
         i += BLOCK
-    inverse_deviation = float32(1) / math.sqrt(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
+    inverse_deviation = libdevice.rsqrtf(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
     i = cuda.threadIdx.x
     while i < hidden:
         value = (float32(residual[token, i]) if has_residual else float32(x[token, i])) - mean
@@ -107,7 +107,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
                 for k in range(width):
                     values[at + k] -= mean
                     sum_of_squares += values[at + k] * values[at + k]
-        inverse_deviation = float32(1) / math.sqrt(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
+        inverse_deviation = libdevice.rsqrtf(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:

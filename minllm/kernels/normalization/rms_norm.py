@@ -11,10 +11,10 @@ sum of squares goes through warp shuffles and one exchange in shared memory.
 """
 
 import functools
-import math
 
 import numpy as np
 from numba import cuda, float32
+from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.normalization.row import row_in_registers
@@ -54,7 +54,7 @@ def rms_norm_kernel(x, residual, has_residual, weight, out, epsilon):
             value = float32(residual[token, i])  # as rounded
         sum_of_squares += value * value
         i += BLOCK
-    inverse_rms = float32(1) / math.sqrt(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
+    inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
     i = cuda.threadIdx.x
     while i < hidden:
         value = float32(residual[token, i]) if has_residual else float32(x[token, i])
@@ -88,7 +88,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
                     store(residual, row + i, values, at)
                 for k in range(width):
                     sum_of_squares += values[at + k] * values[at + k]
-        inverse_rms = float32(1) / math.sqrt(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
+        inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:

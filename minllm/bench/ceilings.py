@@ -1,0 +1,55 @@
+"""What this GPU can do at best, measured now: the rate of a large copy, against which every memory-bound kernel is held.
+
+The copy is the driver's own, from one array to another, both far larger than the last-level cache. Bytes read and bytes written both
+count. Timed by events on the stream: the median of many, after a warm-up that brings the clocks up.
+"""
+
+import statistics
+
+import numpy as np
+
+BYTES = 2**31  # of each of the two arrays; sixteen times the largest L2 cache
+REPEATS = 20
+
+
+def copy_tb_s(total_bytes: int = BYTES, repeats: int = REPEATS) -> float:
+    """TB/s of a device-to-device copy of `total_bytes`, read plus written. Raises DeviceError where the driver refuses."""
+    from cuda.bindings import driver as cuda
+
+    from minllm.runtime.kernel import check_driver
+
+    check_driver(cuda.cuInit(0), "start the driver")
+    device = check_driver(cuda.cuDeviceGet(0), "find the GPU")
+    check_driver(cuda.cuCtxSetCurrent(check_driver(cuda.cuDevicePrimaryCtxRetain(device), "make a context")), "use the context")
+    source, target, events = None, None, []
+    try:
+        source = check_driver(cuda.cuMemAlloc(total_bytes), f"allocate {total_bytes} bytes")
+        target = check_driver(cuda.cuMemAlloc(total_bytes), f"allocate {total_bytes} bytes")
+        fill_with_noise(source, total_bytes)
+        events = [check_driver(cuda.cuEventCreate(0), "make an event") for _ in range(repeats + 4)]
+        for event in events:
+            check_driver(cuda.cuEventRecord(event, 0), "record an event")
+            check_driver(cuda.cuMemcpyDtoDAsync(target, source, total_bytes, 0), "copy")
+        check_driver(cuda.cuCtxSynchronize(), "wait for the copies")
+        pairs = list(zip(events[3:-1], events[4:], strict=True))  # the first three copies warm up
+        seconds = [1e-3 * check_driver(cuda.cuEventElapsedTime(a, b), "read the time") for a, b in pairs]
+        return 2 * total_bytes / statistics.median(seconds) / 1e12
+    finally:
+        for event in events:
+            cuda.cuEventDestroy(event)
+        for allocation in (source, target):
+            if allocation is not None:
+                cuda.cuMemFree(allocation)
+        cuda.cuDevicePrimaryCtxRelease(device)
+
+
+def fill_with_noise(allocation, total_bytes: int) -> None:
+    """Random bytes from the host, repeated: memory that holds zeros is cheaper to move, and would flatter."""
+    from cuda.bindings import driver as cuda
+
+    from minllm.runtime.kernel import check_driver
+
+    noise = np.random.default_rng(0).integers(0, 256, min(2**26, total_bytes), dtype=np.uint8)
+    for start in range(0, total_bytes, len(noise)):
+        count = min(len(noise), total_bytes - start)
+        check_driver(cuda.cuMemcpyHtoD(int(allocation) + start, noise.ctypes.data, count), "fill the source")

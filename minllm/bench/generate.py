@@ -1,0 +1,103 @@
+"""How fast one sequence is generated: time to the first token, and decode speed held against the memory's limit.
+
+The prompt is random token ids and decoding is greedy and never ends early, so that every run does the same work. A warm-up run of the same
+lengths compiles the kernels and captures the graphs; of the runs after it the median counts. Shapes other than the bundled model's have
+random weights (models/random_checkpoint.py): speed depends on the shape alone.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from rich.console import Console
+
+from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.report_card import ReportCard, as_text, card_of
+from minllm.bench.shapes import SHAPES
+from minllm.engine.llm import LLM
+from minllm.engine.outputs import RequestMetrics
+from minllm.engine.sampling_params import SamplingParams
+
+BUNDLED = "bundled"
+
+
+def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None) -> None:
+    """Measure and print the ceiling, the report card, and where `json_file` is given the record. `options` are those of LLM()."""
+    progress = Console(stderr=True, highlight=False, soft_wrap=True)
+    with opened_model(model, options, prompt_tokens + tokens) as llm:
+        ceilings = {"copy_tb_s": None, "bf16_tflops": None}
+        if llm.device == "cuda":
+            from minllm.bench.ceilings import copy_tb_s
+
+            ceilings["copy_tb_s"] = round(copy_tb_s(), 3)
+            progress.print(f"ceiling: a device copy moves {ceilings['copy_tb_s']:.2f} TB/s here, read plus written")
+        card = measure(llm, prompt_tokens, tokens, repeats)
+    card = card.named(model).against(ceilings["copy_tb_s"])
+    out = progress if str(json_file) == "-" else Console(highlight=False, soft_wrap=True)
+    out.print(as_text(card))
+    if json_file is not None:
+        write_json(json_file, new_record(card.device, ceilings, rows(card)))
+
+
+@contextmanager
+def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Iterator[LLM]:
+    """The bundled model, a directory, or random weights in a shape of SHAPES, with room for one sequence of `max_model_len` tokens."""
+    options = dict(options, max_model_len=max_model_len, max_num_seqs=1, progress=sys.stderr.isatty())
+    if model not in SHAPES:
+        with LLM(None if model == BUNDLED else model, **options) as llm:
+            yield llm
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        write_shape(Path(directory), SHAPES[model])
+        with LLM(directory, load_format="dummy", **options) as llm:
+            yield llm
+
+
+def write_shape(directory: Path, config: dict[str, Any]) -> None:
+    """A model directory without weights: config.json, and a tokenizer in which every id is a word of its own."""
+    (directory / "config.json").write_text(json.dumps(config))
+    vocabulary = {f"<{token_id}>": token_id for token_id in range(config["vocab_size"])}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<0>")).save(str(directory / "tokenizer.json"))
+
+
+def measure(llm: LLM, prompt_tokens: int, tokens: int, repeats: int) -> ReportCard:
+    """The card of the median run. Raises InvalidRequestError where the model is too short for the lengths."""
+    vocab_size = llm.engine.model.config.vocab_size
+    prompt = np.random.default_rng(0).integers(0, vocab_size, prompt_tokens).tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    llm.generate(prompt, params)
+    outputs = [llm.generate(prompt, params)[0] for _ in range(repeats)]
+    return card_of(llm, median_metrics([output.metrics for output in outputs]))
+
+
+def median_metrics(runs: list[RequestMetrics]) -> RequestMetrics:
+    """The medians of the time to the first token and of the decode time, each by itself."""
+    first = runs[0]
+    decode_seconds = statistics.median(run.decode_seconds for run in runs)
+    return RequestMetrics(
+        prompt_tokens=first.prompt_tokens,
+        generated_tokens=first.generated_tokens,
+        time_to_first_token=statistics.median(run.time_to_first_token for run in runs),
+        decode_seconds=decode_seconds,
+        decode_tokens_per_second=(first.generated_tokens - 1) / decode_seconds,
+    )
+
+
+def rows(card: ReportCard) -> list[Row]:
+    """The card as rows of a record: the decode with its limit, and the prefill."""
+    case = f"{card.model}, batch 1, prompt {card.prompt_tokens}, new {card.generated_tokens}"
+    limit = card.ceiling_tb_s * 1e12 / card.bytes_per_token if card.ceiling_tb_s else None
+    decode, prefill, first = card.decode_tokens_per_s, card.prefill_tokens_per_s, 1e3 * card.time_to_first_token_s
+    shares = dict(limit=round(limit, 1), of_limit=round(decode / limit, 3)) if limit else {}
+    return [
+        Row("decode", case, card.dtype, round(decode, 1), "tokens/s", **shares),
+        Row("prefill", case, card.dtype, round(prefill, 1), "tokens/s"),
+        Row("time to first token", case, card.dtype, round(first, 2), "ms"),
+    ]

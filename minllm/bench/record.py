@@ -1,0 +1,115 @@
+"""The record of measurements: rows in one format for every benchmark, with the machine that they were made on.
+
+A record is what `docs/results/*.json` hold and what `--json` writes:
+
+    {"device", "driver", "date", "commit", "packages": {}, "ceilings": {"copy_tb_s", "bf16_tflops"}, "rows": [...]}
+
+A row that was measured again replaces the old one; what tells rows apart is benchmark, case and variant.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minllm import driver
+
+PACKAGES = ("minllm", "numba-cuda", "numba", "numpy", "cuda-core", "cuda-bindings", "torch", "vllm")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. `peer` is what else was measured in the same run, `limit` the value that the hardware allows, in the same unit."""
+
+    benchmark: str
+    case: str
+    variant: str
+    value: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None  # ours over the peer's in speed
+    limit: float | None = None
+    of_limit: float | None = None
+    error: float | None = None
+    peer_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """Rows, and what they were measured with. `ceilings` holds what was measured in the same run, and nothing from a data sheet."""
+
+    device: str
+    driver: str
+    date: str
+    commit: str
+    packages: dict[str, str]
+    ceilings: dict[str, float | None] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """The record on one line."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) -> Record:
+    """A record of this moment on this machine; `device` is the GPU's name or "cpu"."""
+    return Record(
+        device=device if device != "cpu" else f"cpu ({platform.machine()})",
+        driver=driver.release() if device != "cpu" else "",
+        date=datetime.date.today().isoformat(),
+        commit=commit(),
+        packages={"python": platform.python_version(), **installed(PACKAGES)},
+        ceilings=ceilings,
+        rows=rows,
+    )
+
+
+def installed(packages: tuple[str, ...]) -> dict[str, str]:
+    """Those of `packages` that are installed, with their versions."""
+    found = {distribution.metadata["Name"].lower(): distribution.version for distribution in importlib.metadata.distributions()}
+    return {name: found[name] for name in packages if name in found}
+
+
+def commit() -> str:
+    """The commit of the source tree that minllm runs from, with "+" if files have changed since; "" outside a git checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "..")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
+    """`new` over an older record of the same device: its rows replace theirs, all others stay, and the rest is the new one's."""
+    result = asdict(new)
+    if old is None:
+        return result
+    rows = {(row["benchmark"], row["case"], row["variant"]): row for row in [*old["rows"], *result["rows"]]}
+    ceilings = {**old["ceilings"], **{name: value for name, value in new.ceilings.items() if value is not None}}
+    return {**result, "ceilings": ceilings, "rows": list(rows.values())}
+
+
+def file_name(device: str) -> str:
+    """The file that a device's record is kept in: h200.json for "NVIDIA H200"."""
+    words = device.lower().replace("nvidia", "").replace("geforce", "").replace("(", "").replace(")", "").split()
+    return "-".join(words) + ".json"
+
+
+def write_json(path: Path, record: Record) -> None:
+    """Write the record to `path`, or to standard output for "-"."""
+    if str(path) == "-":
+        sys.stdout.write(record.to_json() + "\n")
+        sys.stdout.flush()
+    else:
+        path.write_text(record.to_json() + "\n", encoding="utf-8")

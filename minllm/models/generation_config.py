@@ -1,0 +1,38 @@
+"""generation_config.json: how the makers of a model suggest to sample from it, and which tokens end its texts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from minllm.models.json_files import Fields, read_json
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """The suggestions that minllm follows; None where the file says nothing."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 keeps all
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def read_generation_config(directory: Path | str) -> GenerationConfig:
+    """The generation_config.json of a model directory; all None where there is no such file. Raises CheckpointError where it is damaged."""
+    path = Path(directory) / "generation_config.json"
+    if not path.exists():
+        return GenerationConfig()
+    fields = Fields(read_json(path), str(path))
+    return GenerationConfig(
+        do_sample=fields.flag("do_sample", False) if "do_sample" in fields else None,
+        temperature=fields.number("temperature", None),
+        top_p=fields.number("top_p", None),
+        top_k=fields.integer("top_k", None, minimum=0),
+        min_p=fields.number("min_p", None),
+        repetition_penalty=fields.positive("repetition_penalty", None),
+        max_new_tokens=fields.integer("max_new_tokens", None),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+    )

@@ -1,0 +1,150 @@
+"""Text from token ids that arrive one at a time, never showing half a character.
+
+A token is a piece of a byte sequence, and a character may be spread over up to four tokens, so ids become bytes first and bytes become
+characters only when they are whole. The two ways in which tokenizers keep bytes are both read here, straight from each token's name:
+
+    byte-level BPE   every byte is written as a printable character of its own (GPT-2's table); Llama 3, Qwen, GPT-2
+    SentencePiece    the space is written U+2581, and bytes outside the vocabulary as <0x41>; Llama 2, Mistral
+
+Both cost O(1) a token. A tokenizer of any other kind goes through the tokenizers library's own stream.
+"""
+
+import codecs
+import functools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+SPACE_MARK = "\u2581"
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+LONGEST_CHARACTER = 4  # bytes of UTF-8
+
+
+@functools.cache
+def byte_of_character() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 characters stand for their own byte, the others for U+0100 and up, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; a token with any other character (one that was added by name) stands for itself."""
+    table = byte_of_character()
+    try:
+        return bytes([table[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    """The bytes of a SentencePiece token."""
+    byte = BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE_MARK, " ").encode()
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("minllm_replace_each_byte", _replace_each_byte)  # as SentencePiece does; byte-level BPE marks a whole broken run
+
+
+class IncrementalDecoder:
+    """Decodes one sequence. The pieces put together are `tokenizer.decode` of all ids, as it continues the prompt.
+
+    (Of bytes that are no UTF-8 at all, a SentencePiece tokenizer's decode gives up a whole run, valid characters included; here these were
+    shown already, and only the broken bytes become U+FFFD.)
+    """
+
+    def __init__(self, tokenizer: Any, prompt_token_ids: Iterable[int] = (), skip_special_tokens: bool = True):
+        """`prompt_token_ids` are what the text continues: with words before it, a first token's leading space is kept."""
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._stream = _make_stream(tokenizer, skip_special_tokens)
+        before = [token_id for token_id in prompt_token_ids if token_id not in self._skipped]
+        for token_id in before[-LONGEST_CHARACTER:]:  # the prompt may end within a character
+            self._stream.push(token_id)
+        if before:
+            self._stream.at_start = False
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; empty while a character is incomplete."""
+        return "" if token_id in self._skipped else self._stream.push(token_id)
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: U+FFFD for a character that was cut off, or nothing."""
+        return self._stream.finish()
+
+
+class _ByteStream:
+    """Bytes of each token into whole characters. `strip` removes what the tokenizer puts before the first word of a text."""
+
+    def __init__(self, id_to_token: Callable[[int], str | None], token_bytes: Callable[[str], bytes], strip: int | None, errors: str):
+        self._id_to_token, self._token_bytes = id_to_token, token_bytes
+        self._strip = strip  # leading spaces of the text that are dropped; None drops every space of the first token
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
+        self.at_start = True
+
+    def push(self, token_id: int) -> str:
+        token = self._id_to_token(token_id)
+        if token is None:  # a row of the embedding that the tokenizer has no name for
+            return ""
+        if self.at_start and self._strip is None:
+            self.at_start = False
+            token = token.replace(SPACE_MARK, "")
+        return self._stripped(self._utf8.decode(self._token_bytes(token)))
+
+    def finish(self) -> str:
+        return self._stripped(self._utf8.decode(b"", final=True))
+
+    def _stripped(self, text: str) -> str:
+        if not self.at_start or not text:
+            return text
+        self.at_start = False
+        dropped = 0
+        while dropped < (self._strip or 0) and text.startswith(" ", dropped):
+            dropped += 1
+        return text[dropped:]
+
+
+class _LibraryStream:
+    """The stream of the tokenizers library, for decoders of any other kind."""
+
+    def __init__(self, backend: Any, skip_special_tokens: bool):
+        self._backend, self._skip = backend, skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._pending: list[int] = []
+        self.at_start = True
+
+    def push(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        text = self._stream.step(self._backend, token_id)
+        if text is None:
+            return ""
+        self._pending.clear()
+        return text
+
+    def finish(self) -> str:
+        text, self._pending = self._backend.decode(self._pending, skip_special_tokens=self._skip), []
+        return text
+
+
+def _make_stream(tokenizer: Any, skip_special_tokens: bool) -> "_ByteStream | _LibraryStream":
+    """The stream for the "decoder" entry of a tokenizer.json."""
+    decoder = tokenizer.decoder or {}
+    id_to_token = tokenizer.backend.id_to_token
+    if decoder.get("type") == "ByteLevel":
+        return _ByteStream(id_to_token, byte_level_bytes, 0, "replace")
+    if decoder.get("type") == "Metaspace" and decoder.get("replacement") == SPACE_MARK:
+        strip = 0 if decoder.get("prepend_scheme") == "never" else None
+        return _ByteStream(id_to_token, lambda token: token.replace(SPACE_MARK, " ").encode(), strip, "replace")
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else []
+    kinds = [step.get("type") for step in steps]
+    if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
+        replaces = steps[0].get("pattern") == {"String": SPACE_MARK} and steps[0].get("content") == " "
+        strips = len(steps) == 3 or (steps[3].get("content") == " " and steps[3].get("stop") == 0)
+        if replaces and strips:
+            return _ByteStream(id_to_token, sentencepiece_bytes, steps[3]["start"] if len(steps) == 4 else 0, "minllm_replace_each_byte")
+    return _LibraryStream(tokenizer.backend, skip_special_tokens)

@@ -1,0 +1,128 @@
+"""A model's tokenizer: text to token ids and back, and conversations to prompts.
+
+The `tokenizers` library does the work, on the model's own tokenizer.json. tokenizer_config.json adds which tokens begin and end a text, and
+the chat template.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from minllm.errors import CheckpointError, InvalidRequestError
+from minllm.models.chat_template import ChatTemplate, find_template
+from minllm.models.incremental_decoder import IncrementalDecoder
+from minllm.models.json_files import read_json
+
+
+class Tokenizer:
+    """encode and decode, with the chat template where the model has one."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None):
+        """`backend` is the library's tokenizer, `config` the content of tokenizer_config.json, `chat_template` a Jinja text."""
+        self.backend = backend
+        self.backend.no_truncation()  # some files carry the limits of the training run
+        self.backend.no_padding()
+        self.config = dict(config or {})
+        self.decoder: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+        self.special_token_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
+        self._template_source = chat_template
+        self._template: ChatTemplate | None = None
+        self._added = self._explicitly_added()
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> "Tokenizer":
+        """The tokenizer of a Hugging Face model directory. Raises CheckpointError where tokenizer.json is missing or damaged."""
+        directory = Path(directory)
+        path = directory / "tokenizer.json"
+        if not path.exists():
+            raise CheckpointError(
+                f"tokenizer.json is missing from {directory}. A model with only tokenizer.model or vocab.json can be converted: "
+                "AutoTokenizer.from_pretrained(PATH).save_pretrained(PATH)."
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises its plain Exception for any fault of the file
+            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}.") from error
+        config_path = directory / "tokenizer_config.json"
+        config = read_json(config_path) if config_path.exists() else {}
+        return cls(backend, config, find_template(directory, config))
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, added ones included; every id that `encode` gives lies below the largest id plus one."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if tokenizer_config.json names one."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if tokenizer_config.json names one."""
+        return self._id_of("eos_token")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text; `add_special_tokens` puts the tokens around it that the model expects at the start of a prompt."""
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"A text to encode must be a str, not {type(text).__name__}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"The text is not valid Unicode ({error.reason} at character {error.start}).") from error
+        if self._added is None:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self.backend.encode(text, add_special_tokens=False).ids
+        before, after = self._added if add_special_tokens else ([], [])
+        return before + ids + after
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; ids without a token are left out."""
+        ids = [int(token_id) for token_id in token_ids]
+        if any(not 0 <= token_id < 2**32 for token_id in ids):
+            raise InvalidRequestError("Token ids to decode must be whole numbers from 0 to 2**32 - 1.")
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def incremental_decoder(self, prompt_token_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for ids that arrive one at a time, continuing a prompt."""
+        return IncrementalDecoder(self, prompt_token_ids, skip_special_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be turned into prompts."""
+        return self._template_source is not None
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation, as text. Raises InvalidRequestError where the model has no template or it refuses the messages."""
+        if self._template_source is None:
+            raise InvalidRequestError("This model has no chat template, it continues texts: give it a prompt, or take a model for chat.")
+        if self._template is None:
+            self._template = ChatTemplate(self._template_source, self._special_tokens)
+        return self._template.render(messages, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """The token ids of a conversation's prompt; the template itself writes the tokens that begin a text."""
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt), add_special_tokens=False)
+
+    def _id_of(self, name: str) -> int | None:
+        text = self._special_tokens.get(name)
+        return None if text is None else self.backend.token_to_id(text)
+
+    def _explicitly_added(self) -> tuple[list[int], list[int]] | None:
+        """Tokens before and after a text where tokenizer_config.json says so outright; None leaves it to tokenizer.json."""
+        wanted = [self.config.get("add_bos_token"), self.config.get("add_eos_token")]
+        if not any(isinstance(flag, bool) for flag in wanted):
+            return None
+        ids = [self.bos_token_id, self.eos_token_id]
+        before, after = ([i] if flag is True and i is not None else [] for flag, i in zip(wanted, ids, strict=True))
+        return before, after
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as a text, or as an object with its content."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) and content else None

@@ -1,0 +1,190 @@
+"""The command line as a user meets it: text on standard output, everything else on standard error, and exit codes."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from minllm import LLM, SamplingParams, cli
+from minllm.machine import installed_version
+
+runner = CliRunner()
+
+
+def run(*arguments, stdin=None):
+    """Invoke a command in this process."""
+    return runner.invoke(cli.app, [str(argument) for argument in arguments], input=stdin)
+
+
+def start(*arguments, **options):
+    """Start a command in a process of its own."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="")
+    command = [sys.executable, "-m", "minllm", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
+
+
+def test_no_arguments_show_help():
+    result = run()
+    assert "generate" in result.output and "doctor" in result.output
+
+
+def test_version_is_the_packages_own():
+    result = run("--version")
+    assert result.exit_code == 0 and (installed_version("minllm") or "source tree") in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["generate", "x", "--device", "tpu"], ["generate", "x", "--max-tokens", "many"]])
+def test_a_command_that_is_not_understood_exits_with_2(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_a_model_without_a_prompt_is_a_usage_error(model_directory):
+    result = run("generate", "--model", model_directory)
+    assert result.exit_code == 2 and "PROMPT" in result.stderr
+
+
+def test_generate_prints_the_text_and_nothing_else_on_standard_output(model_directory):
+    result = run("generate", "abc", "--model", model_directory, "--device", "cpu", "--seed", 3, "--max-tokens", 8)
+    llm = LLM(model_directory, device="cpu")
+    (expected,) = llm.generate("abc", SamplingParams(temperature=0.9, max_tokens=8, seed=3))
+    text = expected.outputs[0].text
+    assert result.exit_code == 0
+    assert result.stdout == text if text.endswith("\n") else result.stdout == text + "\n"
+    assert "NumPy on CPU" in result.stderr and "8 tokens" in result.stderr
+
+
+def test_no_card_leaves_standard_error_empty(model_directory):
+    result = run("generate", "abc", "--model", model_directory, "--device", "cpu", "--no-card", "--max-tokens", 8)
+    assert result.exit_code == 0 and result.stderr == ""
+
+
+def test_echo_puts_the_prompt_before_the_text(model_directory):
+    arguments = ["generate", "-", "--model", model_directory, "--device", "cpu", "--seed", 3, "--no-card", "--max-tokens", 8]
+    plain, echoed = run(*arguments, stdin="two\nlines\n"), run(*arguments, "--echo", stdin="two\nlines\n")
+    assert echoed.stdout == "two\nlines\n" + plain.stdout
+
+
+def test_options_reach_the_sampler(model_directory):
+    arguments = ["generate", "abc", "--model", model_directory, "--device", "cpu", "--temperature", 0, "--dtype", "float32", "--no-card"]
+    result = run(*arguments, "--max-tokens", 3)
+    llm = LLM(model_directory, device="cpu", dtype="float32")
+    (expected,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=3))
+    assert result.stdout.rstrip("\n") == expected.outputs[0].text.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "0"], "top_p"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--stop", ""], "stop"),
+        (["--variant", "attention"], "STAGE=NAME"),
+        (["--model", "/nowhere/at-all"], "/nowhere/at-all"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_1(model_directory, arguments, words):
+    result = run("generate", "abc", "--device", "cpu", "--model", model_directory, *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("minllm: ") and words in result.stderr and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_input_that_is_no_text_is_refused(model_directory, monkeypatch):
+    result = runner.invoke(cli.app, ["generate", "-", "--model", str(model_directory), "--device", "cpu"], input=b"\xff\xfe\x00")
+    assert result.exit_code == 1 and "UTF-8" in result.stderr
+
+
+def test_chat_answers_line_after_line_and_remembers(model_directory):
+    arguments = ["chat", "--model", model_directory, "--device", "cpu", "--max-tokens", 4, "--temperature", 0, "--system", "Be brief."]
+    result = run(*arguments, stdin="hello\nagain\n")
+    llm = LLM(model_directory, device="cpu")
+    params = SamplingParams(temperature=0, max_tokens=4)
+    messages = [dict(role="system", content="Be brief."), dict(role="user", content="hello")]
+    first = llm.chat(messages, params)[0].outputs[0].text
+    messages += [dict(role="assistant", content=first), dict(role="user", content="again")]
+    second = llm.chat(messages, params)[0].outputs[0].text
+    assert result.exit_code == 0
+    assert result.stdout.split("\n") == [*first.split("\n"), *second.split("\n"), ""]
+
+
+def test_chat_with_a_model_that_has_no_template_says_so(model_directory, tmp_path):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        os.link(model_directory / name, tmp_path / name)
+    result = run("chat", "--model", tmp_path, "--device", "cpu", stdin="hello\n")
+    assert result.exit_code == 1 and "chat template" in result.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(model_directory):
+    process = start("generate", "abc", "--model", model_directory, "--device", "cpu", "--max-tokens", 400, "--temperature", 1)
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    assert process.wait(timeout=60) == 0
+    assert "Traceback" not in errors and "Broken" not in errors
+
+
+def test_control_c_ends_the_command_with_130(model_directory):
+    process = start("chat", "--model", model_directory, "--device", "cpu", "--max-tokens", 4, stdin=subprocess.PIPE)
+    process.stdin.write(b"hello\n")
+    process.stdin.flush()
+    process.stdout.read(1)  # it is running, and waits for the next line after this answer
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_bench_writes_rows_as_json(model_directory, tmp_path):
+    path = tmp_path / "rows.json"
+    lengths = ["--prompt-tokens", 5, "--tokens", 4, "--repeats", 1]
+    result = run("bench", "generate", "--model", model_directory, "--device", "cpu", *lengths, "--json", path)
+    assert result.exit_code == 0 and "decode" in result.stdout
+    record = json.loads(path.read_text())
+    assert record["device"].startswith("cpu") and record["packages"]["numpy"]
+    assert [row["benchmark"] for row in record["rows"]] == ["decode", "prefill", "time to first token"]
+    assert all(row["value"] > 0 for row in record["rows"])
+
+
+def test_bench_to_a_file_that_cannot_be_written_is_an_error_of_ours(model_directory, tmp_path):
+    lengths = ["--prompt-tokens", 5, "--tokens", 4, "--repeats", 1]
+    result = run("bench", "generate", "--model", model_directory, "--device", "cpu", *lengths, "--json", tmp_path / "no" / "rows.json")
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+
+
+def test_doctor_exits_with_what_it_finds(monkeypatch):
+    from minllm import machine
+
+    healthy = machine.Machine(python=(3, 12), system="Linux", driver_error="libcuda.so.1 does not load")
+    monkeypatch.setattr(machine, "look", lambda: healthy)
+    result = run("doctor")
+    assert result.exit_code == 0 and "NumPy" in result.stdout
+    broken = machine.Machine(python=(3, 12), system="Linux", broken_requirements=[("numpy<2.5,>=2", "2.5.0")])
+    monkeypatch.setattr(machine, "look", lambda: broken)
+    result = run("doctor")
+    assert result.exit_code == 1 and "pip install 'numpy<2.5,>=2'" in result.stdout
+
+
+def test_pieces_are_written_one_by_one():
+    written = []
+
+    class Recorder(io.StringIO):
+        def flush(self):
+            written.append(self.getvalue())
+
+        def reconfigure(self, **options):
+            pass
+
+    original, sys.stdout = sys.stdout, Recorder()
+    try:
+        cli.show([], iter(["a", "bc", "d"]))
+    finally:
+        sys.stdout = original
+    assert written == ["a", "abc", "abcd", "abcd\n"]

@@ -1,0 +1,162 @@
+"""Requests and options that cannot be: each is refused with its reason before anything is computed, and leaves nothing behind."""
+
+import math
+
+import numpy as np
+import pytest
+
+import minllm
+from minllm import LLM, SamplingParams
+from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
+from tests.engine.models import model_directory
+from tests.models.random_models import prompt
+
+BAD_PROMPTS = [
+    ("", "empty"),
+    ([], "empty"),
+    ([[]], "empty"),
+    (["ok", ""], "empty"),
+    ([[1, 2], []], "empty"),
+    ([-1], "from 0 to 1002"),
+    ([1003], "from 0 to 1002"),
+    ([[5], [2**31]], "from 0 to 1002"),
+    ([1.0, 2.0], "1.0 is not a token id"),
+    ([math.nan], "nan is not a token id"),
+    ([True, 2], "True is not a token id"),
+    ([1, [2]], "not a token id"),
+    ([1, "a"], "not a token id"),
+    ([[[1]]], "not a token id"),
+    ([["a"]], "not a token id"),
+    ([None], "not a prompt"),
+    (None, "not a prompt"),
+    (5, "not a prompt"),
+    (b"bytes", "not a prompt"),
+    ({"prompt": "a"}, "not a prompt"),
+    (np.zeros((2, 0), np.int64), "empty"),
+    (np.array([1.5]), "not a token id"),
+    ("lone \ud800 surrogate", "Unicode"),
+    (prompt(256), "256 tokens, and max_model_len=256 allows 255"),
+    (prompt(300), "300 tokens"),
+]
+
+
+@pytest.mark.parametrize("bad,reason", BAD_PROMPTS)
+def test_bad_prompts(llm, monkeypatch, bad, reason):
+    monkeypatch.setattr(llm.engine.runner, "start", lambda sequences: pytest.fail("it was computed"))
+    with pytest.raises(InvalidRequestError, match=reason):
+        llm.generate(bad)
+    with pytest.raises(InvalidRequestError):
+        llm.stream(bad)
+
+
+@pytest.mark.parametrize("good", [" ", "\n", "\x00", "a", [0], [1002], prompt(255)])
+def test_the_smallest_and_largest_prompts_run(llm, good):
+    assert len(llm.generate(good, SamplingParams(max_tokens=1, temperature=0))[0].outputs[0].token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    "params,reason",
+    [
+        ([SamplingParams()], "1 SamplingParams were given for 2 prompts"),
+        ([], "0 SamplingParams"),
+        ({"temperature": 1}, "not a SamplingParams"),
+        ([SamplingParams(), None], "not a SamplingParams"),
+        (SamplingParams(stop_token_ids=[1003]), "stop_token_ids holds 1003"),
+    ],
+)
+def test_bad_parameters(llm, params, reason):
+    with pytest.raises(InvalidRequestError, match=reason):
+        llm.generate(["a", "b"], params)
+
+
+BAD_SCORES = [[], [1003], [-1], "text", [1.0], [True], None]
+
+
+@pytest.mark.parametrize("bad", BAD_SCORES)
+def test_bad_tokens_to_score(llm, bad):
+    with pytest.raises(InvalidRequestError):
+        llm.logits(bad)
+    with pytest.raises(InvalidRequestError):
+        llm.perplexity(bad)
+
+
+def test_bad_windows(llm):
+    for window, stride in ((100, 0), (100, 100), (100, 101), (1, 1), (0, 1), (100, -5), (100, 2.5), (100.0, 5)):
+        with pytest.raises(InvalidRequestError, match="stride|window"):
+            llm.perplexity(prompt(50), window=window, stride=stride)
+    with pytest.raises(InvalidRequestError, match="at least 2"):
+        llm.perplexity([5])
+    with pytest.raises(InvalidRequestError, match="257 tokens"):
+        llm.logits(prompt(257))
+
+
+BAD_OPTIONS = [
+    ("device", "gpu"),
+    ("device", None),
+    ("dtype", "int8"),
+    ("dtype", np.float32),
+    ("kv_cache_dtype", "fp8"),
+    ("quantization", "awq"),
+    ("max_num_seqs", 0),
+    ("max_num_seqs", 2.0),
+    ("max_num_batched_tokens", -1),
+    ("max_num_batched_tokens", True),
+    ("max_model_len", 0),
+    ("max_model_len", 513),
+    ("block_size", 0),
+    ("block_size", "16"),
+    ("gpu_memory_utilization", 0),
+    ("gpu_memory_utilization", 1.5),
+    ("gpu_memory_utilization", math.nan),
+    ("enforce_eager", 1),
+    ("seed", -1),
+    ("seed", 1.5),
+    ("model", 5),
+]
+
+
+@pytest.mark.parametrize("name,value", BAD_OPTIONS)
+def test_bad_options(name, value):
+    with pytest.raises(InvalidOptionError) as error:
+        LLM(**{"model": model_directory("llama3"), "device": "cpu", name: value})
+    assert f"{name}={value!r}" in str(error.value)
+
+
+def test_a_directory_that_is_none(tmp_path):
+    for path in (tmp_path / "absent", tmp_path, "meta-llama/Llama-3.2-1B"):
+        with pytest.raises(CheckpointError):
+            LLM(path, device="cpu")
+
+
+def test_a_model_that_does_not_fit_says_so(monkeypatch):
+    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
+    with pytest.raises(OutOfMemoryError, match="max_model_len=200 does not fit"):
+        LLM(model_directory("llama3"), device="cpu", max_model_len=200, block_size=1)
+    with pytest.raises(OutOfMemoryError, match="One block|one block of 64 tokens"):
+        LLM(model_directory("llama3"), device="cpu", block_size=64)
+    with LLM(model_directory("llama3"), device="cpu", block_size=1) as llm:
+        assert llm.max_model_len == llm.engine.pool.num_blocks < 50, "without a wish, the model's length is what fits"
+        assert len(llm.generate([5], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0].outputs[0].token_ids) < 50
+
+
+def test_a_closed_llm():
+    llm = LLM(model_directory("llama3"), device="cpu", max_model_len=64)
+    llm.close()
+    llm.close()
+    for call in (lambda: llm.generate("a"), lambda: llm.stream("a"), lambda: llm.logits([1]), lambda: llm.tokenizer):
+        with pytest.raises(EngineBusyError, match="closed"):
+            call()
+
+
+def test_progress_is_reported():
+    seen = []
+    LLM(model_directory("llama3"), device="cpu", max_model_len=64, progress=lambda *args: seen.append(args)).close()
+    tasks = {task for task, _, _ in seen}
+    assert tasks == {"Loading weights"} and all(0 < done <= total for _, done, total in seen) and seen[-1][1] == seen[-1][2]
+
+
+def test_the_public_names():
+    assert {"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "errors", "held_out_text"} <= set(dir(minllm))
+    assert minllm.errors.InvalidRequestError is InvalidRequestError
+    with pytest.raises(AttributeError, match="no attribute 'LLMs'"):
+        minllm.LLMs  # noqa: B018

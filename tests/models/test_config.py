@@ -1,0 +1,176 @@
+"""config.json of every family against transformers' reading of it, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.models.config_reader import parse_model_config, read_model_config
+from minllm.models.generation_config import GenerationConfig, read_generation_config
+from minllm.models.rope import inverse_frequencies
+from tests.models.random_models import FAMILIES, LLAMA3_SCALING
+
+LLAMA = dict(
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    vocab_size=1003,
+    hidden_size=192,
+    intermediate_size=344,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+)
+GPT2 = dict(architectures=["GPT2LMHeadModel"], model_type="gpt2", vocab_size=1003, n_embd=240, n_layer=3, n_head=6, n_positions=160)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_equal_transformers(family, tmp_path):
+    theirs = FAMILIES[family].config()
+    theirs.architectures = [FAMILIES[family].model_class.__name__]
+    theirs.save_pretrained(tmp_path)
+    ours = read_model_config(tmp_path)
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "tie_word_embeddings"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    if family != "gpt2":
+        assert ours.num_key_value_heads == theirs.num_key_value_heads
+        assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+        assert ours.norm_epsilon == theirs.rms_norm_eps
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_missing_keys_take_the_familys_defaults(name):
+    theirs = getattr(transformers, f"{name}Config")()
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    bare = {size: getattr(theirs, size) for size in sizes}
+    ours = parse_model_config({"architectures": [f"{name}ForCausalLM"], **bare})
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.norm_epsilon == theirs.rms_norm_eps
+    assert ours.rope.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.sliding_windows[0] == (theirs.sliding_window if name == "Mistral" else 0)
+
+
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+def test_llama3_frequencies_equal_transformers(theta, head_dim):
+    scaling = {**LLAMA3_SCALING, "rope_theta": theta, "original_max_position_embeddings": 8192}
+    theirs = transformers.LlamaConfig(hidden_size=6 * head_dim, num_attention_heads=6, head_dim=head_dim, rope_parameters=scaling)
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))
+    config = parse_model_config({**LLAMA, "head_dim": head_dim, "rope_parameters": scaling})
+    np.testing.assert_allclose(inverse_frequencies(config.rope, head_dim), expected.numpy(), rtol=1e-5)
+    assert (expected.numpy() != theta ** -(np.arange(0, head_dim, 2) / head_dim)).any()
+
+
+def test_old_and_new_keys_of_the_rotary_embedding_are_the_same():
+    scaling = {k: v for k, v in LLAMA3_SCALING.items() if k != "rope_theta"}
+    new = parse_model_config({**LLAMA, "rope_parameters": {**scaling, "rope_theta": 500000.0}})
+    old = parse_model_config({**LLAMA, "rope_theta": 500000.0, "rope_scaling": scaling})
+    oldest = parse_model_config({**LLAMA, "rope_theta": 500000.0, "rope_scaling": {**{"type": "llama3"}, **scaling}})
+    assert new.rope == old.rope == oldest.rope
+    linear = parse_model_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}).rope
+    np.testing.assert_allclose(inverse_frequencies(linear, 32), inverse_frequencies(parse_model_config(LLAMA).rope, 32) / 2)
+    assert parse_model_config({**LLAMA, "rope_scaling": None}).rope.rope_theta == 10000.0
+
+
+def test_sliding_windows_of_each_family():
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    assert parse_model_config({**mistral, "sliding_window": 7}).sliding_windows == (7, 7, 7)
+    assert parse_model_config({**mistral, "sliding_window": None}).sliding_windows == (0, 0, 0)
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 9}
+    assert parse_model_config(qwen).sliding_windows == (0, 0, 0)
+    assert parse_model_config({**qwen, "use_sliding_window": True, "max_window_layers": 2}).sliding_windows == (0, 0, 9)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert parse_model_config({**qwen, "use_sliding_window": True, "layer_types": kinds}).sliding_windows == (9, 0, 9)
+
+
+def test_gpt2_options():
+    assert parse_model_config(GPT2).attention_scales == (40**-0.5,) * 3
+    by_layer = parse_model_config({**GPT2, "scale_attn_by_inverse_layer_idx": True})
+    np.testing.assert_allclose(by_layer.attention_scales, [40**-0.5, 40**-0.5 / 2, 40**-0.5 / 3])
+    assert parse_model_config({**GPT2, "scale_attn_weights": False}).attention_scales == (1.0,) * 3
+    assert parse_model_config({**GPT2, "n_inner": None}).intermediate_size == 960
+    assert parse_model_config({**GPT2, "activation_function": "gelu"}).activation == "gelu"
+
+
+REFUSED = {
+    "dynamic rope": {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "yarn": {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    "longrope": {**LLAMA, "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+    "rope by layer": {**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "partial rotary": {**LLAMA, "partial_rotary_factor": 0.5},
+    "partial rotary inside": {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "llama3 bounds": {**LLAMA, "rope_scaling": {**LLAMA3_SCALING, "high_freq_factor": 1.0}},
+    "quantised": {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "mlp_bias": {**LLAMA, "mlp_bias": True},
+    "hidden_act": {**LLAMA, "hidden_act": "gelu"},
+    "softcapping": {**LLAMA, "final_logit_softcapping": 30.0},
+    "mixed layers": {**LLAMA, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "unknown layer type": {
+        **LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "layer_types": ["linear_attention"] * 3,
+    },
+    "another architecture": {**LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
+    "another task": {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
+    "architecture against type": {**LLAMA, "model_type": "llama4"},
+    "no architecture": {"vocab_size": 10},
+    "gpt2 activation": {**GPT2, "activation_function": "relu"},
+    "gpt2 cross attention": {**GPT2, "add_cross_attention": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_the_result_is_refused(name):
+    with pytest.raises(UnsupportedModelError, match="minllm|high_freq_factor"):
+        parse_model_config(REFUSED[name])
+
+
+WRONG = {
+    "missing size": {k: v for k, v in LLAMA.items() if k != "hidden_size"},
+    "text size": {**LLAMA, "hidden_size": "192"},
+    "true size": {**LLAMA, "num_hidden_layers": True},
+    "zero layers": {**LLAMA, "num_hidden_layers": 0},
+    "negative vocabulary": {**LLAMA, "vocab_size": -1},
+    "huge vocabulary": {**LLAMA, "vocab_size": 2**40},
+    "heads": {**LLAMA, "num_key_value_heads": 4},
+    "no head_dim": {**LLAMA, "hidden_size": 191},
+    "odd head_dim": {**LLAMA, "head_dim": 33},
+    "nan epsilon": {**LLAMA, "rms_norm_eps": float("nan")},
+    "zero theta": {**LLAMA, "rope_theta": 0},
+    "linear without factor": {**LLAMA, "rope_scaling": {"type": "linear"}},
+    "scaling is a list": {**LLAMA, "rope_scaling": [1]},
+    "architectures": {**LLAMA, "architectures": "LlamaForCausalLM"},
+    "tie": {**LLAMA, "tie_word_embeddings": "yes"},
+    "eos": {**LLAMA, "eos_token_id": [2, -1]},
+    "layer_types": {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "layer_types": ["full_attention"]},
+    "gpt2 heads": {**GPT2, "n_head": 7},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_contradictions_are_errors_that_name_the_file(name):
+    with pytest.raises(CheckpointError, match="config.json"):
+        parse_model_config(WRONG[name])
+
+
+def test_files_that_are_missing_or_no_json(tmp_path):
+    with pytest.raises(CheckpointError, match="config.json is missing"):
+        read_model_config(tmp_path)
+    for content in ("", "{", "[]", '{"a": NaN', "[" * 100_000):
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+        with pytest.raises(CheckpointError, match="config.json"):
+            read_model_config(tmp_path)
+
+
+def test_generation_config(tmp_path):
+    assert read_generation_config(tmp_path) == GenerationConfig()
+    content = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True, "repetition_penalty": 1.05, "eos_token_id": [5, 7], "x": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(content), encoding="utf-8")
+    assert read_generation_config(tmp_path) == GenerationConfig(True, 0.6, 0.9, 20, repetition_penalty=1.05, eos_token_ids=(5, 7))
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match="temperature"):
+        read_generation_config(tmp_path)

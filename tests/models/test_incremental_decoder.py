@@ -1,0 +1,110 @@
+"""Pieces of text against the tokenizers library's decoding of the whole."""
+
+import functools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.models.incremental_decoder import IncrementalDecoder, byte_of_character
+from minllm.models.tokenizer import Tokenizer
+from tests.models.tokenizers_for_tests import KINDS
+
+TEXTS = [
+    "hello world",
+    " leading space",
+    "    def f(x):\n        return x  # naïve café",
+    "東京の天気は晴れです。🎉👩‍👩‍👧‍👦 end",
+    "é",
+    "tab\there, Größe",
+]
+
+
+@functools.cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    return Tokenizer(KINDS[kind]())
+
+
+def pieces_of(tokenizer, ids, prompt=(), skip_special_tokens=True):
+    decoder = IncrementalDecoder(tokenizer, prompt, skip_special_tokens)
+    return [decoder.push(token_id) for token_id in ids] + [decoder.finish()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_together_are_the_whole(kind, text):
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(text)
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30), st.data())
+def test_a_text_may_be_split_into_prompt_and_continuation_anywhere(text, data):
+    for kind in ("byte_level", "sentencepiece"):
+        tokenizer = tokenizer_of(kind)
+        ids = tokenizer.encode(text)
+        whole = tokenizer.decode(ids)
+        cut = data.draw(st.integers(0, len(ids)))
+        decoder = IncrementalDecoder(tokenizer)
+        prompt_text = "".join(decoder.push(token_id) for token_id in ids[:cut])  # whole characters only
+        assert prompt_text + "".join(pieces_of(tokenizer, ids[cut:], ids[:cut])) == whole
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 329), max_size=25))
+def test_byte_level_equals_the_library_on_any_ids(ids):
+    """Also where the bytes are no UTF-8."""
+    tokenizer = tokenizer_of("byte_level")
+    for skip in (True, False):
+        assert "".join(pieces_of(tokenizer, ids, skip_special_tokens=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def test_no_piece_holds_half_a_character():
+    tokenizer = tokenizer_of("byte_level")
+    letters = {byte: character for character, byte in byte_of_character().items()}
+    ids = [tokenizer.backend.token_to_id(letters[byte]) for byte in "é東🎉".encode()]
+    assert pieces_of(tokenizer, ids) == ["", "é", "", "", "東", "", "", "", "🎉", ""]
+    assert pieces_of(tokenizer, ids[:4]) == ["", "é", "", "", "\ufffd"]  # cut off inside 東
+
+
+def test_byte_tokens_of_sentencepiece_join_into_characters():
+    tokenizer = tokenizer_of("sentencepiece")
+    euro = [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in "€".encode()]
+    assert pieces_of(tokenizer, euro) == ["", "", "€", ""]
+    word = tokenizer.backend.token_to_id("h")
+    assert "".join(pieces_of(tokenizer, [*euro[:2], word])) == "\ufffd\ufffdh" == tokenizer.decode([*euro[:2], word])
+
+
+def test_the_leading_space_belongs_to_the_first_word_only():
+    tokenizer = tokenizer_of("sentencepiece")
+    space_hello, bos = tokenizer.encode("hello"), tokenizer.backend.token_to_id("<s>")
+    assert space_hello[0] == bos
+    assert "".join(pieces_of(tokenizer, space_hello[1:])) == "hello"
+    assert "".join(pieces_of(tokenizer, space_hello[1:], prompt=[bos])) == "hello"  # nothing but a special token before
+    assert "".join(pieces_of(tokenizer, space_hello[1:], prompt=space_hello)) == " hello"
+
+
+def test_special_tokens_are_skipped_or_shown():
+    tokenizer = tokenizer_of("byte_level")
+    end = tokenizer.backend.token_to_id("<|endoftext|>")
+    ids = [*tokenizer.encode("a"), end, *tokenizer.encode("b")]
+    assert "".join(pieces_of(tokenizer, ids)) == "ab"
+    assert "".join(pieces_of(tokenizer, ids, skip_special_tokens=False)) == "a<|endoftext|>b"
+
+
+def test_ids_without_a_token_are_left_out():
+    assert pieces_of(tokenizer_of("byte_level"), [100_000]) == ["", ""]
+
+
+def test_cost_a_token_does_not_grow():
+    """20,000 tokens that never make a valid character: whoever decodes a growing window again would take minutes."""
+    tokenizer = tokenizer_of("byte_level")
+    letters = {byte: character for character, byte in byte_of_character().items()}
+    decoder = IncrementalDecoder(tokenizer)
+    broken = tokenizer.backend.token_to_id(letters[0xE6])
+    start = time.perf_counter()
+    text = "".join(decoder.push(broken) for _ in range(20_000)) + decoder.finish()
+    assert text == "\ufffd" * 20_000
+    assert time.perf_counter() - start < 5
