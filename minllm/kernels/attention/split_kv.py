@@ -244,10 +244,11 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
             sums[head] = float32(0.0)
 
         block_table, key_stride, within = block_tables[sequence], int32(key_cache.shape[2]) * head_dim, kv_head * head_dim
+        last_key = int32(stop - 1)
         base = start + warp * subgroups * keys_each + lane // lanes
         while base - lane // lanes < stop:  # the same for all lanes of a warp, which shuffle together
             for i in range(keys_each):
-                position = min(int32(base + subgroups * i), stop - 1)  # past the end: the last key again, masked below
+                position = min(int32(base + subgroups * i), last_key)  # past the end: the last key again, masked below
                 rows[i] = key_index(block_table, position, key_stride, within)
             load_rows(key_words, key_cache, rows, lane)
             load_rows(value_words, value_cache, rows, lane)
