@@ -1,5 +1,6 @@
 """LLM: load a model, generate text, score text. The class that users meet; its shape is vLLM's."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,9 @@ class LLM:
         is computed, or OutOfMemoryError where a request can never fit the cache.
         """
         sequences = self._sequences(prompts, sampling_params)
-        for _ in self._batching.run(sequences):
-            pass
+        with closing(self._batching.run(sequences)) as steps:
+            for _ in steps:
+                pass
         return [sequence.output() for sequence in sequences]
 
     def stream(self, prompt: str | list[int], sampling_params: SamplingParams | None = None) -> TextStream:

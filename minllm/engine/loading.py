@@ -109,6 +109,8 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> 
 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
     if device == "cpu":
+        if options.kernel_variants:
+            raise InvalidOptionError("kernel_variants chooses among GPU kernels, and this LLM runs on the CPU: leave it out.")
         from minllm.ops.numpy_ops import NumpyOps
 
         return NumpyOps(dtype)

@@ -50,6 +50,9 @@ class EngineOptions:
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
         _check(isinstance(self.enforce_eager, bool), "enforce_eager", self.enforce_eager, "True or False")
+        variants = self.kernel_variants
+        is_table = variants is None or (isinstance(variants, dict) and all(isinstance(x, str) for item in variants.items() for x in item))
+        _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}')
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
 

@@ -45,7 +45,7 @@ class Checkpoint:
         return self._file_of[name].tensor(name)
 
     def dtype(self) -> np.dtype:
-        """The floating-point dtype that most of the bytes are stored in."""
+        """The floating-point dtype that most of the bytes are stored in, which is the one to compute in; float32 where they are float64."""
         stored: dict[str, int] = {}
         for name in self._file_of:
             entry = self.entry(name)
@@ -53,7 +53,7 @@ class Checkpoint:
         most = max(stored, key=stored.__getitem__, default="nothing")
         if most not in NUMPY_DTYPES:
             raise CheckpointError(f"The weights of {self.directory} are stored as {most}; minllm reads {', '.join(NUMPY_DTYPES)}.")
-        return NUMPY_DTYPES[most]
+        return NUMPY_DTYPES["F32" if most == "F64" else most]
 
 
 def _open_shards(directory: Path) -> dict[str, SafetensorsFile]:

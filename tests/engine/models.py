@@ -29,9 +29,14 @@ def byte_level_tokenizer() -> tokenizers.Tokenizer:
 
 
 @functools.cache
+def _temporary_directory(family: str, dtype: str) -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix=f"minllm-{family}-")  # removed when the test run ends
+
+
+@functools.cache
 def model_directory(family: str, dtype: str = "float32") -> Path:
     """A directory with weights, tokenizer and generation_config.json (greedy unless asked otherwise, no end of sequence)."""
-    directory = Path(tempfile.mkdtemp(prefix=f"minllm-{family}-"))
+    directory = Path(_temporary_directory(family, dtype).name)
     random_models.save_random_model(family, directory, dtype)
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "generation_config.json").write_text(json.dumps({"do_sample": False, "max_new_tokens": 12}))

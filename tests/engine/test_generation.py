@@ -4,51 +4,32 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
-from tests.engine.models import model_directory, transformers_greedy
+from tests.engine import checks
+from tests.engine.checks import GREEDY, tokens_of
+from tests.engine.models import model_directory
 from tests.models.random_models import FAMILIES, prompt
-
-PROMPTS = [prompt(length) for length in (1, 17, 130)]
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-
-
-def tokens_of(outputs):
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers(family):
-    with LLM(model_directory(family), device="cpu", max_model_len=160) as llm:
-        ours = tokens_of(llm.generate(PROMPTS, GREEDY))
-    assert ours == [transformers_greedy(family, token_ids, 20) for token_ids in PROMPTS]
+    checks.check_greedy_equals_transformers(family, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_seqs": 1},
-        {"max_num_seqs": 2},
-        {"max_num_batched_tokens": 7},
-        {"max_num_batched_tokens": 1, "max_num_seqs": 3},
-        {"block_size": 1},
-        {"block_size": 7},
-        {"block_size": 256},
-    ],
-)
+@pytest.mark.parametrize("options", checks.BATCHINGS)
 def test_how_requests_are_batched_changes_no_token(llm, options):
-    prompts = [*PROMPTS[:2], prompt(16), prompt(15, seed=1), prompt(40)]
-    alone = [tokens_of(llm.generate([token_ids], GREEDY))[0] for token_ids in prompts]
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, **options) as other:
-        assert tokens_of(other.generate(prompts, GREEDY)) == alone
-        assert other.engine.pool.num_used == 0
+    checks.check_batching_changes_no_token(llm, device="cpu", **options)
 
 
 def test_a_batch_of_one_equals_a_batch_of_many(llm):
-    prompts = [prompt(length) for length in (3, 9, 27, 31, 5, 64)]
-    lengths = [1, 5, 20, 13, 2, 7]
-    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
-    together = tokens_of(llm.generate(prompts, params))
-    assert list(map(len, together)) == lengths
-    assert together == [tokens_of(llm.generate(p, one))[0] for p, one in zip(prompts, params, strict=True)]
+    checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
+
+
+def test_seeded_requests_repeat_and_ignore_their_neighbours(llm):
+    checks.check_seeded_requests(llm)
+
+
+def test_options_of_neighbours_do_not_mix(llm):
+    checks.check_endings(llm)
 
 
 def test_a_small_cache_takes_requests_in_turns(llm):
@@ -58,16 +39,6 @@ def test_a_small_cache_takes_requests_in_turns(llm):
         small._batching.max_num_seqs = 8
         prompts = [prompt(12, seed=seed) for seed in range(5)]
         assert tokens_of(small.generate(prompts, GREEDY)) == tokens_of(llm.generate(prompts, GREEDY))
-
-
-def test_seeded_requests_repeat_and_ignore_their_neighbours(llm):
-    seeded = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=16, seed=0)
-    text = llm.generate("def f(", seeded)[0].outputs[0].text
-    assert llm.generate("def f(", seeded)[0].outputs[0].text == text
-    crowd = [SamplingParams(temperature=0.7, max_tokens=n, seed=n) for n in (3, 16, 9)]
-    assert llm.generate(["class A", "def f(", "import", "for"], [crowd[0], seeded, *crowd[1:]])[1].outputs[0].text == text
-    different = {llm.generate("def f(", SamplingParams(temperature=1.0, max_tokens=16, seed=seed))[0].outputs[0].text for seed in range(4)}
-    assert len(different) == 4
 
 
 def test_the_engine_seed_repeats_a_whole_run():

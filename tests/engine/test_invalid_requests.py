@@ -109,6 +109,9 @@ BAD_OPTIONS = [
     ("gpu_memory_utilization", 1.5),
     ("gpu_memory_utilization", math.nan),
     ("enforce_eager", 1),
+    ("kernel_variants", ["matmul"]),
+    ("kernel_variants", {"matmul": 1}),
+    ("load_format", "pickle"),
     ("seed", -1),
     ("seed", 1.5),
     ("model", 5),
@@ -120,6 +123,11 @@ def test_bad_options(name, value):
     with pytest.raises(InvalidOptionError) as error:
         LLM(**{"model": model_directory("llama3"), "device": "cpu", name: value})
     assert f"{name}={value!r}" in str(error.value)
+
+
+def test_kernels_are_not_chosen_on_a_cpu():
+    with pytest.raises(InvalidOptionError, match="kernel_variants"):
+        LLM(model_directory("llama3"), device="cpu", kernel_variants={"matmul": "tiled"})
 
 
 def test_a_directory_that_is_none(tmp_path):

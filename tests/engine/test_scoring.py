@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm import LLM
@@ -55,6 +55,7 @@ def test_a_window_is_at_most_the_context(llm):
     assert llm.perplexity(prompt(600), window=257, stride=50) == llm.perplexity(prompt(600), window=256, stride=50)
 
 
+@settings(deadline=None)
 @given(num_tokens=st.integers(2, 3000), window=st.integers(2, 300), data=st.data())
 def test_every_token_is_counted_once_with_enough_before_it(num_tokens, window, data):
     stride = data.draw(st.integers(1, window - 1))

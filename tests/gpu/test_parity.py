@@ -9,18 +9,6 @@ from tests.models.parity import HALF_PRECISION_CASES, check_float32, check_half_
 from tests.models.random_models import FAMILIES, prompt
 
 
-def _gpu_is_there() -> bool:
-    try:
-        from cuda.bindings import driver
-
-        return driver.cuInit(0)[0] == 0 and driver.cuDeviceGetCount()[1] > 0
-    except Exception:  # no bindings, or no driver library to bind to
-        return False
-
-
-pytestmark = pytest.mark.skipif(not _gpu_is_there(), reason="needs an NVIDIA GPU and its driver")
-
-
 def cuda_ops(dtype: str):
     """The operations of the first GPU."""
     from minllm.ops.cuda_ops import CudaOps

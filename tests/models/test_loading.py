@@ -116,6 +116,12 @@ def test_stored_dtypes(dtype, tmp_path):
     np.testing.assert_array_equal(layer.qkv_bias, bias.detach().float().numpy())
 
 
+def test_float64_is_computed_in_float32(tmp_path):
+    save_random_model("llama2", tmp_path, "float64")
+    assert Checkpoint(tmp_path).dtype() == np.float32
+    same_logits(load(tmp_path), load(saved_model("llama2")))
+
+
 def test_a_shorter_rotary_table(llama):
     assert load(llama).cos_sin.shape == (256, 40)
     assert load(llama, max_positions=100).cos_sin.shape == (100, 40)

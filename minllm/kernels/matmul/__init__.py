@@ -6,13 +6,13 @@
     tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
     gemv          up to 8 rows, at the speed of memory: decoding
 
-All variants are called alike, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N, K].T + bias [N] with
-float32 sums; `matmul` chooses one by shape.
+All variants are called alike, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N,
+K].T + bias [N] with float32 sums; `matmul` chooses one by shape.
 """
 
 import numpy as np
 
-from minllm.kernels.matmul.arguments import DTYPES, HALF_DTYPES, check_arguments
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.reference import matmul_reference
@@ -24,8 +24,11 @@ VARIANTS = {"naive": matmul_naive, "tiled": matmul_tiled, "tensor_core": matmul_
 
 
 def choose(m: int, n: int, k: int, dtype: np.dtype | type | str) -> str:
-    """The variant for x [m, k] and weight [n, k] of `dtype`: gemv while every weight is used so few times that memory is the limit, then tensor cores
-    for half precision, and tiles for float32 (whose tensor cores would round to 10 bits)."""
+    """The variant for x [m, k] and weight [n, k] of `dtype`.
+
+    gemv while every weight is used so few times that memory is the limit; then tensor cores for half precision, and tiles for float32,
+    because tensor cores would round its inputs to 10 bits.
+    """
     if m <= MAX_ROWS_OF_X:
         return "gemv"
     return "tensor_core" if np.dtype(dtype) in HALF_DTYPES else "tiled"
@@ -34,10 +37,12 @@ def choose(m: int, n: int, k: int, dtype: np.dtype | type | str) -> str:
 def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:
     """Write x @ weight.T + bias into `out`, by the variant named, or chosen by shape.
 
-    x [M, K], weight [N, K]: one dtype of float32, float16, bfloat16. out [M, N] and bias [N]: that dtype or float32. NumPy arrays run in the simulator, device
-    arrays on the GPU. Raises KernelArgumentError for an unknown variant and for shapes or dtypes that do not fit (see `check_arguments`).
+    x [M, K], weight [N, K]: one dtype of float32, float16, bfloat16. out [M, N] and bias [N]: that dtype or float32. NumPy arrays run in
+    the simulator, device arrays on the GPU. Raises KernelArgumentError for an unknown variant and for shapes or dtypes that do not fit
+    (see `check_arguments`).
     """
-    check(variant == "auto" or variant in VARIANTS, f"there is no matmul variant {variant!r}: choose one of {', '.join(VARIANTS)}, or 'auto'")
+    known = ("auto", *VARIANTS)
+    check(variant in known, f"there is no matmul variant {variant!r}: choose one of {', '.join(known)}")
     if variant == "auto":
         m, n, k = check_arguments(x, weight, out, bias)
         variant = choose(m, n, k, x.dtype)
@@ -45,7 +50,6 @@ def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> Non
 
 
 __all__ = [
-    "DTYPES",
     "HALF_DTYPES",
     "MAX_ROWS_OF_X",
     "VARIANTS",

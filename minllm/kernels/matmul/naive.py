@@ -2,20 +2,23 @@
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])
 
-Work: 2 M N K floating-point operations. Every thread walks a whole row of x and a whole row of weight, so the kernel asks for 2 M N K elements: one
-byte or more for every operation, an arithmetic intensity of 1/itemsize (0.25 FLOP a byte in float32) before the caches help. An H200 needs about 14
-float32 FLOPs a byte of memory traffic to be limited by arithmetic (67 TFLOP/s over 4.8 TB/s), so this kernel lives off the caches.
+Work: 2 M N K floating-point operations. Every thread walks a whole row of x and a whole row of weight, so the kernel asks for 2 M N K
+elements: one byte or more for every operation, an arithmetic intensity of 1/itemsize (0.25 FLOP a byte in float32) before the caches
+help. An H200 needs about 14 float32 FLOPs a byte of memory traffic to be limited by arithmetic (67 TFLOP/s over 4.8 TB/s), so this kernel
+lives off the caches.
 
-Threads to data: a block is 16 x 16 threads and owns 16 x 16 outputs; threadIdx.x walks n and threadIdx.y walks m. The 32 lanes of a warp therefore
-read two rows of x (the same element for 16 lanes: a broadcast) and sixteen rows of weight, a row apart: sixteen separate 32-byte sectors for
-sixteen elements, of which the next loop steps use the rest while it is still in L1. The later rungs mend exactly this.
+Threads to data: a block is 16 x 16 threads and owns 16 x 16 outputs; threadIdx.x walks n and threadIdx.y walks m. The 32 lanes of a warp
+therefore read two rows of x (the same element for 16 lanes: a broadcast) and sixteen rows of weight, a row apart: sixteen separate
+32-byte sectors for sixteen elements, of which the next loop steps use the rest while it is still in L1. The later rungs mend exactly
+this.
 
 Source: the first kernel of any CUDA course; CUDA C++ Programming Guide, section "Shared Memory", shows it beside its tiled form.
 """
 
 from numba import cuda, float32
 
-from minllm.kernels.matmul.arguments import ceil_div, check_arguments
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.arguments import check_arguments
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 16
@@ -36,7 +39,9 @@ def matmul_naive_kernel(x, weight, bias, out):
 
 
 def matmul_naive(x, weight, out, bias=None, stream=None) -> None:
-    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N]; float32, float16 or bfloat16, `out` also float32.
+    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N].
+
+    x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
     Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`).
     """

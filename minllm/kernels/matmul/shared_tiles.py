@@ -1,14 +1,15 @@
 """Tiles of a matrix in shared memory, for the tensor-core product: where their elements lie, and how they get there.
 
-A tile is `rows` x tile_k elements of a row-major matrix, in pieces of 16 bytes (chunks: 8 half-precision elements). That is what one cp.async copies and
-what ldmatrix reads: eight rows at once, one chunk of each.
+A tile is `rows` x tile_k elements of a row-major matrix, in pieces of 16 bytes (chunks: 8 half-precision elements). That is what one
+cp.async copies and what ldmatrix reads: eight rows at once, one chunk of each.
 
-Swizzle. Shared memory has 32 banks of 4 bytes; 8 chunks fill them all. If chunk c of row r lay at place r * chunks + c, the same chunk of eight
-rows of 128 bytes would lie in the same four banks, and ldmatrix would take eight turns. So it lies at c xor (r mod 8) within its row: the same chunk of
-eight neighbouring rows then lies at eight different places. (xor is its own inverse and keeps a row's chunks within the row.) Where a row is
-shorter than 128 bytes, 8 / chunks rows share the banks, and the row counts that much slower.
+Swizzle. Shared memory has 32 banks of 4 bytes; 8 chunks fill them all. If chunk c of row r lay at place r * chunks + c, the same chunk of
+eight rows of 128 bytes would lie in the same four banks, and ldmatrix would take eight turns. So it lies at c xor (r mod 8) within its
+row: the same chunk of eight neighbouring rows then lies at eight different places. (xor is its own inverse and keeps a row's chunks
+within the row.) Where a row is shorter than 128 bytes, 8 / chunks rows share the banks, and the row counts that much slower.
 
-Source: PTX ISA, "cp.async" (with src-size: bytes beyond it are filled with zeros) and "ldmatrix"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA".
+Source: PTX ISA, "cp.async" (with src-size: bytes beyond it are filled with zeros) and "ldmatrix"; NVIDIA, "CUTLASS: Efficient GEMM in
+CUDA".
 """
 
 from numba import cuda, float32, int64, uint32
@@ -35,8 +36,9 @@ def make_place_of_chunk(tile_k: int):
 def make_copy_tile(rows: int, tile_k: int, threads: int):
     """Two device functions for sources whose rows all begin on a multiple of 16 bytes: (find_rows, copy_tile).
 
-    find_rows notes, once, where in the source the rows lie that this thread copies; copy_tile starts the cp.async of one tile. Rows beyond the edge repeat
-    the last one: they only reach outputs that are not stored. Columns beyond the edge are zeros, because they are summed.
+    find_rows notes, once, where in the source the rows lie that this thread copies; copy_tile starts the cp.async of one tile. Rows
+    beyond the edge repeat the last one: they only reach outputs that are not stored. Columns beyond the edge are zeros, because they are
+    summed.
     """
     chunks = tile_k // CHUNK
     copies = rows * chunks // threads  # 16-byte copies of each thread

@@ -2,25 +2,30 @@
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          x and weight bfloat16 or float16, sums in float32
 
-A tensor core multiplies a 16 x 16 by a 16 x 8 matrix in one instruction of a warp: 4,096 floating-point operations, where a warp's fused multiply-add makes
-64. Everything else now has to be cheap, and each part of this kernel is there to keep those instructions fed:
+A tensor core multiplies a 16 x 16 by a 16 x 8 matrix in one instruction of a warp: 4,096 floating-point operations, where a warp's fused
+multiply-add makes 64. Everything else now has to be cheap, and each part of this kernel is there to keep those instructions fed:
 
-    tiles           A block owns tile_m x tile_n outputs and walks K in steps of tile_k. It reads (tile_m + tile_n) tile_k elements of 2 bytes for 2 tile_m
-                    tile_n tile_k operations: tile_m tile_n / (tile_m + tile_n) FLOP a byte, 85 for 128 x 256. An H200 would need 200 if all that came from
-                    memory (990 TFLOP/s over 4.8 TB/s); most of it comes from L2, because neighbouring blocks read the same operands.
-    cp.async        copies 16 bytes from global to shared memory past the registers, without waiting. A ring of `stages` tiles is kept: while one is
-                    multiplied, stages - 1 are on their way.
-    ldmatrix        loads four 8 x 8 blocks from shared memory straight into the registers where mma.sync wants them, from swizzled tiles (shared_tiles.py).
-    registers       A warp multiplies every block of x that it loads with every block of weight: 64 x 64 outputs a warp read 8 x 512 bytes for 32 instructions.
+    tiles       A block owns tile_m x tile_n outputs and walks K in steps of tile_k. It reads (tile_m + tile_n) tile_k elements of 2
+                bytes for 2 tile_m tile_n tile_k operations: tile_m tile_n / (tile_m + tile_n) FLOP a byte, 85 for 128 x 256. An
+                H200 would need 200 if all that came from memory (990 TFLOP/s over 4.8 TB/s); most of it comes from L2, because
+                neighbouring blocks read the same operands.
+    cp.async    copies 16 bytes from global to shared memory past the registers, without waiting. A ring of `stages` tiles is kept:
+                while one is multiplied, stages - 1 are on their way (shared_tiles.py).
+    ldmatrix    loads four 8 x 8 blocks from shared memory straight into the registers where mma.sync wants them (fragments.py),
+                from tiles that are swizzled so that no two rows are in each other's way.
+    registers   A warp multiplies every block of x that it loads with every block of weight: 64 x 64 outputs a warp read 8 x 512
+                bytes for 32 instructions.
 
-Threads to data: warps_m x warps_n warps divide the tile, and each keeps its part of out in registers as 16 x 8 blocks: of a block, lane l holds rows l/4 and l/4 + 8,
-columns 2 (l mod 4) and one more. Blocks are numbered down groups of 8 tiles of m before n moves on, so that those that run together share operands.
+Threads to data: warps_m x warps_n warps divide the tile, and each keeps its part of out in registers as 16 x 8 blocks: of a block, lane l
+holds rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Blocks are numbered down groups of 8 tiles of m before n moves on, so that
+those that run together share operands.
 
-Any M, N and K: rows and columns beyond the matrix are copied as zeros and not stored. Where K is not a multiple of 8 the tiles are copied element by
-element; where N is odd or out is float32, outputs are stored one by one instead of in pairs.
+Any M, N and K: a tile that reaches over an edge is filled with zeros along k and with any row along m and n, whose products are not
+stored. Where rows do not all begin on 16 bytes (K is not a multiple of 8) tiles are copied element by element, correct but slower; where
+N is odd or out is float32, outputs are stored one by one instead of in pairs.
 
-Source: PTX ISA, "mma.sync" (fragments of m16n8k16), "ldmatrix", "cp.async"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (the ring, the warps' tiles);
-the order of blocks is that of the Triton tutorial "Matrix Multiplication".
+Source: PTX ISA, "mma.sync" (fragments of m16n8k16), "ldmatrix", "cp.async"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (the ring, the
+warps' tiles); the order of blocks is that of the Triton tutorial "Matrix Multiplication".
 """
 
 import functools
@@ -29,15 +34,17 @@ from typing import NamedTuple
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.arguments import HALF_DTYPES, ceil_div, check_arguments
-from minllm.kernels.matmul.shared_tiles import CHUNK, PACK, make_copy_tile, make_copy_tile_by_elements, make_place_of_chunk
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
+from minllm.kernels.matmul.fragments import make_multiply_tiles, make_store_pair
+from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
+from minllm.kernels.vector import address, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 
 WARP = 32
 TILES_OF_M_IN_A_GROUP = 8
 BLOCKS_TO_FILL_A_GPU = 128
 
-MULTIPLY = {"bfloat16": ptx.mma_m16n8k16_bf16, "float16": ptx.mma_m16n8k16_f16}
 WAIT_FOR_ALL_BUT = (ptx.cp_async_wait_group_0, ptx.cp_async_wait_group_1, ptx.cp_async_wait_group_2, ptx.cp_async_wait_group_3)
 
 
@@ -68,13 +75,14 @@ class TensorCoreTiling(NamedTuple):
             f"{self}: a warp owns multiples of 16 x 16 outputs, and tile_k is 16, 32 or 64",
         )
         pieces = (self.tile_m * self.tile_k // CHUNK, self.tile_n * self.tile_k // CHUNK)
-        check(all(count % self.threads == 0 for count in pieces), f"{self}: {self.threads} threads do not divide tiles of {pieces} 16-byte pieces evenly")
+        even = all(count % self.threads == 0 for count in pieces)
+        check(even, f"{self}: {self.threads} threads do not divide tiles of {pieces} 16-byte pieces evenly")
         check(2 <= self.stages <= 5, f"{self}: a ring has 2 to 5 stages")
 
 
-# Largest first.
+# Largest first. A ring of 96 KB fits every GPU from compute capability 8.0 on; those of 8.0 and 9.0 have room for more.
 TILINGS = (
-    TensorCoreTiling(128, 256, 64, 2, 4, 3),
+    TensorCoreTiling(128, 256, 32, 2, 4, 4),
     TensorCoreTiling(128, 128, 32, 2, 2, 4),
     TensorCoreTiling(64, 128, 64, 2, 2, 3),
     TensorCoreTiling(64, 64, 64, 2, 2, 4),
@@ -95,71 +103,12 @@ def tile_of_block(block, tiles_m, tiles_n):
     return first + inside % height, inside // height
 
 
-def make_multiply_tiles(tiling: TensorCoreTiling, dtype: str):
-    """The device function with which a warp multiplies its parts of two tiles in shared memory."""
-    blocks_m = tiling.tile_m // tiling.warps_m // 16  # of 16 x 16, operand A
-    pairs_n = tiling.tile_n // tiling.warps_n // 16  # of two 16 x 8, operand B
-    blocks_n = 2 * pairs_n
-    x_words, weight_words = 4 * blocks_m, 4 * pairs_n
-    steps = tiling.tile_k // 16
-    place_of_chunk = make_place_of_chunk(tiling.tile_k)
-    multiply = MULTIPLY[dtype]
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply_step(total, x_address, weight_address, warp_m, warp_n, lane, step):
-        """total += the products of 16 columns of k, the `step`-th of the tiles."""
-        x_fragments = cuda.local.array(x_words, uint32)
-        weight_fragments = cuda.local.array(weight_words, uint32)
-        for i in range(blocks_m):
-            # Lanes 0-15 bring the addresses of 16 rows' left halves, lanes 16-31 of their right halves: the order of operand A's words.
-            row = uint32((warp_m * blocks_m + i) * 16 + (lane & 15))
-            chunk = uint32(2 * step + (lane >> 4))
-            ptx.ldmatrix_x4(x_fragments, 4 * i, uint32(x_address + uint32(16) * place_of_chunk(row, chunk)))
-        for j in range(pairs_n):
-            # Lanes 0-7 and 8-15 bring rows 0-7, left and right halves, lanes 16-31 rows 8-15: operand B's words, twice.
-            row = uint32((warp_n * pairs_n + j) * 16 + (lane & 7) + ((lane >> 4) << 3))
-            chunk = uint32(2 * step + ((lane >> 3) & 1))
-            ptx.ldmatrix_x4(weight_fragments, 4 * j, uint32(weight_address + uint32(16) * place_of_chunk(row, chunk)))
-        for i in range(blocks_m):
-            for j in range(blocks_n):
-                multiply(total, 4 * (i * blocks_n + j), x_fragments, 4 * i, weight_fragments, 2 * j)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply_tiles(total, shared, x_word, weight_word, warp_m, warp_n, lane):
-        """total += x tile . weight tile, which begin at words `x_word` and `weight_word` of `shared`."""
-        x_address = ptx.shared_address(shared, x_word)
-        weight_address = ptx.shared_address(shared, weight_word)
-        # Written out, because the compiler does not unroll a body this long, and the loads of a step should overlap the products of the last.
-        multiply_step(total, x_address, weight_address, warp_m, warp_n, lane, 0)
-        if steps > 1:
-            multiply_step(total, x_address, weight_address, warp_m, warp_n, lane, 1)
-        if steps > 2:
-            multiply_step(total, x_address, weight_address, warp_m, warp_n, lane, 2)
-            multiply_step(total, x_address, weight_address, warp_m, warp_n, lane, 3)
-
-    return multiply_tiles
-
-
-def make_store_pair(dtype: str, paired: bool):
-    """The device function that stores two neighbouring outputs; `paired` where out has the type of x and N is even, so that both fit one aligned word."""
-    pack = PACK[dtype]
-
-    @cuda.jit(device=True)
-    def store_pair(out, row, column, low, high):
-        if row < out.shape[0] and column < out.shape[1]:
-            if paired:
-                ptx.store_32(out, row * out.shape[1] + column, pack(low, high))
-            else:
-                out[row, column] = low
-                if column + 1 < out.shape[1]:
-                    out[row, column + 1] = high
-
-    return store_pair
-
-
 @functools.cache
 def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, paired: bool):
-    """The kernel for x and weight of `dtype`; `aligned`: K is a multiple of 8; `paired`: out is of `dtype` and N is even."""
+    """The kernel for x and weight of `dtype`.
+
+    aligned: all rows of x and weight begin on multiples of 16 bytes. paired: out is of `dtype` and its rows begin on multiples of 4 bytes.
+    """
     tiling.check()
     tile_m, tile_n, tile_k, warps_m, warps_n, stages = tiling
     threads = tiling.threads
@@ -168,11 +117,10 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
     totals = 4 * blocks_m * blocks_n
     x_copies, weight_copies = tile_m * tile_k // CHUNK // threads, tile_n * tile_k // CHUNK // threads
     x_words, stage_words = tile_m * tile_k // 2, (tile_m + tile_n) * tile_k // 2
-    if aligned:
-        (find_x, copy_x), (find_weight, copy_weight) = (make_copy_tile(rows, tile_k, threads) for rows in (tile_m, tile_n))
-    else:
-        (find_x, copy_x), (find_weight, copy_weight) = (make_copy_tile_by_elements(rows, tile_k, threads, dtype) for rows in (tile_m, tile_n))
-    multiply_tiles = make_multiply_tiles(tiling, dtype)
+    make_copy = make_copy_tile if aligned else functools.partial(make_copy_tile_by_elements, dtype=dtype)
+    find_x, copy_x = make_copy(tile_m, tile_k, threads)
+    find_weight, copy_weight = make_copy(tile_n, tile_k, threads)
+    multiply_tiles = make_multiply_tiles(warp_rows, warp_columns, tile_k, dtype)
     store_pair = make_store_pair(dtype, paired)
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
@@ -231,10 +179,8 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
     return matmul_tensor_core_kernel
 
 
-def choose_tiling(m: int, n: int, k: int) -> TensorCoreTiling:
-    """The largest tiling that still makes enough blocks to occupy every multiprocessor, of those that are not mostly padding below row M."""
-    if k % CHUNK:
-        return TILING_BY_ELEMENTS
+def choose_tiling(m: int, n: int) -> TensorCoreTiling:
+    """The largest tiling that makes enough blocks to occupy every multiprocessor, of those that are not mostly padding below row M."""
     candidates = [tiling for tiling in TILINGS if tiling.tile_m < 2 * m] or [TILINGS[-1]]
     for tiling in candidates:
         if ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n) >= BLOCKS_TO_FILL_A_GPU:
@@ -244,14 +190,18 @@ def choose_tiling(m: int, n: int, k: int) -> TensorCoreTiling:
 
 
 def matmul_tensor_core(x, weight, out, bias=None, stream=None, tiling: TensorCoreTiling | None = None) -> None:
-    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N]; float16 or bfloat16, `out` and `bias` also float32.
+    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N].
+
+    x and weight are float16 or bfloat16; out and bias are of that dtype or float32.
 
     `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`).
     """
-    m, n, k = check_arguments(x, weight, out, bias, dtypes=HALF_DTYPES)
+    m, n, k = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if m == 0 or n == 0:
         return
-    tiling = TensorCoreTiling(*(tiling or choose_tiling(m, n, k)))
-    chosen = tensor_core_kernel(tiling, x.dtype.name, aligned=k % CHUNK == 0, paired=out.dtype == x.dtype and n % 2 == 0)
+    aligned = vectors_a_row(k, x, weight) > 0
+    paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
+    tiling = TensorCoreTiling(*(tiling or (choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
     grid = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n)
+    chosen = tensor_core_kernel(tiling, x.dtype.name, aligned, paired)
     launch(chosen, grid, tiling.threads, (x, weight, bias, out), stream=stream, shared_bytes=tiling.shared_bytes)

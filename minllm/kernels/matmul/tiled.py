@@ -2,19 +2,19 @@
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])
 
-A block owns TILE x TILE outputs and walks K in steps of TILE_K: it copies TILE x TILE_K elements of x and of weight into shared memory (as float32,
-whatever they were), waits, and multiplies them from there. Every element that comes from memory now serves TILE outputs instead of one: the
-traffic falls from 2 M N K elements to 2 M N K / TILE, and the arithmetic intensity rises from 1/itemsize to TILE/itemsize FLOP a byte (32 a
-byte for float32 tiles of 128, above the 14 that an H200 needs).
+A block owns TILE x TILE outputs and walks K in steps of TILE_K: it copies TILE x TILE_K elements of x and of weight into shared memory
+(as float32, whatever they were), waits, and multiplies them from there. Every element that comes from memory now serves TILE outputs
+instead of one: the traffic falls from 2 M N K elements to 2 M N K / TILE, and the arithmetic intensity rises from 1/itemsize to
+TILE/itemsize FLOP a byte (32 a byte for float32 tiles of 128, above the 14 that an H200 needs).
 
-Shared memory would be the next limit: a fused multiply-add eats two operands, and an SM reads 32 words of shared memory a cycle but multiplies 128
-pairs. So each thread computes PER_THREAD x PER_THREAD outputs: it reads 2 PER_THREAD words for PER_THREAD squared multiply-adds, and with 8 the
-two limits meet.
+Shared memory would be the next limit: a fused multiply-add eats two operands, and an SM reads 32 words of shared memory a cycle but
+multiplies 128 pairs. So each thread computes PER_THREAD x PER_THREAD outputs: it reads 2 PER_THREAD words for PER_THREAD squared
+multiply-adds, and with 8 the two limits meet.
 
-Threads to data: (TILE / PER_THREAD) squared threads, `across` = TILE / PER_THREAD of them a row. Thread (ty, tx) owns the outputs (ty + i across, tx + j across): strided,
-not adjacent, so that the lanes of a warp read neighbouring words of the weight tile (no bank conflicts) and the same words of x (a broadcast). The
-tiles lie in shared memory with k as the slow axis and one word of padding a row: the copy writes a column at a time, and padding moves each
-element of a column into another bank.
+Threads to data: (TILE / PER_THREAD) squared threads, `across` = TILE / PER_THREAD of them a row. Thread (ty, tx) owns the outputs (ty + i
+across, tx + j across): strided, not adjacent, so that the lanes of a warp read neighbouring words of the weight tile (no bank conflicts)
+and the same words of x (a broadcast). The tiles lie in shared memory with k as the slow axis and one word of padding a row: the copy
+writes a column at a time, and padding moves each element of a column into another bank.
 
 Source: CUDA C++ Programming Guide, "Shared Memory" (tiles); V. Volkov, "Better Performance at Lower Occupancy", GTC 2010 (registers).
 """
@@ -23,10 +23,11 @@ import functools
 
 from numba import cuda, float32
 
-from minllm.kernels.matmul.arguments import ceil_div, check_arguments
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.arguments import check_arguments
 from minllm.runtime.kernel import kernel, launch
 
-# (tile, tile_k, per_thread), largest first: the large tile reads memory and shared memory half as often, the small one makes four times as many blocks.
+# (tile, tile_k, per_thread): the large tile reads memory and shared memory half as often, the small one makes four times as many blocks.
 TILES = ((128, 16, 8), (64, 32, 4))
 BLOCKS_TO_FILL_A_GPU = 128
 
@@ -41,7 +42,7 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
 
     @cuda.jit(device=True)
     def copy_tile(shared, source, first_row, first_k, thread):
-        """Copy source[first_row : +tile, first_k : +tile_k] into shared[tile_k, tile], zeros beyond the edges. Neighbouring threads copy along k."""
+        """source[first_row : +tile, first_k : +tile_k] -> shared[tile_k, tile], zeros beyond the edges; neighbouring threads go along k."""
         element = thread
         while element < elements:
             row = element // tile_k
@@ -106,7 +107,9 @@ def choose_tile(m: int, n: int) -> tuple[int, int, int]:
 
 
 def matmul_tiled(x, weight, out, bias=None, stream=None, tile: tuple[int, int, int] | None = None) -> None:
-    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N]; float32, float16 or bfloat16, `out` also float32.
+    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N].
+
+    x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
     `tile` overrides (tile, tile_k, per_thread). Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`).
     """

@@ -1,0 +1,86 @@
+"""What generation must do on any device; tests/engine runs these in NumPy, tests/gpu on a GPU."""
+
+from minllm import LLM, SamplingParams
+from tests.engine.models import model_directory, transformers_greedy
+from tests.models.random_models import prompt
+
+PROMPTS = [prompt(length) for length in (1, 17, 130)]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+BATCHINGS = [
+    {"max_num_seqs": 1},
+    {"max_num_seqs": 2},
+    {"max_num_batched_tokens": 7},
+    {"max_num_batched_tokens": 1, "max_num_seqs": 3},
+    {"block_size": 1},
+    {"block_size": 7},
+    {"block_size": 256},
+]
+
+
+def tokens_of(outputs):
+    """The generated ids of each output."""
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def check_greedy_equals_transformers(family, **options):
+    """Token for token in float32, for a batch of prompts."""
+    with LLM(model_directory(family), dtype="float32", max_model_len=160, **options) as llm:
+        ours = tokens_of(llm.generate(PROMPTS, GREEDY))
+    assert ours == [transformers_greedy(family, token_ids, 20) for token_ids in PROMPTS]
+
+
+def check_batching_changes_no_token(llm, **options):
+    """Requests alone on `llm`, and together on one with other batch and block sizes."""
+    prompts = [*PROMPTS[:2], prompt(16), prompt(15, seed=1), prompt(40)]
+    alone = [tokens_of(llm.generate([token_ids], GREEDY))[0] for token_ids in prompts]
+    with LLM(model_directory("llama3"), max_model_len=256, **options) as other:
+        assert tokens_of(other.generate(prompts, GREEDY)) == alone
+        assert other.engine.pool.num_used == 0
+
+
+def check_a_batch_of_one_equals_a_batch_of_many(llm):
+    """Prompts and outputs of different lengths, so that sequences leave the batch one by one."""
+    prompts = [prompt(length) for length in (3, 9, 27, 31, 5, 64)]
+    lengths = [1, 5, 20, 13, 2, 7]
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+    together = tokens_of(llm.generate(prompts, params))
+    assert list(map(len, together)) == lengths
+    assert together == [tokens_of(llm.generate(p, one))[0] for p, one in zip(prompts, params, strict=True)]
+
+
+def check_seeded_requests(llm):
+    """A seed repeats a text, whatever runs beside it, and another seed gives another."""
+    seeded = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=16, seed=0)
+    text = llm.generate("def f(", seeded)[0].outputs[0].text
+    assert llm.generate("def f(", seeded)[0].outputs[0].text == text
+    crowd = [SamplingParams(temperature=0.7, max_tokens=n, seed=n) for n in (3, 16, 9)]
+    assert llm.generate(["class A", "def f(", "import", "for"], [crowd[0], seeded, *crowd[1:]])[1].outputs[0].text == text
+    different = {llm.generate("def f(", SamplingParams(temperature=1.0, max_tokens=16, seed=seed))[0].outputs[0].text for seed in range(4)}
+    assert len(different) == 4
+
+
+def check_endings(llm):
+    """Stop ids, min_tokens, penalties and logprobs, in one batch: each as it is alone."""
+    free = llm.generate(prompt(17), GREEDY)[0].outputs[0].token_ids
+    stop_id = free[next(i for i in range(4, 20) if free[i] not in free[:i])]
+    options = [
+        {"stop_token_ids": [stop_id]},
+        {"stop_token_ids": [stop_id], "min_tokens": 15},
+        {"repetition_penalty": 1.7, "logprobs": 2},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"temperature": 1.0, "top_k": 9, "seed": 1, "logprobs": 0},
+    ]
+    params = [SamplingParams(**{"temperature": 0, "max_tokens": 20, "ignore_eos": True, **given}) for given in options]
+    together = [output.outputs[0] for output in llm.generate([prompt(17)] * len(params), params)]
+    alone = [llm.generate(prompt(17), one)[0].outputs[0] for one in params]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert together[0].token_ids == free[: free.index(stop_id) + 1] and together[0].stop_reason == stop_id
+    assert len(together[1].token_ids) >= 15 and stop_id not in together[1].token_ids[:15]
+    assert len(set(map(tuple, tokens_of_completions(together)))) == len(params), "every option changed something"
+    assert [len(named) for named in together[4].logprobs] == [1] * 20
+
+
+def tokens_of_completions(completions):
+    """The generated ids of each completion."""
+    return [completion.token_ids for completion in completions]

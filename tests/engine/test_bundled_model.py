@@ -1,0 +1,65 @@
+"""The model that comes with the package, against transformers on the same files."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from minllm import LLM, SamplingParams, held_out_text
+from minllm.engine.loading import model_directory
+
+PROMPTS = ["def fibonacci(n):\n", "import os\nimport sys\n\n\nclass", "x"]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(device="cpu", dtype="float32", max_model_len=256, max_num_seqs=4) as llm:
+        yield llm
+
+
+@functools.cache
+def reference():
+    return transformers.AutoModelForCausalLM.from_pretrained(model_directory(None), dtype=torch.float32).eval()
+
+
+def test_greedy_equals_transformers(llm):
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_directory(None))
+    for text, output in zip(PROMPTS, outputs, strict=True):
+        inputs = tokenizer(text, return_tensors="pt")
+        assert inputs.input_ids[0].tolist() == output.prompt_token_ids
+        with torch.no_grad():
+            expected = reference().generate(
+                input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, do_sample=False, max_new_tokens=24, eos_token_id=None
+            )
+        completion = output.outputs[0]
+        assert completion.token_ids == expected[0, inputs.input_ids.shape[1] :].tolist()
+        assert completion.text == tokenizer.decode(completion.token_ids, clean_up_tokenization_spaces=False)
+
+
+def test_it_has_learned_python(llm):
+    text = held_out_text()
+    assert 150_000 < len(text.encode()) < 250_000
+    piece = text[60_000:61_000]
+    tokens = llm.tokenizer.encode(piece)
+    bits = np.log2(llm.perplexity(tokens, window=256, stride=128)) * (len(tokens) - 1)
+    assert bits / len(piece.encode()) < 1.5, "xz needs 1.8 bits a byte for all of it, and thousands of bytes to warm up"
+    endings = {"if x is not": " None", "try:\n    import json\nexcept": " ImportError", "class Foo(object):\n    def __init__(": "self,"}
+    for output in llm.generate(list(endings), SamplingParams(temperature=0, max_tokens=4)):
+        assert output.outputs[0].text.startswith(endings[output.prompt])
+
+
+def test_perplexity_equals_transformers(llm):
+    tokens = llm.tokenizer.encode(held_out_text()[1000:2200])
+    with torch.no_grad():
+        expected = float(torch.exp(reference()(torch.tensor([tokens[:256]]), labels=torch.tensor([tokens[:256]])).loss))
+    assert llm.perplexity(tokens[:256]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_default_is_the_bundled_model_as_stored():
+    with LLM(device="cpu", max_model_len=64) as llm:
+        assert str(llm.engine.ops.dtype) == "bfloat16"
+        text = "".join(llm.stream("def f(", SamplingParams(max_tokens=8, seed=0)))
+        assert text == llm.generate("def f(", SamplingParams(max_tokens=8, seed=0))[0].outputs[0].text

@@ -1,0 +1,70 @@
+"""Generation on a GPU, with decode steps as CUDA graphs and kernel by kernel: what tests/engine asks of NumPy."""
+
+import numpy as np
+import pytest
+
+from minllm import LLM, SamplingParams
+from tests.engine import checks
+from tests.engine.models import model_directory
+from tests.models.random_models import FAMILIES, prompt
+
+RUNNERS = pytest.mark.parametrize("enforce_eager", [False, True], ids=["graph", "eager"])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["graph", "eager"])
+def llm(request):
+    """A random Llama 3 in float32 on the GPU."""
+    options = dict(max_model_len=256, max_num_seqs=8, gpu_memory_utilization=0.5, enforce_eager=request.param)
+    with LLM(model_directory("llama3"), device="cuda", **options) as llm:
+        yield llm
+
+
+@RUNNERS
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers(family, enforce_eager):
+    checks.check_greedy_equals_transformers(family, device="cuda", gpu_memory_utilization=0.5, enforce_eager=enforce_eager)
+
+
+@pytest.mark.parametrize("options", checks.BATCHINGS)
+def test_how_requests_are_batched_changes_no_token(llm, options):
+    checks.check_batching_changes_no_token(llm, device="cuda", gpu_memory_utilization=0.9, **options)
+
+
+def test_a_batch_of_one_equals_a_batch_of_many(llm):
+    checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
+
+
+def test_seeded_requests_repeat_and_ignore_their_neighbours(llm):
+    checks.check_seeded_requests(llm)
+
+
+def test_options_of_neighbours_do_not_mix(llm):
+    checks.check_endings(llm)
+
+
+def test_leaving_a_stream_early_frees_its_blocks(llm):
+    with llm.stream("def f(x):", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)) as stream:
+        next(stream)
+    assert llm.engine.pool.num_used == 0
+    checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
+
+
+def test_logits_and_perplexity_equal_numpys(llm):
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256) as numpy_llm:
+        expected = numpy_llm.logits(prompt(130))
+        np.testing.assert_allclose(llm.logits(prompt(130)), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+        assert llm.perplexity(prompt(300), 64, 32) == pytest.approx(numpy_llm.perplexity(prompt(300), 64, 32), rel=1e-4)
+
+
+def test_closing_gives_the_memory_back():
+    from minllm.runtime.device import current_device
+
+    def used():
+        free, total = current_device().memory_info()
+        return total - free
+
+    for _ in range(3):  # each takes half of the GPU
+        with LLM(model_directory("llama3"), device="cuda", max_num_seqs=4, gpu_memory_utilization=0.5) as llm:
+            llm.generate(prompt(5), checks.GREEDY)
+            within = used()
+    assert used() <= within

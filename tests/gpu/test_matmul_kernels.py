@@ -1,0 +1,70 @@
+"""The matrix product on a GPU: the simulator's cases, large odd shapes at the tilings that models use, and over 2**31 weights."""
+
+import numpy as np
+import pytest
+
+from minllm.kernels.matmul import VARIANTS, gemv, tensor_core, tiled
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned
+from tests.kernels.matmul.cases import (
+    CASES,
+    DTYPES,
+    FEW_ROWS,
+    Case,
+    check_exact_product,
+    check_product,
+    inputs,
+    product,
+    spread,
+    with_tilings,
+)
+
+LARGE_SHAPES = [(127, 129, 1031), (128, 256, 2048), (129, 257, 2040), (257, 1003, 520), (613, 509, 4104), (1, 4099, 4096), (8, 2053, 8191)]
+MODEL_SHAPES = [(1, 3072, 2048), (1, 2048, 2048), (1, 16384, 2048), (1, 2048, 8192), (5, 1003, 344), (8, 6144, 4096), (2, 50257, 768)]
+LARGE_CASES = [
+    *spread("naive", LARGE_SHAPES, DTYPES),
+    *spread("tiled", LARGE_SHAPES, DTYPES, with_tilings("tile", tiled.TILES)),
+    *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", tensor_core.TILINGS)),
+    *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16)),
+    *spread("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES),
+]
+RANK_OVER_2_31 = (1_050_000, 2056)  # rows and columns of a weight of more than 2**31 elements
+
+
+@pytest.mark.parametrize("case", CASES + LARGE_CASES, ids=str)
+def test_random_numbers_are_within_the_error_bound(case, device):
+    check_product(case, device)
+
+
+@pytest.mark.parametrize("case", LARGE_CASES, ids=str)
+def test_products_that_are_exact_are_exact(case, device):
+    check_exact_product(case, device)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_runs_give_the_same_bits(variant, device):
+    case = Case(variant, 7, 1003, 2056, BFLOAT16, FLOAT32, True)
+    first, second = (product(case, *inputs(case), device) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "tiling", [(1, 8, 2), (1, 4, 4), (1, 8, 4), (2, 8, 2), (2, 4, 4), (4, 4, 2), (1, 8, 8), (1, 8, 4, 2), (1, 8, 2, 4)]
+)
+@pytest.mark.parametrize("k", [2048, 8192, 5000])
+def test_every_tiling_of_gemv(k, tiling, device):
+    for dtype in (BFLOAT16, FLOAT16):
+        check_product(Case("gemv", 1, 1003, k, dtype, dtype, True, (("tiling", gemv.GemvTiling(*tiling)),)), device)
+
+
+@pytest.mark.parametrize(("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("gemv", 1), ("gemv", 8)])
+def test_weights_of_more_than_2_31_elements(variant, m, device):
+    n, k = RANK_OVER_2_31
+    dtype = FLOAT16
+    x, weight = np.ones((m, k), dtype), np.zeros((n, k), dtype)  # 4.3 GB of zeros, which the host does not store
+    weight[-1, 0::2] = 1
+    weight[n // 2, -1] = 3
+    arrays, out = (device.array(x), device.array(weight)), poisoned(device, (m, n), FLOAT32)
+    VARIANTS[variant](*arrays, out.array)
+    expected = np.zeros((m, n), np.float32)
+    expected[:, -1], expected[:, n // 2] = k // 2, 3
+    np.testing.assert_array_equal(out.result(), expected)

@@ -1,0 +1,182 @@
+"""The matrix product's variants in the simulator, against float64: odd shapes, exact inputs, extremes, and callers' mistakes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.matmul import VARIANTS, choose, gemv, matmul, matmul_reference, tensor_core, tiled
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
+from tests.kernels.matmul.cases import (
+    CASES,
+    SMALL_GEMV_TILINGS,
+    SMALL_TENSOR_CORE_TILINGS,
+    Case,
+    check_exact_product,
+    check_product,
+    product,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{what}:RuntimeWarning") for what in ("overflow", "invalid value")
+]  # infinities on purpose
+
+SMALL_OPTIONS = {
+    "naive": (),
+    "tiled": (("tile", (8, 8, 2)),),
+    "tensor_core": (("tiling", SMALL_TENSOR_CORE_TILINGS[0]),),
+    "gemv": (("tiling", SMALL_GEMV_TILINGS[1]),),
+}
+
+
+def small(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False):
+    """A case of `variant` with a small tiling."""
+    return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS[variant])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_random_numbers_are_within_the_error_bound(case, device):
+    check_product(case, device)
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_products_that_are_exact_are_exact(case, device):
+    check_exact_product(case, device)
+
+
+@pytest.mark.parametrize("case", [
+    Case("tiled", 65, 63, 33, FLOAT32, FLOAT32, True, (("tile", tiled.TILES[1]),)),
+    Case("tensor_core", 17, 65, 136, BFLOAT16, BFLOAT16, True, (("tiling", tensor_core.TILINGS[-1]),)),
+    Case("tensor_core", 65, 63, 35, FLOAT16, FLOAT16, True, (("tiling", tensor_core.TILING_BY_ELEMENTS),)),
+    Case("gemv", 2, 9, 1032, BFLOAT16, FLOAT32, True, ()),
+    Case("gemv", 1, 9, 8200, BFLOAT16, BFLOAT16, True, ()),
+], ids=str)  # fmt: skip
+def test_the_tilings_of_the_gpu(case, device):
+    check_product(case, device)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_rows_and_no_columns_launch_nothing_and_no_k_gives_the_bias(variant, device):
+    for m, n in ((0, 5), (3, 0)):
+        assert product(small(variant, m, n, 16), *[np.zeros(s, BFLOAT16) for s in ((m, 16), (n, 16))], None, device).shape == (m, n)
+    x, weight, bias = np.zeros((3, 0), BFLOAT16), np.zeros((5, 0), BFLOAT16), random(5, BFLOAT16, 0)
+    np.testing.assert_array_equal(product(small(variant, 3, 5, 0), x, weight, bias, device), np.broadcast_to(bias, (3, 5)))
+    np.testing.assert_array_equal(product(small(variant, 3, 5, 0), x, weight, None, device), np.zeros((3, 5), BFLOAT16))
+
+
+@pytest.mark.parametrize("k", [16, 19])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_infinities_and_nans_stay_in_their_row_and_column(variant, k, device):
+    x, weight = random((5, k), BFLOAT16, 0), random((9, k), BFLOAT16, 1)
+    x[4, k - 1], weight[8, 3] = np.nan, np.inf  # in the last row, which a tile's padding may repeat, and the last column, next to it
+    found = np.isfinite(product(small(variant, 5, 9, k), x, weight, None, device).astype(np.float32))
+    expected = np.ones((5, 9), bool)
+    expected[4, :] = expected[:, 8] = False
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_results_beyond_the_dtype_overflow_to_infinity_and_fit_float32(variant, device):
+    x, weight = np.full((2, 16), 200, FLOAT16), np.full((3, 16), [[200], [-200], [1]], FLOAT16)
+    half = product(small(variant, 2, 3, 16, FLOAT16), x, weight, None, device)
+    np.testing.assert_array_equal(half, np.array([[np.inf, -np.inf, 3200]] * 2, FLOAT16))
+    full = product(small(variant, 2, 3, 16, FLOAT16, FLOAT32), x, weight, None, device)
+    np.testing.assert_array_equal(full, np.array([[640000, -640000, 3200]] * 2, FLOAT32))
+    huge = np.full((1, 16), 1e30, BFLOAT16)
+    assert np.isposinf(product(small(variant, 1, 1, 16), huge, huge, None, device).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_arrays_that_are_not_aligned_to_16_bytes_are_multiplied_too(variant):
+    x, weight = random((3, 16), BFLOAT16, 0), random((6, 16), BFLOAT16, 1)
+    shifted = [np.concatenate([np.zeros(1, BFLOAT16), array.reshape(-1)])[1:].reshape(array.shape) for array in (x, weight)]
+    out = np.full(3 * 6 + 1, np.nan, BFLOAT16)[1:].reshape(3, 6)
+    VARIANTS[variant](*shifted, out, **dict(SMALL_OPTIONS[variant]))
+    np.testing.assert_allclose(out.astype(np.float32), matmul_reference(x, weight, out_dtype=np.float32), rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
+    m, n, k = (data.draw(st.integers(1, high)) for high in (8, 20, 40))
+    row, column = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+    x, weight = random((m, k), BFLOAT16, 0), random((n, k), BFLOAT16, 1)
+    out, alone = np.empty((m, n), np.float32), np.empty((1, 1), np.float32)
+    VARIANTS[variant](x, weight, out, **dict(SMALL_OPTIONS[variant]))
+    VARIANTS[variant](x[row : row + 1].copy(), weight[column : column + 1].copy(), alone, **dict(SMALL_OPTIONS[variant]))
+    assert out[row, column] == alone[0, 0]
+
+
+def test_the_reference_is_the_equation():
+    x, weight, bias = random((3, 5), np.float32, 0), random((4, 5), np.float32, 1), random(4, np.float32, 2)
+    expected = [
+        [sum(float(a) * float(b) for a, b in zip(row, column, strict=True)) + float(c) for column, c in zip(weight, bias, strict=True)]
+        for row in x
+    ]
+    np.testing.assert_allclose(matmul_reference(x, weight, bias), expected, rtol=1e-5, atol=1e-6)
+    assert (
+        matmul_reference(x.astype(BFLOAT16), weight).dtype == BFLOAT16
+    )  # float32 copies of bfloat16 weights, as the CPU engine keeps them
+    assert matmul_reference(x, weight, out_dtype=FLOAT16).dtype == FLOAT16
+    assert matmul_reference(x.astype(np.float64), weight).dtype == np.float64
+    half = matmul_reference(x.astype(BFLOAT16), weight.astype(BFLOAT16))
+    oracle = x.astype(BFLOAT16).astype(np.float64) @ weight.astype(BFLOAT16).astype(np.float64).T
+    np.testing.assert_allclose(half.astype(np.float64), oracle, rtol=2**-8)
+
+
+def test_the_choice_of_a_variant():
+    assert choose(1, 2048, 2048, "bfloat16") == choose(8, 100, 100, np.float32) == "gemv"
+    assert choose(9, 2048, 2048, ml_dtypes.bfloat16) == choose(512, 7, 9, np.float16) == "tensor_core"
+    assert choose(9, 2048, 2048, np.float32) == "tiled"
+    for m, n, dtype in ((3, 7, BFLOAT16), (9, 7, FLOAT32), (9, 6, FLOAT16)):
+        x, weight, out = random((m, 24), dtype, 0), random((n, 24), dtype, 1), np.empty((m, n), np.float32)
+        matmul(x, weight, out)
+        np.testing.assert_allclose(out, matmul_reference(x, weight, out_dtype=np.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_tilings_grow_with_the_work():
+    assert tensor_core.choose_tiling(8192, 8192) == tensor_core.TILINGS[0]
+    assert tensor_core.choose_tiling(512, 2048).tile_m < 128  # 64 blocks of 128 x 128 would leave half of the machine idle
+    assert tensor_core.choose_tiling(9, 2048).tile_m == 16
+    assert tensor_core.choose_tiling(1, 1) == tensor_core.TILINGS[-1]
+    assert tiled.choose_tile(4096, 4096) == tiled.TILES[0] and tiled.choose_tile(100, 100) == tiled.TILES[-1]
+    for m in range(1, gemv.MAX_ROWS_OF_X + 1):
+        tiling = gemv.choose_tiling(m, 2048, 8192)
+        assert tiling.warps % tiling.splits == 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_mistakes_are_explained(variant):
+    x, weight, out = np.zeros((2, 16), BFLOAT16), np.zeros((3, 16), BFLOAT16), np.zeros((2, 3), BFLOAT16)
+    for arguments, words in [
+        ((x, weight.astype(FLOAT16), out), "weight is float16.*must be bfloat16"),
+        ((x, weight.T.copy(), out), r"weight is bfloat16 \[16, 3\].*K=16"),
+        ((x[0], weight, out), r"x is bfloat16 \[16\].*\[M, K\]"),
+        ((x, weight, out.T.copy()), "out is .*M=2, N=3"),
+        ((x, weight, out.astype(FLOAT16)), "out is float16.*must be bfloat16 or float32"),
+        ((x, weight, out, np.zeros(2, BFLOAT16)), "bias is .*N=3"),
+        ((x, weight, out, np.zeros(3, FLOAT16)), "bias is float16"),
+        ((x.astype(np.float64), weight.astype(np.float64), out), "x is float64"),
+        ((x[:, ::2], weight[:, ::2], out), "contiguous"),
+    ]:
+        with pytest.raises(KernelArgumentError, match=words):
+            VARIANTS[variant](*arguments)
+
+
+def test_mistakes_of_one_variant_are_explained():
+    x, weight, out = np.zeros((9, 16), FLOAT32), np.zeros((3, 16), FLOAT32), np.zeros((9, 3), FLOAT32)
+    with pytest.raises(KernelArgumentError, match="up to 8 rows of x, not 9"):
+        matmul(x, weight, out, variant="gemv")
+    with pytest.raises(KernelArgumentError, match="x is float32.*must be float16 or bfloat16"):
+        matmul(x, weight, out, variant="tensor_core")
+    with pytest.raises(KernelArgumentError, match="no matmul variant 'fast'.*gemv"):
+        matmul(x, weight, out, variant="fast")
+    with pytest.raises(KernelArgumentError, match="divide evenly"):
+        gemv.matmul_gemv(x[:1], weight, out[:1], tiling=(1, 3, 1, 2))
+    half = [array.astype(FLOAT16) for array in (x, weight, out)]
+    for tiling in ((8, 16, 16, 1, 1, 2), (16, 16, 24, 1, 1, 2), (16, 32, 16, 1, 2, 2), (16, 16, 16, 1, 1, 1)):
+        with pytest.raises(KernelArgumentError):
+            tensor_core.matmul_tensor_core(*half, tiling=tiling)
