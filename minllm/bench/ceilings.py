@@ -12,8 +12,11 @@ BYTES = 2**31  # of each of the two arrays; sixteen times the largest L2 cache
 REPEATS = 20
 
 
-def copy_tb_s(total_bytes: int = BYTES, repeats: int = REPEATS) -> float:
-    """TB/s of a device-to-device copy of `total_bytes`, read plus written. Raises DeviceError where the driver refuses."""
+def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
+    """TB/s of a device-to-device copy of `most_bytes`, or of a quarter of the free memory if that is less; read plus written.
+
+    Raises DeviceError where the driver refuses.
+    """
     from cuda.bindings import driver as cuda
 
     from minllm.runtime.device import check_driver, current_device
@@ -21,6 +24,8 @@ def copy_tb_s(total_bytes: int = BYTES, repeats: int = REPEATS) -> float:
     current_device()
     source, target, events = None, None, []
     try:
+        free, _ = check_driver(cuda.cuMemGetInfo(), "tell the free memory")
+        total_bytes = min(most_bytes, free // 4) // 4096 * 4096
         source = check_driver(cuda.cuMemAlloc(total_bytes), f"allocate {total_bytes} bytes")
         target = check_driver(cuda.cuMemAlloc(total_bytes), f"allocate {total_bytes} bytes")
         fill_with_noise(source, total_bytes)
