@@ -24,6 +24,7 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
 from minllm.kernels.attention.online_softmax import finite_or_zero
+from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
@@ -99,7 +100,7 @@ def make_kernel(head_dim, block_size, warps=WARPS):
     ):
         shared = cuda.shared.array(0, float32, alignment=128)
         head, sequence = cuda.blockIdx.x, cuda.blockIdx.y
-        kv_head = head // (query.shape[1] // key_cache.shape[2])
+        kv_head = kv_head_of(head, query.shape[1], key_cache.shape[2])
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         start, stop = query_start[sequence], query_start[sequence + 1]
         context_len = context_lens[sequence]

@@ -25,11 +25,12 @@ into different banks. A head_dim that is no multiple of 16 is padded with zeros 
 import functools
 import math
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention import flash_attention_2_float32
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.paged_cache import kv_head_of, make_key_index
 from minllm.ptx import (
     cp_async_16,
     cp_async_commit_group,
@@ -55,17 +56,23 @@ def workspace_shapes(query, key_cache, block_tables):
     return {}
 
 
-def tiles_for(head_dim):
-    """(query rows, keys, warps) of a block's tiles: smaller for large heads, whose accumulators fill the registers."""
-    if head_dim <= 128:
-        return 64, 64, 4
-    return 64, 32, 4
+def tiles_for(head_dim, max_query_len, heads, sequences, sm_count=132):
+    """(query rows, keys, warps) of a block's tiles.
+
+    Fewer keys for large heads, whose accumulators fill the registers. 128 rows share a tile of K and V between more warps; 64 rows make
+    more blocks, for batches that would not give every multiprocessor two.
+    """
+    if head_dim > 128:
+        return 64, 32, 4
+    large_tiles = -(-max_query_len // 128) * heads * sequences
+    return (128, 64, 8) if large_tiles >= 2 * sm_count else (64, 64, 4)
 
 
 @functools.cache
 def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16."""
     multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
+    key_index = make_key_index(block_size)
     threads = 32 * warps
     row_tiles = query_tile // (16 * warps)  # 16-row tiles of a warp
     padded_dim = -(-head_dim // 16) * 16
@@ -74,6 +81,9 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     key_tiles = key_tile // 8
     dim_tiles = padded_dim // 8
     chunks = padded_dim // 8  # 16-byte chunks of a shared row
+    rows_at_once = min(threads // chunks, key_tile)  # rows that the block copies at one time, a thread a chunk
+    copy_threads, query_passes, key_passes = rows_at_once * chunks, -(-query_tile // rows_at_once), -(-key_tile // rows_at_once)
+    all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0 and query_tile % rows_at_once == 0
     row_words = (padded_dim + 8) // 2  # 32-bit words from one shared row to the next
     keys_at = query_tile * row_words  # shared memory, in words: Q, then K, then V
     values_at = keys_at + key_tile * row_words
@@ -86,31 +96,31 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     @cuda.jit(device=True)
     def copy_query_tile(query, token, head, rows, shared):
         """Start copying rows token to token + rows of one head; rows of the tile beyond them become zeros."""
-        heads = query.shape[1]
-        chunk = cuda.threadIdx.x
-        while chunk < query_tile * chunks:
-            row, column = chunk // chunks, chunk % chunks * 8
-            inside = row < rows and column < head_dim
-            index = (int64(token + row) * heads + head) * head_dim + column if inside else int64(0)
-            cp_async_16(shared_address(shared, row * row_words + column // 2), query, index, 16 if inside else 0)
-            chunk += threads
+        column = cuda.threadIdx.x % chunks * 8
+        for i in range(query_passes):
+            row = cuda.threadIdx.x // chunks + i * rows_at_once
+            if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < query_tile):
+                inside = row < rows and column < head_dim
+                index = (int64(token + row) * query.shape[1] + head) * head_dim + column if inside else int64(0)
+                cp_async_16(shared_address(shared, row * row_words + column // 2), query, index, 16 if inside else 0)
 
     @cuda.jit(device=True)
-    def copy_cache_tile(cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, at):
+    def copy_cache_tile(cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, at):
         """Start copying keys (or values) first_key to first_key + key_tile; those outside of the visible range become zeros."""
-        kv_heads = cache.shape[2]
-        chunk = cuda.threadIdx.x
-        while chunk < key_tile * chunks:
-            row, column = chunk // chunks, chunk % chunks * 8
-            position = first_key + row
+        indices = cuda.local.array(key_passes, int64)
+        column, first_row = int32(cuda.threadIdx.x % chunks * 8), int32(cuda.threadIdx.x // chunks)
+        key_stride = int32(cache.shape[2]) * head_dim
+        within = kv_head * head_dim + min(column, head_dim - 8)
+        for i in range(key_passes):  # all looked up before the first is copied, so that the loads of the table overlap
+            position = int32(first_key + first_row + i * rows_at_once)
+            indices[i] = key_index(block_table, max(visible_start, min(position, visible_stop - 1)), key_stride, within)
+        to = shared_address(shared, at + first_row * row_words + column // 2)
+        for i in range(key_passes):
+            row = int32(first_row + i * rows_at_once)
+            position = int32(first_key + row)
             inside = visible_start <= position and position < visible_stop and column < head_dim
-            index = int64(0)
-            if inside:
-                block = block_tables[sequence, uint32(position) // uint32(block_size)]
-                slot = int64(block) * block_size + uint32(position) % uint32(block_size)
-                index = (slot * kv_heads + kv_head) * head_dim + column
-            cp_async_16(shared_address(shared, at + row * row_words + column // 2), cache, index, 16 if inside else 0)
-            chunk += threads
+            if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
+                cp_async_16(uint32(to + 4 * i * rows_at_once * row_words), cache, indices[i], 16 if inside else 0)
 
     @cuda.jit(device=True)
     def load_query_fragments(fragments, at, shared, warp_row, row_tile, step, lane):
@@ -124,13 +134,14 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
         key_fragments = cuda.local.array(4, uint32)
         for i in range(score_count):
             scores[i] = float32(0.0)
+        row = lane % 8 + lane // 16 * 8  # two 8-key tiles, each with its left and right 8 columns
+        source = shared_address(shared, keys_at + row * row_words + lane // 8 % 2 * 4)
         for step in range(steps):
             if not query_in_registers:
                 for row_tile in range(row_tiles):
                     load_query_fragments(query_fragments, 4 * row_tile, shared, warp_row, row_tile, step, lane)
             for pair in range(key_pairs):
-                row = 16 * pair + lane % 8 + lane // 16 * 8  # two 8-key tiles, each with its left and right 8 columns
-                ldmatrix_x4(key_fragments, 0, shared_address(shared, keys_at + row * row_words + step * 8 + lane // 8 % 2 * 4))
+                ldmatrix_x4(key_fragments, 0, uint32(source + 4 * (16 * pair * row_words + 8 * step)))
                 for row_tile in range(row_tiles):
                     a = 4 * (row_tile * steps + step) if query_in_registers else 4 * row_tile
                     c = 4 * (row_tile * key_tiles + 2 * pair)
@@ -142,10 +153,10 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
         """Scores of keys that a row may not see become -inf; row_position is the position of the warp's row lane // 4."""
         for row_tile in range(row_tiles):
             for i in range(4):
-                last = row_position + 16 * row_tile + i // 2 * 8
-                first = last - sliding_window + 1 if sliding_window > 0 else 0
+                last = int32(row_position + 16 * row_tile + i // 2 * 8)
+                first = int32(last - sliding_window + 1 if sliding_window > 0 else 0)
                 for key_tile_index in range(key_tiles):
-                    key = first_key + 8 * key_tile_index + 2 * (lane % 4) + i % 2
+                    key = int32(first_key + 8 * key_tile_index + 2 * (lane % 4) + i % 2)
                     if key > last or key < first:
                         scores[4 * (row_tile * key_tiles + key_tile_index) + i] = float32(MINUS_INFINITY)
 
@@ -177,6 +188,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     @cuda.jit(device=True)
     def multiply_weights_values(acc, weights, shared, lane):
         """acc[16-row tile, 8-column tile] += P V; P's accumulator registers, packed to 16 bits, are the A operand."""
+        source = shared_address(shared, values_at + lane % 16 * row_words + lane // 16 * 4)
         weight_fragments = cuda.local.array(weight_words, uint32)
         value_fragments = cuda.local.array(4, uint32)
         for pair in range(key_pairs):
@@ -185,8 +197,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
                 for i in range(4):
                     weight_fragments[4 * row_tile + i] = pack(weights[w + 2 * i], weights[w + 2 * i + 1])
             for dim_pair in range(steps):
-                row = 16 * pair + lane % 16
-                ldmatrix_x4_trans(value_fragments, 0, shared_address(shared, values_at + row * row_words + dim_pair * 8 + lane // 16 * 4))
+                ldmatrix_x4_trans(value_fragments, 0, uint32(source + 4 * (16 * pair * row_words + 8 * dim_pair)))
                 for row_tile in range(row_tiles):
                     c = 4 * (row_tile * dim_tiles + 2 * dim_pair)
                     multiply(acc, c, weight_fragments, 4 * row_tile, value_fragments, 0)
@@ -228,7 +239,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     ):
         shared = cuda.shared.array(0, uint32, alignment=128)
         sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
-        kv_head = head // (query.shape[1] // key_cache.shape[2])
+        kv_head = kv_head_of(head, query.shape[1], key_cache.shape[2])
         first_row = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * query_tile
         token = query_start[sequence] + first_row
         rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on
@@ -236,10 +247,11 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
             return
         lane, warp_row = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32 * 16 * row_tiles
         context_len = context_lens[sequence]
-        first_position = context_len - rows  # of the tile's first row
-        visible_start = max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0
-        visible_stop = max(0, min(context_len, first_position + query_tile))
-        first_key = visible_start - visible_start % key_tile
+        first_position = int32(context_len - rows)  # of the tile's first row
+        visible_start = int32(max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0)
+        visible_stop = int32(max(0, min(context_len, first_position + query_tile)))
+        block_table = block_tables[sequence]
+        first_key = int32(visible_start - visible_start % key_tile)
 
         query_fragments = cuda.local.array(query_words, uint32)
         scores = cuda.local.array(score_count, float32)
@@ -253,7 +265,8 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
             sums[i] = float32(0.0)
 
         copy_query_tile(query, token, head, rows, shared)
-        copy_cache_tile(key_cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, keys_at)
+        if first_key < visible_stop:
+            copy_cache_tile(key_cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, keys_at)
         cp_async_commit_group()
         if query_in_registers:
             cp_async_wait_group_0()
@@ -264,14 +277,14 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
         while first_key < visible_stop:
             cp_async_wait_group_0()
             cuda.syncthreads()  # this tile of K has arrived, and nobody reads the last tile of V any more
-            copy_cache_tile(value_cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, values_at)
+            copy_cache_tile(value_cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, values_at)
             cp_async_commit_group()
             multiply_query_key(scores, query_fragments, shared, warp_row, lane)
             cp_async_wait_group_0()
             cuda.syncthreads()  # this tile of V has arrived, and nobody reads this tile of K any more
-            next_key = first_key + key_tile
+            next_key = int32(first_key + key_tile)
             if next_key < visible_stop:
-                copy_cache_tile(key_cache, block_tables, sequence, kv_head, next_key, visible_start, visible_stop, shared, keys_at)
+                copy_cache_tile(key_cache, block_table, kv_head, next_key, visible_start, visible_stop, shared, keys_at)
             cp_async_commit_group()
             row_position = first_position + warp_row + lane // 4
             at_the_end = next_key > first_position + 1
@@ -314,7 +327,7 @@ def attention(
     if dtype == "float32":
         flash_attention_2_float32.attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
-    query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim)
+    query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences)
     chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, query_tile, key_tile, warps)
     grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
     launch(chosen, grid, threads, (*inputs, float(scale * LOG2_E), int(sliding_window)), stream, shared_bytes)

@@ -14,10 +14,11 @@ float, so that neighbouring keys lie in neighbouring banks.
 import functools
 import math
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.paged_cache import kv_head_of, make_key_index
 from minllm.ptx import ex2, load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -38,6 +39,7 @@ def tiles_for(head_dim):
 @functools.cache
 def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, keys_each):
     """(kernel, threads, query rows of a tile, shared bytes); column_threads is a power of two, at most 32."""
+    key_index = make_key_index(block_size)
     threads = row_threads * column_threads
     query_tile, key_tile = row_threads * rows_each, column_threads * keys_each
     dims_each = -(-head_dim // column_threads)
@@ -66,9 +68,9 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
             chunk += threads
 
     @cuda.jit(device=True)
-    def load_cache_tile(cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, at):
+    def load_cache_tile(cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, at):
         """Keys (or values) first_key to first_key + key_tile into shared memory; those outside of the visible range become zeros."""
-        kv_heads = cache.shape[2]
+        key_stride = int32(cache.shape[2]) * head_dim
         chunk = cuda.threadIdx.x
         while chunk < key_tile * chunks:
             row, column = chunk // chunks, chunk % chunks * 4
@@ -76,9 +78,7 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
             for i in range(4):
                 shared[at + row * stride + column + i] = float32(0.0)
             if visible_start <= position and position < visible_stop:
-                block = block_tables[sequence, uint32(position) // uint32(block_size)]
-                slot = int64(block) * block_size + uint32(position) % uint32(block_size)
-                numbers = load_float32(cache, (slot * kv_heads + kv_head) * head_dim + column)
+                numbers = load_float32(cache, key_index(block_table, position, key_stride, kv_head * head_dim + column))
                 for i in range(4):
                     shared[at + row * stride + column + i] = numbers[i]
             chunk += threads
@@ -145,7 +145,8 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
     ):
         shared = cuda.shared.array(0, float32, alignment=128)
         sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
-        kv_head = head // (query.shape[1] // key_cache.shape[2])
+        kv_head = kv_head_of(head, query.shape[1], key_cache.shape[2])
+        block_table = block_tables[sequence]
         first_row = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * query_tile
         token = query_start[sequence] + first_row
         rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on
@@ -170,8 +171,8 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
 
         load_query_tile(query, token, head, rows, shared)
         while first_key < visible_stop:
-            load_cache_tile(key_cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, keys_at)
-            load_cache_tile(value_cache, block_tables, sequence, kv_head, first_key, visible_start, visible_stop, shared, values_at)
+            load_cache_tile(key_cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, keys_at)
+            load_cache_tile(value_cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, values_at)
             cuda.syncthreads()
             multiply_query_key(scores, shared, row_thread, column)
             fold_softmax(

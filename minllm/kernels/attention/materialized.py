@@ -23,6 +23,7 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound, scratch_arrays, sizes_of
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
@@ -85,7 +86,7 @@ def scores_kernel(
     heads = query.shape[1]
     key = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
-    kv_head = head // (heads // key_transposed.shape[1])
+    kv_head = kv_head_of(head, heads, key_transposed.shape[1])
     token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
     if first <= key and key < stop:
         total = float32(0.0)
@@ -165,7 +166,7 @@ def make_weighted_values_kernel(block_size):
     ):
         heads, dim = scores.shape[1], cuda.threadIdx.x
         sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
-        kv_head = head // (heads // value_cache.shape[2])
+        kv_head = kv_head_of(head, heads, value_cache.shape[2])
         token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
         if token >= query_start[sequence + 1] or dim >= out.shape[2]:
             return

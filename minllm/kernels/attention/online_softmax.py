@@ -17,6 +17,8 @@ import math
 import numpy as np
 from numba import cuda, float32
 
+from minllm.ptx import rcp
+
 MINUS_INFINITY = -math.inf
 
 
@@ -48,4 +50,4 @@ def finite_or_zero(maximum):
 @cuda.jit(device=True)
 def reciprocal_or_zero(total):
     """1 / total, but 0 for a row without keys: its output is 0."""
-    return float32(1.0) / total if total > float32(0.0) else float32(0.0)
+    return rcp(total) if total > float32(0.0) else float32(0.0)

@@ -25,10 +25,11 @@ output.
 import functools
 import math
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
 from minllm.kernels.attention.online_softmax import finite_or_zero
+from minllm.kernels.attention.paged_cache import make_key_index
 from minllm.kernels.attention.split_merge import MAX_SPLITS, make_merge_kernel, share_of_split
 from minllm.ptx import ex2, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
@@ -78,6 +79,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
 @functools.cache
 def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each=None):
     """(kernel, threads, keys of a step, blocks that share a KV head). keys_each: keys whose loads a lane has in flight at one time."""
+    key_index = make_key_index(block_size)
     head_tiles, heads_here = head_tiles_of(group)
     keys_each = keys_each or (4 if heads_here <= 4 else 2)
     elements = 4 if dtype == "float32" else 8  # in 16 bytes
@@ -241,13 +243,13 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
             maxima[head] = float32(MINUS_INFINITY)
             sums[head] = float32(0.0)
 
-        kv_heads = key_cache.shape[2]
+        block_table, key_stride, within = block_tables[sequence], int32(key_cache.shape[2]) * head_dim, kv_head * head_dim
+        last_key = int32(stop - 1)
         base = start + warp * subgroups * keys_each + lane // lanes
         while base - lane // lanes < stop:  # the same for all lanes of a warp, which shuffle together
             for i in range(keys_each):
-                position = uint32(min(base + subgroups * i, stop - 1))  # past the end: the last key again, masked below
-                slot = int64(block_tables[sequence, position // uint32(block_size)]) * block_size + position % uint32(block_size)
-                rows[i] = (slot * kv_heads + kv_head) * head_dim
+                position = min(int32(base + subgroups * i), last_key)  # past the end: the last key again, masked below
+                rows[i] = key_index(block_table, position, key_stride, within)
             load_rows(key_words, key_cache, rows, lane)
             load_rows(value_words, value_cache, rows, lane)
             score_keys(scores, query_numbers, key_words)

@@ -33,7 +33,6 @@ class SamplingTensors:
     prompt_mask: Any = None  # uint8 [R, vocab], 1 where the token occurs in the prompt; None if no row has a penalty
     output_counts: Any = None  # int32 [R, vocab], how often the token was generated; None if no row has a penalty
     all_greedy: bool = True  # no row draws at random
-    restricted: bool = False  # some row that draws has top_k, top_p or min_p
 
     @property
     def penalized(self) -> bool:
@@ -90,9 +89,7 @@ def build_sampling_tensors(
         step=np.array([len(tokens) for tokens in outputs], np.int32),
         min_tokens=_column(parameters, "min_tokens", np.int32),
     )
-    drawing = tensors.temperature > 0
-    tensors.all_greedy = not drawing.any()
-    tensors.restricted = bool((drawing & ((tensors.top_k > 0) | (tensors.top_p < 1) | (tensors.min_p > 0))).any())
+    tensors.all_greedy = not (tensors.temperature > 0).any()
     if (tensors.min_tokens > 0).any():
         tensors.stop_token_ids = _padded(stop_token_ids, rows)
     if (tensors.repetition_penalty != 1).any() or tensors.presence_penalty.any() or tensors.frequency_penalty.any():

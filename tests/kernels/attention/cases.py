@@ -100,19 +100,21 @@ def make_arrays(case, seed=0, spare_blocks=3):
 
 
 def oracle(case, arrays):
-    """Attention in float64, one head of one row at a time, from the unpaged keys and values: [T, heads, head_dim]."""
+    """Attention in float64, row by row and KV head by KV head, from the unpaged keys and values: [T, heads, head_dim]."""
     out = np.zeros(arrays.query.shape, np.float64)
     row = 0
     for query_len, context, keys, values in zip(case.query_lens, case.context_lens, arrays.keys, arrays.values, strict=True):
         for i in range(query_len):
             position = context - query_len + i
             first = max(0, position - case.sliding_window + 1) if case.sliding_window else 0
-            for head in range(case.heads if position >= 0 else 0):
-                seen_keys = keys[first : position + 1, head // (case.heads // case.kv_heads)].astype(np.float64)
-                seen_values = values[first : position + 1, head // (case.heads // case.kv_heads)].astype(np.float64)
-                scores = seen_keys @ arrays.query[row, head].astype(np.float64) * arrays.scale
-                weights = np.exp(scores - scores.max())
-                out[row, head] = weights @ seen_values / weights.sum()
+            group = case.heads // case.kv_heads
+            for kv_head in range(case.kv_heads if position >= 0 else 0):
+                heads = slice(kv_head * group, (kv_head + 1) * group)
+                seen_keys = keys[first : position + 1, kv_head].astype(np.float64)
+                scores = arrays.query[row, heads].astype(np.float64) @ seen_keys.T * arrays.scale  # [group, keys]
+                weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+                seen_values = values[first : position + 1, kv_head].astype(np.float64)
+                out[row, heads] = weights @ seen_values / weights.sum(axis=1, keepdims=True)
             row += 1
     return out
 

@@ -4,30 +4,16 @@ import dataclasses
 import subprocess
 import sys
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import VARIANTS, choose
-from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
-
-BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16
-
-# Prompts, whole and in chunks, for the variants that take any number of new tokens; and their decode steps.
-CASES = [
-    AttentionCase((1,), (1,), heads=2, head_dim=8),
-    AttentionCase((2, 3), (2, 31), heads=6, head_dim=16, dtype=BFLOAT16),
-    AttentionCase((17, 0, 1), (33, 4, 0), heads=2, kv_heads=2, head_dim=40, dtype=FLOAT16, block_size=1),
-    AttentionCase((13,), (13,), heads=8, kv_heads=1, head_dim=8, dtype=BFLOAT16, block_size=8),
-    AttentionCase((5,), (67,), heads=2, head_dim=16, sliding_window=7, block_size=256),
-    AttentionCase((5,), (67,), heads=2, head_dim=16, sliding_window=40, dtype=BFLOAT16),
-    AttentionCase((4,), (2,), heads=2, head_dim=8, dtype=FLOAT16),  # two rows before the first key: they see nothing
-    AttentionCase((3,), (40,), heads=2, head_dim=16, dtype=BFLOAT16, magnitude=200.0),  # logits beyond 1e5
-]
+from tests.kernels.attention.case_lists import BFLOAT16, LADDER_CASES
+from tests.kernels.attention.cases import GUARD_ROWS, AttentionCase, check_output, make_arrays, oracle, run_variant
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", LADDER_CASES, ids=str)
 @pytest.mark.parametrize("name", ["materialized", "flash_attention_1"])
 def test_first_rungs(device, name, case):
     run_variant(device, VARIANTS[name], case, **({"warps": 2} if name == "flash_attention_1" else {}))
@@ -87,8 +73,6 @@ def test_the_reference_needs_no_numba():
 
 def test_the_checks_can_fail(device):
     """The judge of all these tests: an answer with one wrong row, a NaN or a touched guard does not pass."""
-    from tests.kernels.attention.cases import GUARD_ROWS, check_output, oracle
-
     case = AttentionCase((3,), (9,), heads=2, head_dim=8, dtype=BFLOAT16)
     arrays = make_arrays(case)
     arrays.out[:] = oracle(case, arrays).astype(BFLOAT16)

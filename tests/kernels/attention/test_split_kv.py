@@ -1,33 +1,15 @@
 """Flash-Decoding in the simulator, with few warps, so that short contexts fill several splits and the last ones stay empty."""
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.split_merge import MAX_SPLITS
+from tests.kernels.attention.case_lists import BFLOAT16, SPLIT_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 
-BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16
 
-CASES = [
-    (AttentionCase((1,), (1,), heads=2, head_dim=16, dtype=BFLOAT16), 1),
-    (AttentionCase((1, 1, 1), (31, 0, 33), heads=6, head_dim=16, dtype=BFLOAT16), 3),
-    (AttentionCase((1,), (97,), heads=2, head_dim=40, dtype=FLOAT16, block_size=8), 2),  # 5 chunks of 16 bytes on 8 lanes
-    (AttentionCase((1,), (37,), heads=8, kv_heads=1, head_dim=8, dtype=BFLOAT16, block_size=1), 5),  # a key is one lane's
-    (AttentionCase((1,), (40,), heads=4, kv_heads=4, head_dim=8, block_size=256), 2),
-    (AttentionCase((1, 1), (3, 41), heads=18, kv_heads=2, head_dim=16), 2),  # 9 heads a group: two blocks, one head too many
-    (AttentionCase((1,), (67,), heads=2, head_dim=16, dtype=BFLOAT16, sliding_window=7), 3),
-    (AttentionCase((1,), (67,), heads=2, head_dim=16, dtype=FLOAT16, sliding_window=50, block_size=5), 2),
-    (AttentionCase((1, 0, 1), (5, 9, 12), heads=2, head_dim=16, dtype=BFLOAT16), 2),  # the second sequence brings no token
-    (AttentionCase((1,), (30,), heads=2, head_dim=16, dtype=BFLOAT16, magnitude=200.0), 2),
-    (AttentionCase((1,), (5,), heads=2, kv_heads=2, head_dim=136), 2),  # 34 chunks of float32 on 32 lanes: two each
-    (AttentionCase((1,), (9,), heads=2, head_dim=256, dtype=BFLOAT16), 1),
-]
-
-
-@pytest.mark.parametrize(("case", "splits"), CASES, ids=str)
+@pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
 def test_splits(device, case, splits):
     run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits, warps=1)
 

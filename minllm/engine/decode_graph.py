@@ -1,0 +1,104 @@
+"""One decode step for a batch of fixed shape, captured once as a CUDA graph and replayed.
+
+A step is forward, sample and advance: its last kernel writes the next step's token ids, positions, slots, lengths and random counters
+where this step's were, so a replay needs nothing from the host. Tokens come back through page-locked memory and an event.
+"""
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.sampling.advance import advance
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.models.decoder import forward
+from minllm.ops.protocol import Batch
+
+BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
+
+
+class GraphMachine:
+    """What a replayed step asks of the GPU besides its operations."""
+
+    def __init__(self, ops):
+        self.stream, self.memory = ops.core_stream, ops.memory
+
+    def capture(self, function) -> Any:
+        """A graph of what `function` launches, with `launch()` and `result`."""
+        from minllm.runtime.graph import CapturedGraph
+
+        return CapturedGraph(function, self.stream, self.memory)
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A page-locked host array."""
+        from minllm.runtime.memory import pinned_empty
+
+        return pinned_empty(shape, dtype)
+
+    def read_later(self, array, pinned: np.ndarray) -> Any:
+        """Start to copy a device array to a page-locked one; the event returned has `sync()`."""
+        from minllm.runtime.stream import read_later
+
+        return read_later(array, pinned, self.stream)
+
+    def write(self, array, host: np.ndarray) -> None:
+        """Overwrite a device array, in order with the steps launched before and after."""
+        array.copy_from_host(host)
+
+    def clear_row(self, array, row: int) -> None:
+        """Set array[row] of an int32 device array to 0 after the steps launched so far."""
+        from minllm.runtime.stream import fill_words_later
+
+        fill_words_later(array[row : row + 1], 0, self.stream)
+
+
+def graph_key(batch: Batch, sampling: SamplingTensors, reads_logits: bool) -> tuple:
+    """Equal for batches that one graph can serve: the shapes of all arrays, and which kernels the sampler launches."""
+    shapes = tuple(getattr(batch, name).shape for name in BATCH_ARRAYS)
+    return shapes, tuple((name, array.shape) for name, array in sampling.arrays().items()), sampling.all_greedy, reads_logits
+
+
+class DecodeGraph:
+    """The arrays of a decode batch, which stay where they are, and the graph of a step over them.
+
+    The first step is launched kernel by kernel, which compiles and allocates whatever is missing; the second is captured.
+    """
+
+    def __init__(self, ops, model, cache, batch: Batch, sampling: SamplingTensors, limits: np.ndarray, machine):
+        self.ops, self.model, self.cache, self.machine = ops, model, cache, machine
+        self.batch = replace(batch, **{name: ops.array(getattr(batch, name)) for name in BATCH_ARRAYS})
+        self.sampling = sampling.to(ops.array)
+        self.limits = ops.array(limits)  # int32 [B]: one past the last position that a row may reach
+        self.is_warm, self.graph = False, None
+        self.readers: deque = deque()  # host arrays that the steps' results are read into, in turn: the runner's
+
+    def load(self, batch: Batch, sampling: SamplingTensors, limits: np.ndarray) -> None:
+        """Start another batch of the same graph_key."""
+        for name in BATCH_ARRAYS:
+            self.machine.write(getattr(self.batch, name), getattr(batch, name))
+        for name, array in sampling.arrays().items():
+            self.machine.write(getattr(self.sampling, name), array)
+        self.machine.write(self.limits, limits)
+
+    def step(self) -> tuple[Any, Any]:
+        """Launch the next step: (token ids int32 [B], logits float32 [B, vocab]) on the device, overwritten by the step after it."""
+        if not self.is_warm:
+            self.is_warm = True
+            return self._launch_kernels()
+        if self.graph is None:
+            self.graph = self.machine.capture(self._launch_kernels)
+        self.graph.launch()
+        return self.graph.result
+
+    def switch_off(self, row: int) -> None:
+        """Stop computing row `row` from the next launched step but one: it has no next position any more."""
+        self.machine.clear_row(self.limits, row)
+
+    def _launch_kernels(self) -> tuple[Any, Any]:
+        batch = self.batch
+        logits = forward(self.ops, self.model, batch, self.cache.layers)  # [B, vocab]
+        tokens = self.ops.sample(logits, self.sampling)  # [B]
+        moved = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens)
+        advance(tokens, *moved, batch.block_tables, self.limits, self.sampling, self.cache.block_size, self.ops.stream)
+        return tokens, logits

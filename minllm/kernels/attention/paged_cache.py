@@ -1,0 +1,31 @@
+"""Where a key lies in a paged cache: the one address computation that all kernels of this folder share.
+
+Position p of a sequence is slot p % block_size of block block_table[p // block_size] (Kwon et al., PagedAttention, arXiv 2309.06180,
+section 4.1). The cache may hold more than 2**31 elements, so the block's offset is 64 bits wide; inside a block 32 bits are enough
+(arguments.py checks that), and 32-bit arithmetic is several times cheaper on a GPU. block_size is a constant of the kernel, so that
+division and remainder become shifts or multiplications.
+"""
+
+import functools
+
+from numba import cuda, int64, uint32
+
+
+@functools.cache
+def make_key_index(block_size):
+    """The device function key_index(block_table, position, key_stride, within)."""
+
+    @cuda.jit(device=True)
+    def key_index(block_table, position, key_stride, within):
+        """Flat index into the cache of element `within` of a position's [kv_heads, head_dim]; key_stride = kv_heads * head_dim."""
+        block = block_table[uint32(position) // uint32(block_size)]
+        slot = uint32(position) % uint32(block_size)
+        return int64(block) * int64(uint32(block_size * key_stride)) + int64(uint32(slot * uint32(key_stride) + uint32(within)))
+
+    return key_index
+
+
+@cuda.jit(device=True)
+def kv_head_of(head, heads, kv_heads):
+    """The KV head that a query head reads."""
+    return uint32(head) // (uint32(heads) // uint32(kv_heads))

@@ -1,0 +1,190 @@
+"""The forward's operations as kernels: the engine on a GPU, or, slowly, in the simulator.
+
+Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; nothing waits for anything.
+`kernel_variants` overrides the choice by name, for lessons and measurements: {"matmul": "tiled", "attention": "flash_attention_1"}.
+
+One liberty with the protocol: `add_norm` adds into the residual that it is given, in place, because the decoder never looks at
+the old one again; it saves an allocation and a write a layer.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels import attention as attention_kernels
+from minllm.kernels.activation.gelu import gelu
+from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.embedding.lookup import embedding as look_up
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul
+from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
+from minllm.kernels.normalization.layer_norm import layer_norm
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.sampling.sample import SampleScratch, sample
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+
+DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+class CudaOps:
+    """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
+
+    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, str] | None = None, simulated: bool = False):
+        """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU."""
+        found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        if found not in DTYPES.values():
+            raise KernelArgumentError(f"CudaOps computes in {', '.join(DTYPES)}, not in {dtype}.")
+        self.dtype = found
+        self.variants = check_variants(kernel_variants or {})
+        self.memory, self.core_stream, self.stream = None, None, None
+        if not simulated:
+            from minllm.runtime.memory import device_memory
+            from minllm.runtime.stream import compute_stream, stream_handle
+
+            self.memory, self.core_stream = device_memory(), compute_stream()
+            self.stream = stream_handle(self.core_stream)
+
+    # Arrays
+
+    def array(self, host_array: np.ndarray) -> Any:
+        """A copy on the device."""
+        host = np.ascontiguousarray(host_array)
+        return host.copy() if self.memory is None else self.memory.array(host)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """A NumPy copy; waits for the kernels launched before."""
+        return array.copy() if self.memory is None else array.copy_to_host()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array with unspecified contents."""
+        return np.empty(shape, dtype) if self.memory is None else self.memory.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array of zeros."""
+        return np.zeros(shape, dtype) if self.memory is None else self.memory.zeros(shape, dtype)
+
+    def weight(self, host_array: np.ndarray, dtype: Any = None) -> Any:
+        """A copy on the device, C-contiguous, rounded to `dtype` (by default the activations')."""
+        return self.array(host_array.astype(self.dtype if dtype is None else dtype, copy=False))
+
+    def device_memory(self) -> tuple[int, int]:
+        """(free, total) bytes of the GPU, what the pool has cached counted as free."""
+        self.memory.trim()
+        return self.memory.memory.info()
+
+    # Operations
+
+    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
+        """Rows of the embedding, plus those of the positions: [T, hidden]."""
+        out = self.empty((batch.token_ids.shape[0], embedding.shape[1]), self.dtype)
+        positions = None if position_embedding is None else batch.positions
+        look_up(batch.token_ids, embedding, out, positions, position_embedding, self.stream)
+        return out
+
+    def add_norm(self, x: Any, residual: Any, norm: NormWeights) -> tuple[Any, Any]:
+        """(normalised, residual) of x + residual: [T, hidden] both; a residual that is given is overwritten."""
+        out = self.empty(x.shape, self.dtype)
+        if norm.kind == "layer_norm":
+            layer_norm(x, norm.weight, norm.bias, out, norm.epsilon, residual, self.stream)
+        else:
+            rms_norm(x, norm.weight, out, norm.epsilon, residual, self.stream)
+        return out, x if residual is None else residual
+
+    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        """x @ weight.T + bias: [T, out]."""
+        return self._matmul(x, weight, bias, self.dtype)
+
+    def qkv_rope_append(
+        self,
+        qkv: Any,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        cos_sin: Any = None,
+    ) -> Any:
+        """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
+        config = attention_config
+        query = self.empty((qkv.shape[0], config.heads, config.head_dim), self.dtype)
+        qkv_rope_append(
+            qkv, batch.positions, batch.slot_mapping, layer_cache.key, layer_cache.value, query,
+            cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, self.stream,
+        )  # fmt: skip
+        return query
+
+    def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+        """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
+        name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype)
+        if name == "split_kv" and batch.max_query_len != 1:  # it takes single tokens; a prompt needs another even where it was asked for
+            name = attention_kernels.choose(batch.max_query_len, self.dtype)
+        variant = attention_kernels.VARIANTS[name]
+        shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
+        workspace = {scratch: self.empty(shape, dtype) for scratch, (shape, dtype) in shapes.items()}
+        out = self.empty(query.shape, self.dtype)
+        variant.attention(
+            query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
+            attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
+        )  # fmt: skip
+        return out.reshape(query.shape[0], -1)
+
+    def gated_mlp(self, x: Any, gate_up: Any, down: Any, activation: str) -> Any:
+        """down(silu(gate(x)) * up(x)): [T, hidden]."""
+        if activation != "silu":
+            raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
+        both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+        activated = self.empty((both.shape[0], both.shape[1] // 2), self.dtype)
+        silu_and_multiply(both, activated, self.stream)
+        return self.linear(activated, down)
+
+    def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:
+        """down(gelu(up(x))): [T, hidden]."""
+        if activation not in GELU_APPROXIMATIONS:
+            raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(GELU_APPROXIMATIONS)}, not {activation}")
+        hidden = self.linear(x, up, up_bias)  # [T, intermediate]
+        gelu(hidden, hidden, GELU_APPROXIMATIONS[activation], self.stream)
+        return self.linear(hidden, down, down_bias)
+
+    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Any, rows: Any) -> Any:
+        """The head's scores of the wanted rows, ascending: float32 [R, vocab]."""
+        if rows.shape[0] != x.shape[0]:  # as many rows as tokens are all of them
+            x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
+        normalised, _ = self.add_norm(x, residual, norm)
+        return self._matmul(normalised, lm_head, None, np.dtype(np.float32))
+
+    def sample(self, logits: Any, sampling: SamplingTensors) -> Any:
+        """One token a row: int32 [R]."""
+        rows, vocab = logits.shape
+        out = self.empty((rows,), np.int32)
+        sample(logits, sampling, out, SampleScratch.allocate(self.empty, rows, vocab, sampling), self.stream)
+        return out
+
+    def _rows(self, x: Any, rows: Any) -> Any:
+        """x[rows]: looking rows up is what an embedding does."""
+        out = self.empty((rows.shape[0], x.shape[1]), x.dtype)
+        look_up(rows, x, out, stream=self.stream)
+        return out
+
+    def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
+        out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
+        variant = self.variants.get("matmul", "auto")
+        if variant == "gemv" and x.shape[0] > MAX_ROWS_OF_X:  # a prompt needs another even where it was asked for
+            variant = "auto"
+        matmul(x, weight, out, bias, self.stream, variant)
+        return out
+
+
+def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
+    """The overrides, once every stage and name in them is known; else KernelArgumentError."""
+    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": tuple(attention_kernels.VARIANTS)}
+    for stage, name in variants.items():
+        if stage not in known:
+            raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")
+        if name not in known[stage]:
+            raise KernelArgumentError(f"there is no {stage} kernel {name!r}; there are {', '.join(known[stage])}")
+    return dict(variants)

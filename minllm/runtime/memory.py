@@ -1,0 +1,227 @@
+"""Device memory: a caching pool, and page-locked host memory.
+
+Asking the driver for memory costs up to a millisecond and waits for the GPU; a forward pass needs a dozen temporaries a layer.
+So freed blocks are kept in lists by size and handed out again. All kernels run in one order (one stream, and the default stream, which
+waits for it), so a block may be reused as soon as Python has dropped its last reference: whoever writes to it next does so after the
+kernels that were launched before.
+"""
+
+import contextlib
+import ctypes
+import functools
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import OutOfMemoryError
+from minllm.runtime.array import DeviceArray
+from minllm.runtime.device import check_driver, current_device
+
+SMALLEST_BLOCK = 512  # bytes; also the alignment of every array
+LARGE_STEP = 2 << 20  # large blocks are multiples of this, as in the driver
+
+
+def block_size_for(nbytes: int) -> int:
+    """Bytes of the block that holds an array: a power of two up to 1 MiB, above that a multiple of 2 MiB."""
+    if nbytes <= LARGE_STEP // 2:
+        return max(SMALLEST_BLOCK, 1 << max(0, nbytes - 1).bit_length())
+    return -(-nbytes // LARGE_STEP) * LARGE_STEP
+
+
+class Block:
+    """A piece of device memory; it goes back to its pool when the last array that uses it is dropped."""
+
+    __slots__ = ("pointer", "size", "pool")
+
+    def __init__(self, pointer: int, size: int, pool: "DeviceMemory"):
+        self.pointer, self.size, self.pool = pointer, size, pool
+
+    def __del__(self):
+        self.pool.take_back(self.pointer, self.size)
+
+
+class GraphBlocks:
+    """Blocks that belong to one captured graph: its replays write to them, so nobody else may have them while it lives."""
+
+    def __init__(self):
+        self.sizes: dict[int, int] = {}  # address -> size, all of them
+        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses that the capture may use again
+
+
+class DeviceMemory:
+    """The pool. `memory` allocates, frees, copies and fills: CudaMemory, or in tests the host's own."""
+
+    def __init__(self, memory: Any):
+        self.memory = memory
+        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses
+        self.bytes_in_use = 0
+        self.bytes_cached = 0
+        self.owner: dict[int, GraphBlocks] = {}  # address -> the graph that it belongs to
+        self.capturing: GraphBlocks | None = None
+
+    def empty(self, shape: Any, dtype: Any) -> DeviceArray:
+        """An array with unspecified contents. Raises OutOfMemoryError."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        block = self.allocate(block_size_for(nbytes))
+        return DeviceArray(block.pointer, shape, dtype, block, self.memory)
+
+    def zeros(self, shape: Any, dtype: Any) -> DeviceArray:
+        """An array of zeros."""
+        array = self.empty(shape, dtype)
+        array.fill_bytes(0)
+        return array
+
+    def array(self, host: np.ndarray) -> DeviceArray:
+        """A copy of a NumPy array."""
+        array = self.empty(host.shape, host.dtype)
+        array.copy_from_host(host)
+        return array
+
+    def allocate(self, size: int) -> Block:
+        """A block of a size from block_size_for: a cached one, else a new one, else a new one after giving all cached ones back."""
+        if self.capturing is not None and self.capturing.free[size]:
+            return Block(self.capturing.free[size].pop(), size, self)
+        if self.free[size]:
+            pointer = self.free[size].pop()
+            self.bytes_cached -= size
+        else:
+            pointer = self.new_block(size)
+        self.bytes_in_use += size
+        if self.capturing is not None:
+            self.owner[pointer] = self.capturing
+            self.capturing.sizes[pointer] = size
+        return Block(pointer, size, self)
+
+    def new_block(self, size: int) -> int:
+        """The address of memory fresh from the driver. Raises OutOfMemoryError, which names who has the rest."""
+        pointer = self.memory.allocate(size)
+        if pointer is None and self.trim():
+            pointer = self.memory.allocate(size)
+        if pointer is None:
+            free, total = self.memory.info()
+            raise OutOfMemoryError(
+                f"{size / 2**20:.1f} MiB of GPU memory were asked for; minllm holds {self.bytes_in_use / 2**20:.1f} MiB, and "
+                f"{free / 2**20:.1f} of {total / 2**20:.1f} MiB are free: lower gpu_memory_utilization, max_num_batched_tokens "
+                "or max_num_seqs, or end other programs that use the GPU"
+            )
+        return pointer
+
+    def take_back(self, pointer: int, size: int) -> None:
+        """Cache a block that no array refers to any more: for its graph, or for everybody."""
+        if pointer in self.owner:
+            self.owner[pointer].free[size].append(pointer)
+        else:
+            self.free[size].append(pointer)
+            self.bytes_in_use -= size
+            self.bytes_cached += size
+
+    def trim(self) -> int:
+        """Give the cached blocks back to the driver; how many bytes that were."""
+        freed, self.bytes_cached = self.bytes_cached, 0
+        for pointers in self.free.values():
+            while pointers:
+                self.memory.free(pointers.pop())
+        return freed
+
+    @contextlib.contextmanager
+    def capture(self, graph: Any) -> Iterator[None]:
+        """Blocks handed out inside belong to `graph` until it is dropped. A failed capture gives them back at once."""
+        self.capturing = blocks = GraphBlocks()
+        try:
+            yield
+        except BaseException:
+            self.release(blocks)
+            raise
+        finally:
+            self.capturing = None
+        weakref.finalize(graph, self.release, blocks).atexit = False
+
+    def release(self, blocks: GraphBlocks) -> None:
+        """Hand the blocks of a graph that is gone to everybody; those still in use follow when their arrays are dropped."""
+        for pointer in blocks.sizes:
+            del self.owner[pointer]
+        for size, pointers in blocks.free.items():
+            for pointer in pointers:
+                self.take_back(pointer, size)
+
+
+class CudaMemory:
+    """Allocation, copies and fills through the driver.
+
+    Copies and fills go through the legacy default stream, which waits for the kernels launched before, and for which later kernels wait.
+    """
+
+    def __init__(self):
+        self.device = current_device()
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The address of new memory, or None if there is not enough."""
+        from cuda.bindings import driver
+
+        status, pointer = driver.cuMemAlloc(nbytes)
+        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            return None
+        return int(check_driver((status, pointer), f"allocate {nbytes} bytes"))
+
+    def free(self, pointer: int) -> None:
+        """Give memory back; waits until the GPU is idle."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemFree(pointer), "free memory")
+
+    def copy_to_device(self, pointer: int, address: int, nbytes: int) -> None:
+        """From host to device."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemcpyHtoD(pointer, address, nbytes), f"copy {nbytes} bytes to the GPU")
+
+    def copy_to_host(self, address: int, pointer: int, nbytes: int) -> None:
+        """From device to host."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemcpyDtoH(address, pointer, nbytes), f"copy {nbytes} bytes from the GPU")
+
+    def fill(self, pointer: int, value: int, nbytes: int) -> None:
+        """Set every byte."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemsetD8(pointer, value, nbytes), f"fill {nbytes} bytes")
+
+    def info(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+        return self.device.memory_info()
+
+
+@functools.cache
+def device_memory() -> DeviceMemory:
+    """The pool of the GPU that minllm uses."""
+    return DeviceMemory(CudaMemory())
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A NumPy array in page-locked memory, which the GPU copies to and from by itself; freed with its last view."""
+    from cuda.bindings import driver
+
+    current_device()
+    dtype = np.dtype(dtype)
+    count = math.prod(shape)
+    nbytes = max(1, count * dtype.itemsize)
+    address = int(check_driver(driver.cuMemHostAlloc(nbytes, 0), f"lock {nbytes} bytes of host memory"))
+    buffer = (ctypes.c_uint8 * nbytes).from_address(address)
+    weakref.finalize(buffer, driver.cuMemFreeHost, address).atexit = False
+    return np.frombuffer(buffer, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def empty(shape: Any, dtype: Any) -> DeviceArray:
+    """An array on the GPU with unspecified contents. Raises OutOfMemoryError, or DeviceError without a GPU."""
+    return device_memory().empty(shape, dtype)
+
+
+def to_device(host: np.ndarray) -> DeviceArray:
+    """A copy of a NumPy array on the GPU."""
+    return device_memory().array(np.ascontiguousarray(host))

@@ -1,0 +1,51 @@
+"""The stream that everything runs on, and asynchronous copies and fills in its order.
+
+A stream is a queue of work for the GPU. minllm uses one, so that order of launch is order of execution. It is an ordinary
+("blocking") stream: it and the legacy default stream wait for each other, so that the synchronous copies of `memory.py` need no
+further care. Only the default stream itself cannot be captured into a graph, hence one of our own.
+"""
+
+import functools
+
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+from minllm.runtime.array import DeviceArray, address_of
+from minllm.runtime.device import check_driver, core_device, current_device
+
+
+@functools.cache
+def compute_stream():
+    """The stream of all kernels, a cuda.core Stream."""
+    from cuda.core import StreamOptions
+
+    device = current_device()
+    return core_device(device.index).create_stream(options=StreamOptions(nonblocking=False))
+
+
+def stream_handle(stream) -> int:
+    """The driver's handle of a cuda.core Stream, as launches take it."""
+    return int(stream.handle)
+
+
+def read_later(array: DeviceArray, pinned: np.ndarray, stream):
+    """Start to copy a device array to a page-locked host array of the same shape and dtype; returns an event.
+
+    The host array holds the contents once `event.sync()` has returned; until then it must not be used for anything else.
+    """
+    from cuda.bindings import driver
+
+    if tuple(pinned.shape) != array.shape or pinned.dtype != array.dtype:
+        raise KernelArgumentError(f"cannot read a {array.dtype} {array.shape} array into a {pinned.dtype} {pinned.shape} host array")
+    if array.nbytes:
+        result = driver.cuMemcpyDtoHAsync(address_of(pinned), array.pointer, array.nbytes, stream_handle(stream))
+        check_driver(result, f"start to copy {array.nbytes} bytes from the GPU")
+    return stream.record()
+
+
+def fill_words_later(array: DeviceArray, word: int, stream) -> None:
+    """Set every 32-bit word of a device array, in the stream's order, without waiting for it."""
+    from cuda.bindings import driver
+
+    result = driver.cuMemsetD32Async(array.pointer, word & 0xFFFFFFFF, array.nbytes // 4, stream_handle(stream))
+    check_driver(result, f"start to fill {array.nbytes} bytes")

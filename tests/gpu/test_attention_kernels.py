@@ -1,0 +1,85 @@
+"""Attention on a GPU: the simulator's cases, prompts and contexts of real sizes, and caches of over 2**31 elements."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minllm.kernels.attention import VARIANTS, flash_attention_1, flash_attention_2, materialized, split_kv
+from minllm.kernels.attention.reference import attention_reference
+from tests.kernels.attention.case_lists import (
+    FLOAT32_CASES,
+    FLOAT32_TILES,
+    LADDER_CASES,
+    REAL_DECODES,
+    REAL_PROMPTS,
+    SPLIT_CASES,
+    TENSOR_CORE_CASES,
+    TILE_SHAPE_CASES,
+    TILE_SHAPES,
+    TILES,
+)
+from tests.kernels.attention.cases import run_variant
+from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
+
+
+@pytest.mark.parametrize("case", LADDER_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
+@pytest.mark.parametrize("module", [materialized, flash_attention_1], ids=["materialized", "flash_attention_1"])
+def test_first_rungs(device, module, case):
+    run_variant(device, module, case)
+
+
+@pytest.mark.parametrize("case", LADDER_CASES + TENSOR_CORE_CASES + FLOAT32_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
+def test_flash_attention_2(device, case):
+    run_variant(device, flash_attention_2, case)
+
+
+@pytest.mark.parametrize("case", TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
+def test_flash_attention_2_with_small_tiles(device, case):
+    run_variant(device, flash_attention_2, case, tiles=FLOAT32_TILES if case.dtype is np.float32 else TILES)
+
+
+@pytest.mark.parametrize("tiles", [*TILE_SHAPES, (64, 64, 4), (128, 64, 8), (64, 32, 4)], ids=str)
+def test_tile_shapes_of_flash_attention_2(device, tiles):
+    for case in TILE_SHAPE_CASES:
+        run_variant(device, flash_attention_2, case, tiles=tiles)
+
+
+@pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
+def test_split_kv_with_given_splits(device, case, splits):
+    run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits, warps=1)
+
+
+@pytest.mark.parametrize("case", REAL_DECODES, ids=str)
+@pytest.mark.parametrize("splits", [None, 1, 7, 256])
+def test_split_kv(device, case, splits):
+    run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_runs_give_the_same_bits(device, name):
+    case = REAL_DECODES[3]
+    first, second = (run_variant(device, VARIANTS[name], case) for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_caches_of_more_than_2_31_elements(device, name, dtype):
+    """32,800 blocks of 65,536 elements: the sequence's keys lie at both ends, and everything between is zero."""
+    shape, table, context = (32800, 64, 8, 128), [32799, 3, 32798], 150
+    rng = np.random.default_rng(0)
+    caches = [np.zeros(shape, dtype) for _ in range(2)]  # 4.3 GB each, which the host does not store
+    for cache in caches:
+        for block in table:
+            cache[block] = rng.standard_normal(shape[1:]).astype(dtype)
+    query = rng.standard_normal((1, 16, 128)).astype(dtype)
+    batch = [np.array([0, 1], np.int32), np.array([context], np.int32), np.array([table], np.int32)]
+    expected = attention_reference(query, *caches, *batch, 128**-0.5).astype(np.float64)
+    inputs = [device.array(array) for array in (query, *caches)]
+    workspace = VARIANTS[name].workspace_shapes(query, caches[0], batch[2])
+    out = device.array(np.full(query.shape, np.nan, dtype))
+    VARIANTS[name].attention(
+        *inputs, out, *(device.array(array) for array in batch), 128**-0.5,
+        workspace={key: device.array(np.full(size, np.nan, of)) for key, (size, of) in workspace.items()},
+    )  # fmt: skip
+    np.testing.assert_allclose(np.asarray(device.host(out)).astype(np.float64), expected, rtol=0, atol=0.02)

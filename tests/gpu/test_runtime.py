@@ -1,0 +1,103 @@
+"""Device, memory, stream and graph on a real GPU."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda
+
+from minllm.errors import OutOfMemoryError
+from minllm.runtime.device import current_device
+from minllm.runtime.kernel import kernel
+from minllm.runtime.memory import device_memory, empty, pinned_empty, to_device
+
+
+@kernel
+def add_kernel(x, addend):
+    """x float32 [n]."""
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < x.shape[0]:
+        x[i] += addend
+
+
+def test_the_device_describes_itself():
+    device = current_device()
+    free, total = device.memory_info()
+    assert device.name and device.compute_capability >= (7, 5) and device.sm_count > 0 and device.l2_bytes > 0
+    assert 0 < free <= total == device.total_memory
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8], ids=lambda d: np.dtype(d).name)
+def test_contents_survive_the_way_there_and_back(dtype):
+    host = (np.arange(3 * 5 * 7) % 200).reshape(3, 5, 7).astype(dtype)
+    array = to_device(host)
+    np.testing.assert_array_equal(array.copy_to_host(), host)
+    np.testing.assert_array_equal(array[1:].reshape(-1).copy_to_host(), host[1:].reshape(-1))
+    array.fill_bytes(0)
+    assert not array.copy_to_host().astype(bool).any()
+
+
+def test_copies_wait_for_kernels_on_the_stream_and_kernels_for_copies():
+    from minllm.runtime.stream import compute_stream
+
+    stream, n = compute_stream(), 1 << 22
+    x = to_device(np.zeros(n, np.float32))
+    for turn in range(20):
+        for _ in range(10):
+            add_kernel[n // 256, 256, stream](x, 1.0)
+        assert (x.copy_to_host() == 10).all(), turn
+        x.copy_from_host(np.zeros(n, np.float32))
+
+
+def test_more_memory_than_there_is():
+    _, total = current_device().memory_info()
+    with pytest.raises(OutOfMemoryError, match="gpu_memory_utilization"):
+        empty((2 * total,), np.uint8)
+
+
+def test_graph_replays_and_reads_back_through_pinned_memory():
+    from minllm.runtime.graph import CapturedGraph
+    from minllm.runtime.stream import compute_stream, fill_words_later, read_later
+
+    stream, memory = compute_stream(), device_memory()
+    x = to_device(np.zeros(1000, np.float32))
+
+    def step():
+        add_kernel[4, 256, stream](x, 1.0)
+        temporary = empty((1000,), np.float32)
+        add_kernel[4, 256, stream](temporary, 1.0)
+        return x
+
+    step()
+    graph = CapturedGraph(step, stream, memory)
+    assert (x.copy_to_host() == 1).all(), "capturing must not run the kernels"
+    hosts, events = [pinned_empty((1000,), np.float32) for _ in range(5)], []
+    for host in hosts:
+        graph.launch()
+        events.append(read_later(graph.result, host, stream))
+    for turn, (host, event) in enumerate(zip(hosts, events, strict=True)):
+        event.sync()
+        assert (host == turn + 2).all()
+    fill_words_later(x[3:5], 0, stream)
+    np.testing.assert_array_equal(x.copy_to_host()[:6], [6, 6, 6, 0, 0, 6])
+    del graph
+    gc.collect()
+
+
+def test_a_failed_capture_leaves_the_stream_usable():
+    from minllm.runtime.graph import CapturedGraph
+    from minllm.runtime.stream import compute_stream
+
+    stream = compute_stream()
+    x = to_device(np.zeros(256, np.float32))
+    add_kernel[1, 256, stream](x, 1.0)
+
+    def fails():
+        add_kernel[1, 256, stream](x, 1.0)
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        CapturedGraph(fails, stream, device_memory())
+    add_kernel[1, 256, stream](x, 1.0)
+    assert (x.copy_to_host() == 2).all()

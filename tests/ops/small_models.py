@@ -1,0 +1,29 @@
+"""Models small enough for the simulator: one layer, a hidden size of 32."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from minllm.models.config_reader import read_model_config
+from minllm.models.model import Model, load_model
+from minllm.models.random_checkpoint import RandomCheckpoint
+
+LLAMA_LIKE = dict(
+    vocab_size=37, hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=100.0, hidden_act="silu",
+)  # fmt: skip
+CONFIGS = {
+    "llama": LLAMA_LIKE | dict(model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True),
+    "qwen3": LLAMA_LIKE | dict(model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
+    "gpt2": dict(
+        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=32, n_layer=1, n_head=4, n_inner=24, n_positions=64,
+        activation_function="gelu_new", layer_norm_epsilon=1e-5,
+    ),
+}  # fmt: skip
+
+
+def small_model(family: str, ops) -> Model:
+    """A model of the family with random weights, in the arrays of `ops`."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(CONFIGS[family]))
+        return load_model(directory, ops, checkpoint=RandomCheckpoint(read_model_config(directory)))

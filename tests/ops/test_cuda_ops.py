@@ -1,0 +1,78 @@
+"""The kernels' operations in the simulator, against the NumPy ones: the same small model, forward by forward."""
+
+import numpy as np
+import pytest
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.sampling import build_sampling_tensors
+from minllm.models.decoder import forward
+from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.numpy_ops import NumpyOps
+from minllm.ops.protocol import NormWeights
+from tests.kernels.sampling.cases import RULES, parameters
+from tests.models.batches import PagedSequences
+from tests.ops.small_models import small_model
+
+TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 6e-3}
+
+
+def logits_of(ops, family, chunks, last_row_only):
+    """The logits of a prompt and one decode step."""
+    model = small_model(family, ops)
+    sequences = PagedSequences(ops, model.config, [8, 8], block_size=4)
+    return [ops.to_host(forward(ops, model, sequences.append(chunk, last_row_only), sequences.cache)) for chunk in chunks]
+
+
+FORWARDS = [("llama", "float32", False), ("gpt2", "float32", True), ("qwen3", "bfloat16", True), ("llama", "float16", True)]
+
+
+@pytest.mark.parametrize(("family", "dtype", "last_row_only"), FORWARDS)
+def test_forward_agrees_with_numpy(family, dtype, last_row_only):
+    chunks = [[[5, 1, 7], [2]], [[3], [9]]]
+    ours = logits_of(CudaOps(dtype, simulated=True), family, chunks, last_row_only)
+    theirs = logits_of(NumpyOps(dtype), family, chunks, last_row_only)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.dtype == np.float32 and our.shape == their.shape
+        np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
+
+
+BY_NAME = [
+    {"attention": "flash_attention_1"},
+    {"attention": "split_kv", "matmul": "naive"},
+    {"attention": "materialized", "matmul": "gemv"},
+]
+
+
+@pytest.mark.parametrize("variants", BY_NAME, ids=str)
+def test_variants_by_name_give_the_same(variants):
+    chunks = [[[5, 1, 7], [2]], [[3], [9]]]
+    ours = logits_of(CudaOps("float32", variants, simulated=True), "llama", chunks, True)
+    theirs = logits_of(NumpyOps("float32"), "llama", chunks, True)
+    np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs), rtol=0, atol=2e-5 * np.abs(theirs[0]).max())
+
+
+def test_unknown_variants_and_dtypes_are_refused():
+    with pytest.raises(KernelArgumentError, match="no attention kernel 'magic'"):
+        CudaOps("float32", {"attention": "magic"}, simulated=True)
+    with pytest.raises(KernelArgumentError, match="matmul and attention"):
+        CudaOps("float32", {"softmax": "naive"}, simulated=True)
+    with pytest.raises(KernelArgumentError, match="float32, float16, bfloat16"):
+        CudaOps("float64", simulated=True)
+
+
+def test_samples_are_those_of_numpy():
+    logits = np.random.default_rng(0).normal(0, 3, (2, 111)).astype(np.float32)
+    sampling = build_sampling_tensors([parameters(**RULES[0]), parameters(**RULES[8])], 111)
+    np.testing.assert_array_equal(CudaOps("float32", simulated=True).sample(logits, sampling), NumpyOps().sample(logits, sampling))
+
+
+def test_wanted_rows_only():
+    ops, numpy_ops = CudaOps("float32", simulated=True), NumpyOps("float32")
+    random = np.random.default_rng(1)
+    x, residual = (random.normal(size=(5, 16)).astype(np.float32) for _ in range(2))
+    norm = NormWeights("rms_norm", random.normal(size=16).astype(np.float32), None, 1e-5)
+    head = random.normal(size=(7, 16)).astype(np.float32)
+    for rows in ([1, 4], [0], [0, 1, 2, 3, 4]):
+        rows = np.array(rows, np.int32)
+        expected = numpy_ops.logits(x, residual, norm, head, rows)
+        np.testing.assert_allclose(ops.logits(x.copy(), residual.copy(), norm, head, rows), expected, rtol=1e-5, atol=1e-5)

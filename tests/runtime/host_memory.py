@@ -1,0 +1,45 @@
+"""Device memory played by the host's, so that the pool and the arrays can be tested without a GPU."""
+
+import ctypes
+
+
+class HostMemory:
+    """Allocates, frees, copies and fills like memory.CudaMemory, with a limit on what it gives out."""
+
+    def __init__(self, limit: int = 1 << 30):
+        self.limit = limit
+        self.buffers: dict[int, ctypes.Array] = {}
+
+    @property
+    def bytes_given(self) -> int:
+        """What is allocated now."""
+        return sum(map(len, self.buffers.values()))
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The address of new memory full of 0xFF (NaN for floats), or None beyond the limit."""
+        if self.bytes_given + nbytes > self.limit:
+            return None
+        buffer = (ctypes.c_uint8 * nbytes)()
+        ctypes.memset(buffer, 0xFF, nbytes)
+        self.buffers[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
+
+    def free(self, pointer: int) -> None:
+        """Forget the memory; KeyError if it was not given out."""
+        del self.buffers[pointer]
+
+    def copy_to_device(self, pointer: int, address: int, nbytes: int) -> None:
+        """memcpy."""
+        ctypes.memmove(pointer, address, nbytes)
+
+    def copy_to_host(self, address: int, pointer: int, nbytes: int) -> None:
+        """memcpy."""
+        ctypes.memmove(address, pointer, nbytes)
+
+    def fill(self, pointer: int, value: int, nbytes: int) -> None:
+        """memset."""
+        ctypes.memset(pointer, value, nbytes)
+
+    def info(self) -> tuple[int, int]:
+        """(free, total)."""
+        return self.limit - self.bytes_given, self.limit
