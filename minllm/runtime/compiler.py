@@ -3,23 +3,16 @@
 Numba's own dispatcher compiles for the device that it finds and launches what it compiled. Here the target is an argument, the
 result is a `CompiledKernel` that knows its registers and spills, and a cubin once compiled is kept on disk.
 
-The disk cache's key is a hash of everything that decides the machine code: the sources of all kernels, the versions of the
-compilers, the kernel's name and the constants that its factory closed over, argument types, options and target. (Numba's own
-`cache=True` misses edits in other files: a kernel whose device function changed would run stale code.)
+The disk cache's key is a hash of everything that decides the machine code (cache_key.py). Numba's own `cache=True` misses edits in other
+files: a kernel whose device function changed would run stale code.
 """
 
 import contextlib
-import functools
-import hashlib
-import importlib.metadata
-import json
-import os
 import re
 import subprocess
 import tempfile
 import types as python_types
 from dataclasses import dataclass
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -31,8 +24,9 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
+from minllm.runtime.cache_key import cache_key
+from minllm.runtime.disk_cache import read_cached, write_cached
 
-PACKAGE = Path(__file__).resolve().parent.parent
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -55,6 +49,11 @@ class CompiledKernel:
 
     def sass(self) -> list[str]:
         """The machine instructions, one a line, without addresses. Needs nvdisasm (wheel nvidia-cuda-nvdisasm)."""
+        instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", self.disassembly())
+        return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
+
+    def disassembly(self, *options: str) -> str:
+        """What nvdisasm prints of the code; `options` are its own, beside "code sections only" and "no dataflow analysis"."""
         from cuda.pathfinder import find_nvidia_binary_utility
 
         nvdisasm = find_nvidia_binary_utility("nvdisasm")
@@ -63,9 +62,8 @@ class CompiledKernel:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self.cubin)
             file.flush()
-            text = subprocess.run([nvdisasm, "-c", file.name], capture_output=True, text=True, check=True).stdout
-        instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)
-        return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
+            command = [nvdisasm, "-c", "-ndf", *options, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def argument_type(value):
@@ -101,27 +99,50 @@ def compile_kernel(function, argument_types, compute_capability, *, fastmath=Fal
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     key = cache_key(function, argument_types, compute_capability, options)
-    if key and (found := read_cached(key)):
+    if key and (found := read_cached(key, CompiledKernel)):
         return found
-    try:
+    with compilation_errors(function, argument_types):
         compiled = compile_fresh(function, argument_types, compute_capability, options)
-    except Exception as error:
-        signature = ", ".join(map(str, argument_types))
-        raise KernelCompilationError(
-            f"{function.__module__}.{function.__qualname__}({signature}) does not compile: {error}"
-        ) from error
     if key:
         write_cached(key, compiled)
     return compiled
 
 
+def compile_listing(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
+    """(CompiledKernel, PTX text) with the source's file names and line numbers in both; never cached. Raises KernelCompilationError."""
+    options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
+    with compilation_errors(function, argument_types):
+        linker, name, target = prepare(function, argument_types, compute_capability, options, lineinfo=True)
+        ptx = linker.link_to("ptx")
+        cubin = linker.link_to("cubin")
+    return CompiledKernel(name, cubin, target, **resource_usage(linker.info_log)), ptx.decode().rstrip("\0")
+
+
+@contextlib.contextmanager
+def compilation_errors(function, argument_types):
+    """Whatever a compiler raises, as a KernelCompilationError that names the kernel and its argument types."""
+    try:
+        yield
+    except Exception as error:
+        signature = ", ".join(map(str, argument_types))
+        message = f"{function.__module__}.{function.__qualname__}({signature}) does not compile: {error}"
+        raise KernelCompilationError(message) from error
+
+
 def compile_fresh(function, argument_types, compute_capability, options):
     """Compile without looking at the disk cache."""
+    linker, name, target = prepare(function, argument_types, compute_capability, options)
+    cubin = linker.link_to("cubin")
+    return CompiledKernel(name, cubin, target, **resource_usage(linker.info_log))
+
+
+def prepare(function, argument_types, compute_capability, options, lineinfo=False):
+    """(linker that holds the kernel as intermediate code, the kernel's symbol, the target's name)."""
     # The "a" targets hold the instructions of one architecture alone (wgmma, setmaxnreg); they exist from 9.0 on.
     target = (*compute_capability, "a" if compute_capability >= (9, 0) else "")
     with target_device(compute_capability):
         result = compile_cuda(
-            function, types.void, tuple(argument_types), debug=False, lineinfo=False, forceinline=False, cc=compute_capability,
+            function, types.void, tuple(argument_types), debug=False, lineinfo=lineinfo, forceinline=False, cc=compute_capability,
             fastmath=options["fastmath"], nvvm_options={"fastmath": options["fastmath"], "opt": 3},
             max_registers=options["max_registers"], lto=True,
         )  # fmt: skip
@@ -129,28 +150,28 @@ def compile_fresh(function, argument_types, compute_capability, options):
         entry = library.get_function(result.fndesc.llvm_func_name)
         kernel_fixup(entry, False)
         nvvm.set_launch_bounds(entry, options["launch_bounds"])
-        linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lto=True)
+        linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
         library._link_all(linker, target, ignore_nonlto=False)
-        cubin = bytes(linker.complete().code)
-    return CompiledKernel(entry.name, cubin, "sm_{}{}{}".format(*target), **resource_usage(linker.info_log))
+    return linker, entry.name, "sm_{}{}{}".format(*target)
 
 
 class VerboseLinker(numba_driver._Linker):
     """Numba's linker, asking ptxas for registers and spills."""
 
-    def complete(self):
-        """Link, and keep ptxas' report in info_log."""
+    def link_to(self, kind):
+        """Link to a "cubin" or to "ptx", as bytes, and keep ptxas' report in info_log."""
         from cuda.core import Linker, LinkerOptions
 
         # nvJitLink keeps intermediate results between processes, and then ptxas neither runs nor reports: our own cache is enough.
         options = LinkerOptions(
-            max_register_count=self.max_registers, arch=self.arch, link_time_optimization=True, ptxas_options="-v", no_cache=True
-        )
-        self.linker = Linker(*self._object_codes, options=options)
-        result = self.linker.link("cubin")
-        self._info_log, self._complete = self.linker.get_info_log(), True
-        self.linker.close()
-        return result
+            max_register_count=self.max_registers, arch=self.arch, link_time_optimization=True, lineinfo=self.lineinfo,
+            ptxas_options="-v", no_cache=True, ptx=kind == "ptx",
+        )  # fmt: skip
+        linker = Linker(*self._object_codes, options=options)
+        result = linker.link(kind)
+        self._info_log = linker.get_info_log()
+        linker.close()
+        return bytes(result.code)
 
 
 def resource_usage(log):
@@ -180,86 +201,3 @@ def target_device(compute_capability):
         yield
     finally:
         numba_dispatcher.get_current_device = original
-
-
-# The disk cache
-
-
-def cache_directory() -> Path:
-    """Where cubins are kept: $MINLLM_CACHE_DIR, else the user's cache folder."""
-    chosen = os.environ.get("MINLLM_CACHE_DIR")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minllm" / "kernels"
-
-
-def cache_key(function, argument_types, compute_capability, options):
-    """A hash of all that decides the machine code, or None for a kernel whose sources are not all this package's own."""
-    if not function.__module__.startswith("minllm."):
-        return None
-    constants = describe(function)
-    if constants is None:
-        return None
-    parts = [sources_hash(), compiler_versions(), constants, list(map(str, argument_types)), compute_capability, sorted(options.items())]
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
-
-
-@functools.cache
-def sources_hash():
-    """One hash over every file that kernels are made of."""
-    digest = hashlib.sha256()
-    for folder in ("kernels", "ptx", "runtime", "engine"):
-        for path in sorted((PACKAGE / folder).rglob("*.py")):
-            digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-@functools.cache
-def compiler_versions():
-    """Versions of everything that turns Python into a cubin."""
-    names = ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-nvvm-cu12")
-    names += ("nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12", "nvidia-cuda-nvrtc-cu12", "cuda-core")
-    found = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def describe(value):
-    """A text that is the same whenever a kernel's closure holds the same constants; None where that cannot be told."""
-    value = getattr(value, "py_func", value)
-    value = getattr(value, "function", value)
-    if value is None or isinstance(value, (int, float, str, np.dtype, types.Type)):
-        return repr(value)
-    if isinstance(value, (tuple, list)):
-        parts = [describe(item) for item in value]
-        return None if None in parts else f"({', '.join(parts)})"
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or getattr(value, "_name", None)
-    module = getattr(value, "__module__", "") or ""
-    if name is None or not (module.startswith(("minllm.", "numba.", "math")) or isinstance(value, type)):
-        return None
-    parts = [describe(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
-    return None if None in parts else f"{module}.{name}[{', '.join(parts)}]"
-
-
-def read_cached(key):
-    """The CompiledKernel kept under `key`, or None; a damaged entry counts as none."""
-    path = cache_directory() / key[:2] / f"{key}.cubin"
-    try:
-        header, _, cubin = path.read_bytes().partition(b"\n")
-        fields = json.loads(header)
-        if fields.pop("bytes") != len(cubin):
-            return None
-        return CompiledKernel(cubin=cubin, **fields)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def write_cached(key, compiled):
-    """Keep a CompiledKernel: one line of JSON, then the cubin. A full or read-only disk costs only the next start's time."""
-    path = cache_directory() / key[:2] / f"{key}.cubin"
-    fields = {name: value for name, value in vars(compiled).items() if name != "cubin"} | {"bytes": len(compiled.cubin)}
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(json.dumps(fields).encode() + b"\n" + compiled.cubin)
-        os.replace(file.name, path)

@@ -1,0 +1,171 @@
+"""When may machine code from an earlier run be used again? When everything that the compiler saw of the kernel is the same.
+
+What Numba compiles is not a file but a function object: its bytecode, and the values that its global names, its closure and its defaults
+have at that moment. Constants are frozen into the code; functions among the values are compiled in their turn. So that is what the key
+is made of: `describe` walks from the kernel through all functions that it can reach, in whatever file they stand, and writes down
+their bytecode and constants. An edit of any of them changes the key; an edit of a comment, of a launcher, or of another kernel does not.
+
+Two things are not reached by that walk, and are hashed in full: the files of minllm/ptx, whose functions write instructions instead of
+being compiled, and compiler.py itself. (Nothing else in the package extends Numba; a test sees to it.) The versions of Python, Numba, NumPy
+and the toolkit stand for everything beyond the package.
+
+A value of a kind that the walk does not know makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
+"""
+
+import contextlib
+import dis
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import types as python_types
+from pathlib import Path
+
+import numpy as np
+from numba.cuda import types
+
+PACKAGE = Path(__file__).resolve().parent.parent
+CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
+               "co_exceptiontable")  # fmt: skip
+# What stands behind these names is fixed by `compiler_versions`.
+VERSIONED = ("builtins", "math", "numba", "numpy", "ml_dtypes", "operator")
+DISTRIBUTIONS = ("numba-cuda", "numba", "llvmlite", "numpy", "ml_dtypes", "cuda-core")
+TOOLKIT_WHEELS = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc", "nvidia-cuda-runtime")
+
+
+class Undescribable(Exception):
+    """A value of a kind whose meaning cannot be written down."""
+
+
+def cache_key(function, argument_types, compute_capability, options):
+    """A hash of all that decides the machine code; None for a kernel from outside of the package, or one that cannot be described."""
+    if not function.__module__.startswith("minllm."):
+        return None
+    try:
+        meaning = describe(function, {})
+    except Undescribable:
+        return None
+    parts = [
+        compiler_sources(), compiler_versions(), meaning, list(map(str, argument_types)), compute_capability, sorted(options.items())
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def describe(value, seen, names=()):
+    """A nested list of texts that differs wherever the compiler could see another thing in `value`.
+
+    seen: {id of a function: its number}, for functions that call each other. names: what the code that uses `value` calls by name; of a
+    module, these attributes matter. Raises Undescribable.
+    """
+    if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, types.Type)):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{value.dtype!r} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, (tuple, list)):
+        return [qualified_name(type(value)), getattr(value, "_fields", None), *(describe(item, seen, names) for item in value)]
+    if isinstance(value, frozenset):
+        return ["frozenset", *sorted(str(describe(item, seen)) for item in value)]
+    if isinstance(value, python_types.ModuleType):
+        return describe_module(value, seen, names)
+    if hasattr(value, "targetoptions"):  # a device function: Numba's dispatcher
+        return ["dispatcher", sorted(f"{name}={option!r}" for name, option in value.targetoptions.items()), describe(value.py_func, seen)]
+    if isinstance(value, python_types.FunctionType) and not is_versioned(value.__module__):
+        return describe_function(value, seen)
+    if is_versioned(getattr(value, "__module__", None)) or is_instruction(value):
+        return qualified_name(value)
+    raise Undescribable(repr(value))
+
+
+def describe_function(function, seen):
+    """A function's bytecode and the values that its names have."""
+    if id(function) in seen:
+        return f"function {seen[id(function)]}"
+    seen[id(function)] = len(seen)
+    code = function.__code__
+    names = attributes(code)
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    closure = [[name, describe(cell.cell_contents, seen, names)] for name, cell in cells if not is_empty(cell)]
+    defaults = [describe(function.__defaults__, seen, names), describe(list((function.__kwdefaults__ or {}).items()), seen, names)]
+    return [qualified_name(function), describe_code(code, function.__globals__, seen), closure, defaults]
+
+
+def describe_code(code, namespace, seen):
+    """Bytecode, constants (functions within functions are constants too) and the global names that the bytecode loads."""
+    constants = [
+        describe_code(constant, namespace, seen) if isinstance(constant, python_types.CodeType) else describe(constant, seen)
+        for constant in code.co_consts
+    ]
+    used = [[name, describe(namespace[name], seen, attributes(code))] for name in global_names(code) if name in namespace]
+    return [[repr(getattr(code, field)) for field in CODE_FIELDS], constants, used]
+
+
+def describe_module(module, seen, names):
+    """A module of ours is what a kernel takes from it: those of its attributes that are called as something in `names`."""
+    if is_versioned(module.__name__) or is_instruction_module(module.__name__):
+        return f"module {module.__name__}"
+    if module.__name__.partition(".")[0] != "minllm":
+        raise Undescribable(repr(module))
+    return [f"module {module.__name__}", *([name, describe(getattr(module, name), seen, names)] for name in names if hasattr(module, name))]
+
+
+@functools.cache
+def global_names(code):
+    """The global names that a code object loads, sorted."""
+    return sorted({step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
+
+
+def attributes(code):
+    """Names that may be attributes of a module that the code uses, or functions within it, sorted."""
+    nested = [attributes(constant) for constant in code.co_consts if isinstance(constant, python_types.CodeType)]
+    return sorted(set(code.co_names).union(*nested))
+
+
+def is_empty(cell):
+    """Whether a closure's variable has no value (yet)."""
+    try:
+        return cell.cell_contents is cell
+    except ValueError:
+        return True
+
+
+def is_versioned(module_name):
+    """Whether what is in a module changes only with the versions that are in every key."""
+    return (module_name or "").partition(".")[0] in VERSIONED
+
+
+def is_instruction(value):
+    """Whether `value` is an instruction of minllm/ptx: its file is part of every key."""
+    return is_instruction_module(getattr(value, "__module__", None)) and hasattr(value, "emulation")
+
+
+def is_instruction_module(module_name):
+    """Whether a module is of minllm/ptx."""
+    return f"{module_name}.".startswith("minllm.ptx.")  # the dot behind it: minllm.ptx itself, but not minllm.ptxas
+
+
+def qualified_name(value):
+    """Module and name of a function, an instruction or a class."""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or getattr(value, "_name", None)
+    if name is None:
+        raise Undescribable(repr(value))
+    return f"{getattr(value, '__module__', '')}.{name}"
+
+
+@functools.cache
+def compiler_sources():
+    """One hash over the files that write machine code themselves."""
+    digest = hashlib.sha256()
+    for path in (PACKAGE / "runtime" / "compiler.py", *sorted((PACKAGE / "ptx").rglob("*.py"))):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def compiler_versions():
+    """Versions of everything that turns Python into a cubin."""
+    found = {"python": platform.python_version()}
+    for name in (*DISTRIBUTIONS, *TOOLKIT_WHEELS, *(f"{wheel}-cu12" for wheel in TOOLKIT_WHEELS)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
