@@ -5,10 +5,7 @@ Text goes to standard output as it is generated and nothing else does, so that i
 """
 
 import dataclasses
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from minllm.errors import InvalidOptionError, MinLLMError
+from minllm.errors import InvalidOptionError
+from minllm.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The LLM inference engine that you can read."
@@ -24,8 +22,7 @@ app = typer.Typer(
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(bench_app, name="bench")
 
-SAMPLE_PROMPT = "def fibonacci(n):\n"
-CONTROL_C = 130
+SAMPLE_PROMPT = "def fibonacci(n):"
 LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 
 
@@ -69,27 +66,6 @@ def main() -> None:
     app()
 
 
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Turns what users meet into exit codes: our errors into a line and 1, Ctrl-C into 130, a reader that went away into silence and 0."""
-    try:
-        yield
-    except MinLLMError as error:
-        sys.stdout.flush()
-        print(f"minllm: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        raise typer.Exit(CONTROL_C) from None
-    except BrokenPipeError:
-        # Python flushes standard output once more as it ends, and would complain then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
-    except OSError as error:  # a file that cannot be written, a disk that is full
-        print(f"minllm: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-
-
 def print_version(wanted: bool) -> None:
     """--version."""
     if wanted:
@@ -130,14 +106,14 @@ def generate(
     with user_errors():
         from minllm.bench.report_card import as_text, card_of
 
-        text = read_prompt(prompt)
+        text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         llm = load(model, device, dtype, variant)
         params = sampling_params(
             llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=stop,
         )  # fmt: skip
         with llm.stream(text, params) as stream:
-            show([text] if echo or prompt is None else [], stream)
+            show([text] if echo or prompt is None else [], with_kernel_status(stream))
         if card:
             Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics)), sep="\n")
 
@@ -169,7 +145,7 @@ def chat(
         for line in user_lines():
             messages.append({"role": "user", "content": line})
             with llm.stream_chat(messages, params) as stream:
-                show([], stream)
+                show([], with_kernel_status(stream))
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
 
 
@@ -238,40 +214,3 @@ def sampling_params(llm, **wishes: Any):
     """The model's own defaults with what was asked for on the command line."""
     given = {name: value for name, value in wishes.items() if value is not None}
     return dataclasses.replace(llm.get_default_sampling_params(), **given)
-
-
-def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, the whole of standard input for "-", or our sample where there is none."""
-    if prompt is None:
-        return SAMPLE_PROMPT
-    if prompt != "-":
-        return prompt
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidOptionError(f"standard input is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
-
-
-def user_lines() -> Iterator[str]:
-    """What the user types, line by line, until an empty line or the end of the input."""
-    while True:
-        if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline().strip()
-        if not line:
-            return
-        yield line
-
-
-def show(before: Iterable[str], stream: Iterable[str]) -> None:
-    """Writes pieces as they come, each at once, and a line's end after the last."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows something else
-    last = ""
-    for pieces in (before, stream):
-        for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-            last = piece
-    if not last.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()

@@ -32,7 +32,8 @@ class Finding:
 
 def diagnose(machine: Machine) -> list[Finding]:
     """Findings about `machine`, in the order in which a reader would mend them."""
-    return [*_python(machine), *_packages(machine), *_bundled_model(machine), *_driver(machine), *_toolkit(machine), *_gpu(machine)]
+    checks = (_python, _packages, _bundled_model, _driver, _toolkit, _gpu, _kernel)
+    return [finding for check in checks for finding in check(machine)]
 
 
 def is_broken(findings: list[Finding]) -> bool:
@@ -142,3 +143,14 @@ def _gpu(machine: Machine) -> list[Finding]:
     ceiling = f"{gpu.ceiling_tb_s} TB/s ({gpu.ceiling_source})" if gpu else "unknown: it is not in minllm/hardware.py"
     findings.append(Finding("note", "GPU", f"memory bandwidth ceiling {ceiling}"))
     return findings
+
+
+def _kernel(machine: Machine) -> list[Finding]:
+    """The proof: one of our kernels ran. Where something else is wrong already, its failure says nothing new."""
+    known = is_broken([*_driver(machine), *_toolkit(machine), *_gpu(machine)])
+    if machine.device is None or known:
+        return []
+    if machine.kernel_error:
+        install = pip_install("--force-reinstall", f"numba-cuda[{driver.fitting_extra(machine.driver_cuda)}]==0.30.4", "numpy<2.5")
+        return [Finding("problem", "kernels", f"a kernel was tried on the GPU and failed: {machine.kernel_error}", install)]
+    return [Finding("ok", "kernels", "one was compiled, ran on the GPU and computed what its reference does")]

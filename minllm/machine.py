@@ -43,6 +43,7 @@ class Machine:
     toolkit_versions: dict[str, str] = field(default_factory=dict)  # wheel -> version
     missing_compilers: tuple[str, ...] = ()
     device: Device | None = None
+    kernel_error: str = ""  # what happened when a kernel of ours was tried on the GPU; "" where it went well, or there is none
 
 
 def look() -> Machine:
@@ -51,6 +52,9 @@ def look() -> Machine:
         driver_cuda, driver_error = driver.cuda_version(), ""
     except driver.NoDriver as error:
         driver_cuda, driver_error = None, str(error)
+    device = look_at_device() if driver_cuda else None
+    missing = missing_compilers()
+    can_try = device is not None and not device.error and not missing
     versions = {wheel: version for wheel in TOOLKIT_WHEELS if (version := installed_version(wheel))}
     return Machine(
         python=tuple(map(int, platform.python_version_tuple()[:2])),
@@ -63,8 +67,9 @@ def look() -> Machine:
         device_files=Path("/dev/nvidiactl").exists(),
         toolkit_majors=tuple(TOOLKIT_WHEELS[wheel] for wheel in versions),
         toolkit_versions=versions,
-        missing_compilers=missing_compilers(),
-        device=look_at_device() if driver_cuda else None,
+        missing_compilers=missing,
+        device=device,
+        kernel_error=try_kernel() if can_try else "",
     )
 
 
@@ -149,3 +154,20 @@ def look_at_device() -> Device:
     except RuntimeError as error:
         return Device(name, capability, 0, total, error=str(error))
     return Device(name, capability, free, total)
+
+
+def try_kernel() -> str:
+    """Compile a kernel of ours, run it on the GPU and compare it with its reference; what went wrong, or ""."""
+    try:
+        import numpy as np
+
+        from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
+        from minllm.runtime import memory
+
+        gate_up = np.random.default_rng(0).standard_normal((3, 256), dtype=np.float32)
+        out = memory.to_device(np.full((3, 128), np.nan, np.float32))
+        silu_and_multiply(memory.to_device(gate_up), out)
+        wrong = float(np.abs(out.copy_to_host() - silu_and_multiply_reference(gate_up)).max())
+    except Exception as error:  # a broken installation may raise anything at all
+        return f"{type(error).__name__}: {error}"
+    return "" if wrong < 1e-4 else f"its result is off by {wrong}"

@@ -12,17 +12,20 @@ BYTES = 2**31  # of each of the two arrays; sixteen times the largest L2 cache
 REPEATS = 20
 
 
-def copy_tb_s(total_bytes: int = BYTES, repeats: int = REPEATS) -> float:
-    """TB/s of a device-to-device copy of `total_bytes`, read plus written. Raises DeviceError where the driver refuses."""
+def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
+    """TB/s of a device-to-device copy of `most_bytes`, or of a quarter of the free memory if that is less; read plus written.
+
+    Raises DeviceError where the driver refuses.
+    """
     from cuda.bindings import driver as cuda
 
-    from minllm.runtime.kernel import check_driver
+    from minllm.runtime.device import check_driver, current_device
 
-    check_driver(cuda.cuInit(0), "start the driver")
-    device = check_driver(cuda.cuDeviceGet(0), "find the GPU")
-    check_driver(cuda.cuCtxSetCurrent(check_driver(cuda.cuDevicePrimaryCtxRetain(device), "make a context")), "use the context")
+    current_device()
     source, target, events = None, None, []
     try:
+        free, _ = check_driver(cuda.cuMemGetInfo(), "tell the free memory")
+        total_bytes = min(most_bytes, free // 4) // 4096 * 4096
         source = check_driver(cuda.cuMemAlloc(total_bytes), f"allocate {total_bytes} bytes")
         target = check_driver(cuda.cuMemAlloc(total_bytes), f"allocate {total_bytes} bytes")
         fill_with_noise(source, total_bytes)
@@ -40,14 +43,13 @@ def copy_tb_s(total_bytes: int = BYTES, repeats: int = REPEATS) -> float:
         for allocation in (source, target):
             if allocation is not None:
                 cuda.cuMemFree(allocation)
-        cuda.cuDevicePrimaryCtxRelease(device)
 
 
 def fill_with_noise(allocation, total_bytes: int) -> None:
     """Random bytes from the host, repeated: memory that holds zeros is cheaper to move, and would flatter."""
     from cuda.bindings import driver as cuda
 
-    from minllm.runtime.kernel import check_driver
+    from minllm.runtime.device import check_driver
 
     noise = np.random.default_rng(0).integers(0, 256, min(2**26, total_bytes), dtype=np.uint8)
     for start in range(0, total_bytes, len(noise)):

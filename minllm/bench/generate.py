@@ -22,6 +22,7 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.report_card import ReportCard, as_text, card_of
 from minllm.bench.shapes import SHAPES
 from minllm.engine.llm import LLM
+from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestMetrics
 from minllm.engine.sampling_params import SamplingParams
 
@@ -31,13 +32,13 @@ BUNDLED = "bundled"
 def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None) -> None:
     """Measure and print the ceiling, the report card, and where `json_file` is given the record. `options` are those of LLM()."""
     progress = Console(stderr=True, highlight=False, soft_wrap=True)
-    with opened_model(model, options, prompt_tokens + tokens) as llm:
-        ceilings = {"copy_tb_s": None, "bf16_tflops": None}
-        if llm.device == "cuda":
-            from minllm.bench.ceilings import copy_tb_s
+    ceilings = {"copy_tb_s": None, "bf16_tflops": None}
+    if EngineOptions(device=options["device"]).resolved_device() == "cuda":
+        from minllm.bench.ceilings import copy_tb_s
 
-            ceilings["copy_tb_s"] = round(copy_tb_s(), 3)
-            progress.print(f"ceiling: a device copy moves {ceilings['copy_tb_s']:.2f} TB/s here, read plus written")
+        ceilings["copy_tb_s"] = round(copy_tb_s(), 3)
+        progress.print(f"ceiling: a device copy moves {ceilings['copy_tb_s']:.2f} TB/s here, read plus written")
+    with opened_model(model, options, prompt_tokens + tokens) as llm:
         card = measure(llm, prompt_tokens, tokens, repeats)
     card = card.named(model).against(ceilings["copy_tb_s"])
     out = progress if str(json_file) == "-" else Console(highlight=False, soft_wrap=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
 from minllm.runtime import compiler
+from minllm.runtime.device import check_driver, current_device
 
 # Static and dynamic shared memory of a block beyond this has to be asked for, kernel by kernel.
 DEFAULT_SHARED_BYTES = 48 * 1024
@@ -62,8 +63,6 @@ class Kernel:
 
     def load(self, arguments):
         """Compile for the current device (or read the disk cache) and hand the cubin to the driver."""
-        from minllm.runtime.device import current_device
-
         for listener in compilation_listeners:
             listener(self.__name__)
         device = current_device()
@@ -203,11 +202,3 @@ def array_parameters(array):
         step *= extent
     words = (0, 0, step // itemsize, itemsize, array.pointer, *array.shape, *strides)
     return tuple(ctypes.c_uint64(word) for word in words)
-
-
-def check_driver(result, what):
-    """The value of a cuda.bindings call, or DeviceError naming what was tried and what the driver answered."""
-    status, *values = result
-    if status:
-        raise DeviceError(f"the driver could not {what}: {status.name}")
-    return values[0] if len(values) == 1 else tuple(values)

@@ -11,7 +11,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from minllm import LLM, SamplingParams, cli
+from minllm import LLM, SamplingParams, cli, terminal
 from minllm.machine import installed_version
 
 runner = CliRunner()
@@ -67,7 +67,9 @@ def test_no_card_leaves_standard_error_empty(model_directory):
 def test_echo_puts_the_prompt_before_the_text(model_directory):
     arguments = ["generate", "-", "--model", model_directory, "--device", "cpu", "--seed", 3, "--no-card", "--max-tokens", 8]
     plain, echoed = run(*arguments, stdin="two\nlines\n"), run(*arguments, "--echo", stdin="two\nlines\n")
-    assert echoed.stdout == "two\nlines\n" + plain.stdout
+    assert echoed.stdout == "two\nlines" + plain.stdout
+    given = run("generate", "two\nlines", *arguments[2:])  # the line's end of the last line is the shell's, not the prompt's
+    assert given.stdout == plain.stdout
 
 
 def test_options_reach_the_sampler(model_directory):
@@ -184,7 +186,26 @@ def test_pieces_are_written_one_by_one():
 
     original, sys.stdout = sys.stdout, Recorder()
     try:
-        cli.show([], iter(["a", "bc", "d"]))
+        terminal.show([], iter(["a", "bc", "d"]))
     finally:
         sys.stdout = original
     assert written == ["a", "abc", "abcd", "abcd\n"]
+
+
+def test_the_kernel_being_compiled_is_named_until_the_first_piece(monkeypatch, capsys):
+    from minllm.runtime.kernel import compilation_listeners
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    heard = []
+
+    def pieces():
+        heard.append(len(compilation_listeners))
+        for listener in compilation_listeners:
+            listener("some_kernel")
+        yield "a"
+        heard.append(len(compilation_listeners))
+        yield "b"
+
+    before = len(compilation_listeners)
+    assert list(terminal.with_kernel_status(pieces())) == ["a", "b"]
+    assert heard == [before + 1, before] and len(compilation_listeners) == before

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from minllm.doctor import diagnose, is_broken
-from minllm.machine import Device, Machine, broken_requirements, import_errors, look
+from minllm.machine import Device, Machine, broken_requirements, import_errors, look, try_kernel
 
 CPU_ONLY = Machine(python=(3, 12), system="Linux", driver_error="libcuda.so.1 was not found")
 H200 = Device("NVIDIA H200", (9, 0), free_bytes=140 * 10**9, total_bytes=141 * 10**9)
@@ -51,6 +51,7 @@ FAULTS = {
     "no toolkit": (dict(toolkit_majors=(), missing_compilers=("nvvm", "nvrtc")), "nvvm, nvrtc not found", "'numba-cuda[cu13]"),
     "no context": (dict(device=replace(H200, error="CUDA_ERROR_OUT_OF_MEMORY")), "CUDA_ERROR_OUT_OF_MEMORY", "nvidia-smi"),
     "ancient gpu": (dict(device=replace(H200, name="Tesla V100", compute_capability=(7, 0))), "7.0", "--device cpu"),
+    "failing kernel": (dict(kernel_error="DeviceError: no"), "failed: DeviceError: no", "--force-reinstall"),
     "full gpu": (dict(device=replace(H200, free_bytes=3 * 10**8)), "0.3 GB", "nvidia-smi"),
 }
 
@@ -76,6 +77,29 @@ def test_an_unknown_gpu_works_without_a_ceiling():
     findings = diagnose(replace(WITH_GPU, device=replace(H200, name="NVIDIA Something")))
     assert not is_broken(findings)
     assert any("hardware.py" in finding.text for finding in findings)
+
+
+def test_a_kernel_that_cannot_run_for_a_known_reason_is_not_named_twice():
+    machine = replace(WITH_GPU, missing_compilers=("nvvm",), kernel_error="KernelCompilationError: no nvvm")
+    assert [finding.subject for finding in problems(machine)] == ["CUDA toolkit"]
+
+
+def test_the_trial_kernel_is_run_and_compared(monkeypatch):
+    """In the simulator, by leaving its arrays on the host."""
+    import numpy as np
+
+    from minllm.runtime import memory
+
+    class HostArray(np.ndarray):
+        def copy_to_host(self):
+            return np.asarray(self)
+
+    monkeypatch.setattr(memory, "to_device", lambda host: host.view(HostArray))
+    assert try_kernel() == ""
+    monkeypatch.setattr("minllm.kernels.activation.silu.silu_and_multiply_reference", lambda x: x[:, :128])
+    assert "off by" in try_kernel()
+    monkeypatch.setattr(memory, "to_device", lambda host: 1 / 0)
+    assert "ZeroDivisionError" in try_kernel()
 
 
 def test_this_machine_can_be_looked_at():

