@@ -98,8 +98,7 @@ class StaticBatching:
 
 
 def named_logprobs(logprobs: LogProbabilities, row: int, token_id: int, top: int, tokenizer) -> dict[int, Logprob]:
-    """The chosen token and the `top` likeliest of one row, likeliest first, each with its rank and text."""
-    ranked = [(int(logprobs.top_token_ids[row, i]), float(logprobs.top[row, i]), i + 1) for i in range(top)]
-    if all(token != token_id for token, _, _ in ranked):
-        ranked.append((token_id, float(logprobs.chosen[row]), int(logprobs.rank[row])))
-    return {token: Logprob(value, rank, tokenizer.decode([token])) for token, value, rank in ranked}
+    """The `top` likeliest tokens of one row, likeliest first, then the chosen one if it is not among them; with ranks and texts."""
+    ranked = {int(logprobs.top_token_ids[row, i]): (float(logprobs.top[row, i]), i + 1) for i in range(top)}
+    ranked.setdefault(token_id, (float(logprobs.chosen[row]), int(logprobs.rank[row])))
+    return {token: Logprob(value, rank, tokenizer.decode([token])) for token, (value, rank) in ranked.items()}

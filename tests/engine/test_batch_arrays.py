@@ -11,7 +11,7 @@ from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefil
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), block_size=st.sampled_from([1, 3, 16]), budget=st.integers(1, 50))
 def test_chunks_cover_every_token_once_and_in_order(lengths, block_size, budget):
     prompts = [[100 * index + i for i in range(length)] for index, length in enumerate(lengths)]
-    numbers = iter(np.random.default_rng(0).permutation(200).tolist())
+    numbers = iter(np.random.default_rng(0).permutation(300).tolist())
     tables = [[next(numbers) for _ in range(-(-length // block_size))] for length in lengths]
     expected = [
         (token, position, tables[index][position // block_size] * block_size + position % block_size)

@@ -1,5 +1,8 @@
 """Generation with real forwards in NumPy: against transformers, and against itself however requests are batched."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -70,6 +73,15 @@ def test_outputs_and_metrics(llm):
 def test_default_parameters_are_the_checkpoints(llm):
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0, max_tokens=12)
     assert tokens_of(llm.generate(prompt(9))) == tokens_of(llm.generate(prompt(9), SamplingParams(temperature=0, max_tokens=12)))
+
+
+def test_the_generation_configs_end_of_sequence_counts_before_the_models(tmp_path):
+    """As in transformers, whose generation_config.json overrides config.json (where a Llama ends with id 2)."""
+    shutil.copytree(model_directory("llama3"), tmp_path, dirs_exist_ok=True)
+    for written, expected in ((None, {2}), (7, {7}), ([5, 7, 5000], {5, 7})):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": written}))
+        with LLM(tmp_path, device="cpu", max_model_len=16) as llm:
+            assert llm.engine.eos_token_ids == expected
 
 
 def test_one_prompt_or_a_list_of_it(llm):

@@ -34,6 +34,7 @@ class ScriptedRunner:
         self.steps_ahead = steps_ahead
         self.fails_at = fails_at
         self.batches = []  # request ids of each batch
+        self.most_unread = 0
         self.computed = {}  # request id -> tokens computed for it
 
     def start(self, sequences):
@@ -56,6 +57,7 @@ class ScriptedRunner:
         if self.step == self.fails_at:
             raise RuntimeError("the device fell over")
         self.unread += 1
+        self.most_unread = max(self.most_unread, self.unread)
         assert self.unread <= self.steps_ahead + 1
         tokens = np.full(len(self.sequences), -1, np.int32)
         for row, sequence in enumerate(self.sequences):
@@ -106,6 +108,15 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(requests, bloc
         assert s.finish_reason == ("stop" if EOS in s.output_token_ids else "length")
         assert s.block_table == []
         assert runner.computed[s.request_id] <= len(s.output_token_ids) + ahead
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_steps_are_launched_before_the_ones_before_are_read(ahead):
+    runner = ScriptedRunner({"a": [1] * 20}, ahead)
+    steps = StaticBatching(runner, BlockPool(12), BLOCK_SIZE, 4, tokenizer=None).run([sequence("a", 1, 12)])
+    for count, _ in enumerate(steps, 1):
+        assert runner.computed["a"] == min(12, count + ahead)
+    assert count == 12 and runner.most_unread == ahead + 1
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])

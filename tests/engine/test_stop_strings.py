@@ -63,6 +63,14 @@ def test_ignored_stop_strings_are_text_but_may_begin_one():
     assert (matcher.text, matcher.stop) == ("ab", "ab")
 
 
+def test_what_was_ignored_stays_ignored():
+    """A long stop string makes the matcher remember text in which a short one was let through."""
+    matcher = StopStringMatcher(["b", "never"])
+    assert matcher.push("abc", may_stop=False) == "abc"
+    assert matcher.push("d") == "d" and matcher.stop is None
+    assert matcher.push("ab") == "a" and matcher.stop == "b"
+
+
 @pytest.mark.parametrize("include,expected", [(False, "x"), (True, "xabc")])
 def test_the_longer_of_two_that_end_together_counts(include, expected):
     matcher = StopStringMatcher(["bc", "abc", "c"], include)
