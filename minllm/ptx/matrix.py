@@ -44,18 +44,17 @@ def make_ldmatrix(name, modifier, transposed, description):
         return types.void(fragment, at, address), lower
 
     def emulation(fragment, at, address):
-        shared = current_thread().block.shared
         if int(address) % 16:
             fail(f"ldmatrix from shared address {int(address)}, which is not aligned to 16 bytes")
 
-        def gather(addresses):
-            rows = np.stack([shared[addresses[lane] : addresses[lane] + 16] for lane in range(32)]).view(np.uint16).reshape(4, 8, 8)
+        def gather(windows):
+            rows = np.stack([windows[lane] for lane in range(32)]).view(np.uint16).reshape(4, 8, 8)
             tiles = rows.transpose(0, 2, 1) if transposed else rows
             low, high = tiles[:, GROUP, 2 * WITHIN].astype(np.uint32), tiles[:, GROUP, 2 * WITHIN + 1].astype(np.uint32)
             words = low | high << np.uint32(16)  # [4 tiles, 32 lanes]
             return {lane: words[:, lane] for lane in range(32)}
 
-        words = collective(name, int(address), gather)
+        words = collective(name, current_thread().block.shared_root.window(int(address), 16), gather)
         for i in range(4):
             fragment[int(at) + i] = words[i]
 
@@ -118,10 +117,16 @@ def make_mma(name, letters, dtype, description):
 
         return types.void(acc, acc_at, a, a_at, b, b_at), lower
 
+    def product(values):
+        thread = current_thread()
+        if thread.block.monitor is not None:
+            thread.block.monitor.flops(thread, 2 * 16 * 8 * 16, name)
+        return warp_product(values, dtype)
+
     def emulation(acc, acc_at, a, a_at, b, b_at):
         words = [a[int(a_at) + i] for i in range(4)] + [b[int(b_at) + i] for i in range(2)]
         floats = [acc[int(acc_at) + i] for i in range(4)]
-        result = collective(name, (words, floats), lambda values: warp_product(values, dtype))
+        result = collective(name, (words, floats), product)
         for i in range(4):
             acc[int(acc_at) + i] = result[i]
 

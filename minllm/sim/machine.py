@@ -5,6 +5,7 @@ all go on. When nobody can run and threads still wait, the kernel would hang or 
 waits where.
 """
 
+import sys
 from collections import deque
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from minllm.errors import SimulationError
+from minllm.sim.arrays import checked, fail
+from minllm.sim.place import kernel_frame
 
 WARP_SIZE = 32
 FULL_MASK = 0xFFFFFFFF
@@ -44,7 +47,8 @@ class Thread(greenlet):
 class Warp:
     """Up to 32 threads, and the collectives that some of them have reached."""
 
-    def __init__(self):
+    def __init__(self, number, monitor=None):
+        self.number, self.monitor = number, monitor
         self.threads = []
         self.meetings = {}
 
@@ -52,14 +56,16 @@ class Warp:
 class Block:
     """One thread block: its shared memory, its barrier and its threads."""
 
-    def __init__(self, index, dimensions, grid, shared_bytes):
+    def __init__(self, index, dimensions, grid, shared_bytes, monitor=None):
         self.index, self.dimensions, self.grid = index, dimensions, grid
         count = dimensions.x * dimensions.y * dimensions.z
-        self.warps = [Warp() for _ in range(-(-count // WARP_SIZE))]
+        self.warps = [Warp(number, monitor) for number in range(-(-count // WARP_SIZE))]
         self.dynamic_bytes = shared_bytes
         self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
         self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, static arrays behind it
         self.shared_arrays = {}
+        self.monitor = monitor
+        self.shared_root = checked(self.shared, "shared", 0, "", monitor)
         self.runnable = deque()
         self.at_barrier = []
         self.threads = []
@@ -70,6 +76,8 @@ class Block:
         count = self.alive
         self.threads = [Thread(self, number, function) for number in range(count)]
         self.runnable.extend(self.threads)
+        if self.monitor is not None:
+            self.monitor.start_block(self)
         while self.runnable:
             thread = self.runnable.popleft()
             if thread.waiting_for is None and not thread:
@@ -82,11 +90,21 @@ class Block:
                 self.release_barrier()
         if self.alive:
             self.report_stuck()
+        if self.monitor is not None:
+            self.monitor.end_block(self)
+
+    def shared_transfer(self, thread, event, address, byte_count):
+        """Tell the monitor that a transfer beside the threads has begun to write `byte_count` bytes at a shared address."""
+        if self.monitor is not None:
+            frame = kernel_frame(sys._getframe(1))
+            self.monitor.asynchronous(thread, event, self.shared_root, address, byte_count, frame)
 
     def release_barrier(self):
         """Let everybody go on once all living threads are at the barrier."""
         if self.at_barrier and len(self.at_barrier) == self.alive:
             values = [value for _, value in self.at_barrier]
+            if self.monitor is not None:
+                self.monitor.barrier(self, [thread for thread, _ in self.at_barrier])
             for thread, _ in self.at_barrier:
                 thread.result = values
                 self.runnable.append(thread)
@@ -111,9 +129,7 @@ def current_thread():
 
 def line_of_kernel(thread):
     """The line of the kernel at which a waiting thread stands."""
-    frame = thread.gr_frame
-    while frame and ("/minllm/sim/" in frame.f_code.co_filename or "/minllm/ptx/" in frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = kernel_frame(thread.gr_frame)
     return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
 
 
@@ -133,14 +149,14 @@ def collective(kind, value, compute, mask=FULL_MASK):
     thread = getcurrent()
     warp, mask = thread.warp, int(mask) & FULL_MASK
     if not mask >> thread.lane & 1:
-        from minllm.sim.arrays import fail
-
         fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
     meeting = warp.meetings.setdefault((kind, mask), {})
     meeting[thread.lane] = value
     expected = sum(1 for lane in range(len(warp.threads)) if mask >> lane & 1)
     if len(meeting) == expected:
         del warp.meetings[(kind, mask)]
+        if warp.monitor is not None:
+            warp.monitor.collective(warp, kind, list(meeting), mask, kernel_frame(sys._getframe(1)))
         results = compute(meeting)
         for lane in meeting:
             other = warp.threads[lane]
