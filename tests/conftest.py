@@ -22,3 +22,10 @@ class Simulator:
 def device():
     """Where the launchers of a test run their kernels; tests/gpu overrides it with the GPU."""
     return Simulator()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What the compiled kernels look like, after a run that compiled them."""
+    from tests.compile.table import terminal_summary
+
+    terminal_summary(terminalreporter)

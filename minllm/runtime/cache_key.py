@@ -6,8 +6,8 @@ is made of: `describe` walks from the kernel through all functions that it can r
 their bytecode and constants. An edit of any of them changes the key; an edit of a comment, of a launcher, or of another kernel does not.
 
 Two things are not reached by that walk, and are hashed in full: the files of minllm/ptx, whose functions write instructions instead of
-being compiled, and compiler.py itself. (Nothing else in the package extends Numba; a test sees to it.) The versions of Python, Numba, NumPy
-and the toolkit stand for everything beyond the package.
+being compiled, and the files that direct Numba (COMPILER_FILES). Nothing else in the package extends Numba; a test sees to it. The
+versions of Python, Numba, NumPy and the toolkit stand for everything beyond the package.
 
 A value of a kind that the walk does not know makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
 """
@@ -28,6 +28,7 @@ from numba.cuda import types
 PACKAGE = Path(__file__).resolve().parent.parent
 CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
                "co_exceptiontable")  # fmt: skip
+COMPILER_FILES = ("compiler.py", "range_loops.py")
 # What stands behind these names is fixed by `compiler_versions`.
 VERSIONED = ("builtins", "math", "numba", "numpy", "ml_dtypes", "operator")
 DISTRIBUTIONS = ("numba-cuda", "numba", "llvmlite", "numpy", "ml_dtypes", "cuda-core")
@@ -156,7 +157,7 @@ def qualified_name(value):
 def compiler_sources():
     """One hash over the files that write machine code themselves."""
     digest = hashlib.sha256()
-    for path in (PACKAGE / "runtime" / "compiler.py", *sorted((PACKAGE / "ptx").rglob("*.py"))):
+    for path in (*(PACKAGE / "runtime" / name for name in COMPILER_FILES), *sorted((PACKAGE / "ptx").rglob("*.py"))):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -8,6 +8,7 @@ files: a kernel whose device function changed would run stale code.
 """
 
 import contextlib
+import hashlib
 import re
 import subprocess
 import tempfile
@@ -24,9 +25,13 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
+from minllm.runtime import range_loops  # noqa: F401 (loops that every generation's compiler unrolls)
 from minllm.runtime.cache_key import cache_key
-from minllm.runtime.disk_cache import read_cached, write_cached
+from minllm.runtime.disk_cache import cached_text, read_cached, write_cached
 
+# What is to be done where linked modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since
+# compute capability 10.0 the linker wants to hear the same from all, and NVRTC, which compiles Numba's bfloat16 functions, says 1.
+NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG = 'i32 2, !"Debug Info Version"', 'i32 1, !"Debug Info Version"'
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -48,8 +53,9 @@ class CompiledKernel:
     shared_bytes: int | None
 
     def sass(self) -> list[str]:
-        """The machine instructions, one a line, without addresses. Needs nvdisasm (wheel nvidia-cuda-nvdisasm)."""
-        instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", self.disassembly())
+        """The machine instructions, one a line, without addresses. Needs nvdisasm (wheel nvidia-cuda-nvdisasm); its output is cached."""
+        text = cached_text(hashlib.sha256(self.cubin).hexdigest(), "sass", self.disassembly)
+        instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)
         return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
 
     def disassembly(self, *options: str) -> str:
@@ -115,7 +121,7 @@ def compile_listing(function, argument_types, compute_capability, *, fastmath=Fa
         linker, name, target = prepare(function, argument_types, compute_capability, options, lineinfo=True)
         ptx = linker.link_to("ptx")
         cubin = linker.link_to("cubin")
-    return CompiledKernel(name, cubin, target, **resource_usage(linker.info_log)), ptx.decode().rstrip("\0")
+    return CompiledKernel(name, cubin, target, **resource_usage(linker.report)), ptx.decode().rstrip("\0")
 
 
 @contextlib.contextmanager
@@ -133,7 +139,7 @@ def compile_fresh(function, argument_types, compute_capability, options):
     """Compile without looking at the disk cache."""
     linker, name, target = prepare(function, argument_types, compute_capability, options)
     cubin = linker.link_to("cubin")
-    return CompiledKernel(name, cubin, target, **resource_usage(linker.info_log))
+    return CompiledKernel(name, cubin, target, **resource_usage(linker.report))
 
 
 def prepare(function, argument_types, compute_capability, options, lineinfo=False):
@@ -150,6 +156,8 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
         entry = library.get_function(result.fndesc.llvm_func_name)
         kernel_fixup(entry, False)
         nvvm.set_launch_bounds(entry, options["launch_bounds"])
+        if lineinfo:
+            library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
         library._link_all(linker, target, ignore_nonlto=False)
     return linker, entry.name, "sm_{}{}{}".format(*target)
@@ -159,7 +167,7 @@ class VerboseLinker(numba_driver._Linker):
     """Numba's linker, asking ptxas for registers and spills."""
 
     def link_to(self, kind):
-        """Link to a "cubin" or to "ptx", as bytes, and keep ptxas' report in info_log."""
+        """Link to a "cubin" or to "ptx", as bytes, and keep ptxas' report in `report`."""
         from cuda.core import Linker, LinkerOptions
 
         # nvJitLink keeps intermediate results between processes, and then ptxas neither runs nor reports: our own cache is enough.
@@ -169,7 +177,7 @@ class VerboseLinker(numba_driver._Linker):
         )  # fmt: skip
         linker = Linker(*self._object_codes, options=options)
         result = linker.link(kind)
-        self._info_log = linker.get_info_log()
+        self.report = linker.get_info_log()
         linker.close()
         return bytes(result.code)
 

@@ -1,4 +1,4 @@
-"""Cubins on disk, so that a kernel is compiled once a machine and not once a process."""
+"""Cubins on disk, and their disassembly, so that a kernel is compiled once a machine and not once a process."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ def cache_directory() -> Path:
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minllm" / "kernels"
 
 
-def entry(key):
+def entry(key, kind="cubin"):
     """The file of an entry."""
-    return cache_directory() / key[:2] / f"{key}.cubin"
+    return cache_directory() / key[:2] / f"{key}.{kind}"
 
 
 def read_cached(key, make):
@@ -30,10 +30,25 @@ def read_cached(key, make):
 
 def write_cached(key, compiled):
     """Keep a CompiledKernel: one line of JSON, then the cubin. A full or read-only disk costs only the next start's time."""
-    path = entry(key)
     fields = {name: value for name, value in vars(compiled).items() if name != "cubin"} | {"bytes": len(compiled.cubin)}
+    write(entry(key), json.dumps(fields).encode() + b"\n" + compiled.cubin)
+
+
+def cached_text(key, kind, make):
+    """The text that is kept under `key`, or else make(), which is then kept. Texts end with a line's end: others are damaged."""
+    path = entry(key, kind)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if (text := path.read_text(encoding="utf-8")).endswith("\n"):
+            return text
+    text = make()
+    write(path, text.encode())
+    return text
+
+
+def write(path, contents):
+    """Write a file at once, whole or not at all; where that is impossible, not at all."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(json.dumps(fields).encode() + b"\n" + compiled.cubin)
+            file.write(contents)
         os.replace(file.name, path)

@@ -1,0 +1,102 @@
+"""The attention kernels as they are launched: every variant, with the tiles that launches choose for common and for awkward head sizes."""
+
+from minllm.kernels.arguments import FLOAT_DTYPES
+from minllm.kernels.attention import (
+    flash_attention_1,
+    flash_attention_2,
+    flash_attention_2_float32,
+    materialized,
+    materialized_projection,
+    split_kv,
+    split_merge,
+)
+from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
+from minllm.kernels.matmul.arguments import HALF_DTYPES
+from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+
+BLOCK_SIZE = 16
+BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
+SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
+TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
+
+
+def inputs(dtype):
+    """The types of query, key_cache and value_cache."""
+    return array(dtype, 3), array(dtype, 4), array(dtype, 4)
+
+
+def states(rank):
+    """The types of a state's maximum, sum and output in memory, the first two of rank `rank`."""
+    return array(FLOAT32, rank), array(FLOAT32, rank), array(FLOAT32, rank + 1)
+
+
+def specimens():
+    """All of them."""
+    for dtype in FLOAT_DTYPES:
+        yield from materialized_specimens(dtype.name)
+        yield from flash_attention_1_specimens(dtype.name)
+    for dtype in HALF_DTYPES:
+        yield from flash_attention_2_specimens(dtype.name)
+    yield from flash_attention_2_float32_specimens()
+    for dtype in FLOAT_DTYPES:
+        yield from split_kv_specimens(dtype.name)
+
+
+def materialized_specimens(dtype):
+    """The first rung, and the lesson's decoder: simple kernels of 128 threads, 8 blocks of which give half of a multiprocessor's warps."""
+    vector, table, scores = array(INT32, 1), array(INT32, 2), array(FLOAT32, 3)
+    rows, cache, weight = array(dtype, 3), array(dtype, 4), array(dtype, 2)
+    kernels = {
+        "transpose": (materialized.make_transpose_kernel(BLOCK_SIZE), (cache, table, vector, cache)),
+        "scores": (materialized.scores_kernel, (rows, cache, scores, vector, vector, INT32)),
+        "softmax": (materialized.softmax_kernel, (scores, vector, vector, FLOAT32, INT32)),
+        "weighted_values": (materialized.make_weighted_values_kernel(BLOCK_SIZE), (scores, cache, rows, vector, vector, table, INT32)),
+        "fill": (materialized_projection.fill_new_key_value_kernel, (rows, vector, vector, weight, weight, cache, cache)),
+        "project": (materialized_projection.project_latest_kernel, (rows, vector, weight, weight, weight, rows, cache, cache)),
+    }
+    for name, (kernel, arguments) in kernels.items():
+        if name != "softmax" or dtype == "float32":  # scores are float32 always
+            yield Specimen(f"attention/materialized/{name}/{dtype}", kernel, arguments, materialized.THREADS, blocks=8)
+
+
+def flash_attention_1_specimens(dtype):
+    """One row of queries a warp, the state in memory."""
+    for head_dim in (64, 128, 256):
+        kernel, threads, shared_bytes = flash_attention_1.make_kernel(head_dim, BLOCK_SIZE)
+        arguments = (*inputs(dtype), *states(2), array(dtype, 3), *BATCH, FLOAT32, INT32)
+        yield Specimen(f"attention/flash_attention_1/{head_dim}/{dtype}", kernel, arguments, threads, 1, shared_bytes)
+
+
+def flash_attention_2_specimens(dtype):
+    """Prompts on tensor cores: the tiles for short and for long ones."""
+    for head_dim in (40, 64, 96, 128, 256):
+        for tiles in sorted({flash_attention_2.tiles_for(head_dim, tokens, 32, 1) for tokens in (SHORT, LONG)}):
+            kernel, threads, shared_bytes = flash_attention_2.make_kernel(dtype, head_dim, BLOCK_SIZE, *tiles)
+            arguments = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32)
+            name = f"attention/flash_attention_2/{head_dim}/{tiles[0]}x{tiles[1]}/{dtype}"
+            yield Specimen(name, kernel, arguments, threads, kernel.options["launch_bounds"][1], shared_bytes, TENSOR_CORES)
+
+
+def flash_attention_2_float32_specimens():
+    """Prompts in float32, without tensor cores."""
+    for head_dim in (40, 64, 128, 256):
+        tiles = flash_attention_2_float32.tiles_for(head_dim)
+        kernel, threads, _, shared_bytes = flash_attention_2_float32.make_kernel(head_dim, BLOCK_SIZE, *tiles)
+        arguments = (*inputs("float32"), array("float32", 3), *BATCH, FLOAT32, INT32)
+        name = f"attention/flash_attention_2_float32/{head_dim}/float32"
+        yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, ("LDG*128*", "MUFU.EX2"))
+
+
+def split_kv_specimens(dtype):
+    """Decoding: as many blocks a multiprocessor as splits are chosen for, and the merge of the splits."""
+    for head_dim, group in ((40, 1), (64, 1), (64, 4), (128, 4), (128, 8), (256, 8)):
+        kernel, threads, _, _ = split_kv.make_split_kernel(dtype, head_dim, BLOCK_SIZE, group)
+        # A lane holds its elements of every query head of a group: the largest leave room for two blocks only.
+        blocks = 2 if head_dim * group >= 1024 else BLOCKS_PER_MULTIPROCESSOR
+        arguments = (*inputs(dtype), *states(3), *BATCH, FLOAT32, INT32)
+        name = f"attention/split_kv/{head_dim}/group_{group}/{dtype}"
+        yield Specimen(name, kernel, arguments, threads, blocks, 0, ("LDG*128*", "MUFU.EX2"))
+    for head_dim in (64, 128, 256):
+        kernel, threads = split_merge.make_merge_kernel(head_dim)
+        arguments = (*states(3), array(dtype, 3), array(INT32, 1), array(INT32, 1), INT32, INT32)
+        yield Specimen(f"attention/split_merge/{head_dim}/{dtype}", kernel, arguments, threads, blocks=6)

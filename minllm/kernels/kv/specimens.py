@@ -1,0 +1,29 @@
+"""The kernels that write the KV cache, as they are launched."""
+
+from minllm.kernels.arguments import FLOAT_DTYPES
+from minllm.kernels.kv.append import BLOCK, append_kernel, append_vector_kernel
+from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
+from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+
+# name: (head_dim, rotary_dim, interleaved, with QK norm)
+HEADS = {
+    "64": (64, 64, False, False),  # Llama 3.2
+    "64_without_positions": (64, 0, False, False),  # GPT-2
+    "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most that a lane holds
+    "80_interleaved_with_norm": (80, 40, True, True),
+}
+
+
+def specimens():
+    """All of them. Memory is the limit: 12 blocks of 4 warps a multiprocessor, three quarters of its warps."""
+    for dtype in FLOAT_DTYPES:
+        line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)
+        rows = (matrix, matrix, matrix, matrix, indices)
+        yield Specimen(f"kv/append/elements/{dtype}", append_kernel, rows, BLOCK, blocks=12)
+        yield Specimen(f"kv/append/vectors/{dtype}", append_vector_kernel, (*rows, INT32), BLOCK, blocks=12, contains=("LDG*128*", "STG*128*"))
+        for name, head in HEADS.items():
+            angles = array(FLOAT32, 2) if head[1] else matrix
+            norms = (line, line) if head[3] else (matrix, matrix)
+            arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
+            kernel = qkv_rope_append_kernel(*head)
+            yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_A_BLOCK, blocks=12)

@@ -1,0 +1,61 @@
+"""The matrix products as they are launched: every tiling, every dtype."""
+
+from numba.cuda import types
+
+from minllm.kernels.arguments import FLOAT_DTYPES
+from minllm.kernels.matmul import gemv, tensor_core, tiled
+from minllm.kernels.matmul.arguments import HALF_DTYPES
+from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
+from minllm.kernels.specimen import Specimen, array
+
+STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
+TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
+# (rows of x, N, K, with bias): one matrix for each tiling that launches choose.
+GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
+
+
+def operands(dtype, out_dtype=None, bias=True):
+    """The types of x, weight, bias and out."""
+    matrix = array(dtype, 2)
+    return matrix, matrix, array(dtype, 1) if bias else types.none, array(out_dtype or dtype, 2)
+
+
+def specimens():
+    """All of them."""
+    for dtype in FLOAT_DTYPES:
+        name = dtype.name
+        # 6 blocks of 256 threads: this rung hides latency by threads alone.
+        yield Specimen(f"matmul/naive/{name}", matmul_naive_kernel, operands(name), BLOCK * BLOCK, blocks=6)
+        for tile, tile_k, per_thread in tiled.TILES:
+            kernel, threads = tiled.tiled_kernel(tile, tile_k, per_thread), (tile // per_thread) ** 2
+            yield Specimen(f"matmul/tiled/{tile}/{name}", kernel, operands(name), threads, blocks=2)
+        yield from gemv_specimens(name)
+    for dtype in HALF_DTYPES:
+        yield from tensor_core_specimens(dtype.name)
+
+
+def gemv_specimens(dtype):
+    """Decoding: the tilings that launches choose, and rows that are not whole vectors. The more warps, the more bytes in flight."""
+    for m, n, k in GEMV_SHAPES:
+        warps = 24 if m <= 4 else 16  # resident at one time; 8 rows of x take the registers of some
+        tiling = gemv.choose_tiling(m, n, k)
+        kernel = gemv.gemv_kernel(m, k, dtype, tiling, True)
+        arguments, threads = operands(dtype, "float32", bias=False), tiling.warps * gemv.WARP
+        name = f"matmul/gemv/{m}x{n}x{k}/{dtype}"
+        yield Specimen(name, kernel, arguments, threads, blocks=warps // tiling.warps, contains=STREAMED)
+    tiling = gemv.choose_tiling(8, 2048, 2047)
+    kernel = gemv.gemv_kernel(8, 2047, dtype, tiling, False)
+    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, operands(dtype), tiling.warps * gemv.WARP, blocks=4)
+
+
+def tensor_core_specimens(dtype):
+    """Prefill: all tilings. The outputs of a block fill the registers: one large block, or two of the next size, and so on."""
+    for tiling, blocks in zip(tensor_core.TILINGS, (1, 2, 2, 3, 4, 5), strict=True):
+        kernel = tensor_core.tensor_core_kernel(tiling, dtype, True, True)
+        name = f"matmul/tensor_core/{tiling.tile_m}x{tiling.tile_n}/{dtype}"
+        contains = (*TENSOR_CORES, "LDGSTS.E.BYPASS*128*")
+        yield Specimen(name, kernel, operands(dtype), tiling.threads, blocks, tiling.shared_bytes, contains)
+    tiling = tensor_core.TILING_BY_ELEMENTS
+    kernel = tensor_core.tensor_core_kernel(tiling, dtype, False, False)
+    arguments = operands(dtype, "float32")
+    yield Specimen(f"matmul/tensor_core/elements/{dtype}", kernel, arguments, tiling.threads, 4, tiling.shared_bytes, TENSOR_CORES)

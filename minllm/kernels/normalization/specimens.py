@@ -1,0 +1,27 @@
+"""The normalisation kernels as they are launched; where a constant decides the registers, the smallest and the largest that launchers use."""
+
+from minllm.kernels.arguments import FLOAT_DTYPES
+from minllm.kernels.normalization.layer_norm import BLOCK, layer_norm_kernel, layer_norm_vector_kernel
+from minllm.kernels.normalization.rms_norm import rms_norm_kernel, rms_norm_vector_kernel
+from minllm.kernels.normalization.row import HELD, THREADS
+from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.kernels.vector import VECTOR_BYTES
+
+WIDE = ("LDG*128*", "STG*128*")
+
+
+def specimens():
+    """All of them. A row is one block's: in the vector kernels up to 1,024 threads that hold all of it, two blocks a multiprocessor at best."""
+    for dtype in FLOAT_DTYPES:
+        line, matrix, most = array(dtype.name, 1), array(dtype.name, 2), HELD * dtype.itemsize // VECTOR_BYTES
+        rms_elements = (matrix, matrix, INT32, line, matrix, FLOAT32)
+        rms_vectors = (matrix, matrix, line, matrix, FLOAT32)
+        layer_elements = (matrix, matrix, INT32, line, line, INT32, matrix, FLOAT32)
+        layer_vectors = (matrix, matrix, line, line, matrix, FLOAT32)
+        yield Specimen(f"normalization/rms_norm/elements/{dtype}", rms_norm_kernel, rms_elements, BLOCK, blocks=5)
+        yield Specimen(f"normalization/layer_norm/elements/{dtype}", layer_norm_kernel, layer_elements, BLOCK, blocks=5)
+        for pieces in (1, most):
+            kernel = rms_norm_vector_kernel(dtype, pieces, True)
+            yield Specimen(f"normalization/rms_norm/vectors/{pieces}/{dtype}", kernel, rms_vectors, THREADS, blocks=1, contains=WIDE)
+            kernel = layer_norm_vector_kernel(dtype, pieces, True, True)
+            yield Specimen(f"normalization/layer_norm/vectors/{pieces}/{dtype}", kernel, layer_vectors, THREADS, blocks=1, contains=WIDE)

@@ -1,0 +1,29 @@
+"""The sampling kernels as they are launched. Logits are float32 always."""
+
+from numba.cuda import types
+
+from minllm.kernels.sampling import advance, argmax, penalties, radix_select
+from minllm.kernels.sampling.sample import draw_parts_kernel
+from minllm.kernels.sampling.thresholds import thresholds_kernel
+from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+
+SHARES = "the share p of an int64 sum of weights is formed in float64, once a level and thread"
+
+
+def specimens():
+    """All of them. Where memory is the limit, 6 blocks of 256 threads a multiprocessor."""
+    ints, floats, int_rows, float_rows = array(INT32, 1), array(FLOAT32, 1), array(INT32, 2), array(FLOAT32, 2)
+    mask, seed = array(types.uint8, 2), array(types.uint32, 2)
+    parts, wide = (float_rows, int_rows), ("LDG*128*",)
+    arguments = (float_rows, mask, int_rows, floats, floats, floats, float_rows)
+    yield Specimen("sampling/penalize", penalties.penalize_kernel, arguments, penalties.THREADS, blocks=6)
+    arguments = (float_rows, int_rows, ints, ints, float_rows)
+    yield Specimen("sampling/ban_stop_tokens", penalties.ban_stop_tokens_kernel, arguments, penalties.THREADS, blocks=6)
+    yield Specimen("sampling/argmax_parts", argmax.argmax_parts_kernel, (float_rows, *parts), argmax.THREADS, blocks=6, contains=wide)
+    yield Specimen("sampling/argmax_of_parts", argmax.argmax_of_parts_kernel, (*parts, ints), 32, blocks=16)
+    arguments = (float_rows, floats, ints, floats, floats, floats)
+    yield Specimen("sampling/thresholds", thresholds_kernel, arguments, radix_select.THREADS, blocks=1, contains=wide, float64=SHARES)
+    arguments = (float_rows, floats, floats, seed, ints, *parts)
+    yield Specimen("sampling/draw_parts", draw_parts_kernel, arguments, argmax.THREADS, blocks=5, contains=wide)
+    arguments = (ints, ints, ints, ints, ints, int_rows, ints, ints, int_rows, INT32, INT32)
+    yield Specimen("sampling/advance", advance.advance_kernel, arguments, advance.THREADS, blocks=8)

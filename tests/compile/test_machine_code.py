@@ -1,0 +1,87 @@
+"""Every kernel variant, compiled for every generation without a GPU: no spill, no stack frame, no register over the budget, no float64.
+
+Kernels that differ in nothing but the dtype of their arrays are compiled for all four generations in bfloat16, in the other dtypes for
+Hopper alone. MINLLM_GATE=full compiles all for all.
+"""
+
+import dataclasses
+import os
+import re
+
+import pytest
+
+from minllm import inspection
+from minllm.inspection import inspect_specimen
+from minllm.kernels.specimens import all_specimens
+from minllm.machine import missing_compilers
+from tests.compile.table import PROPERTY
+
+SPECIMENS = all_specimens()
+HOPPER = (9, 0)
+FULL = os.environ.get("MINLLM_GATE") == "full"
+
+
+def targets_of(specimen):
+    """The targets that the gate compiles a specimen for."""
+    rest, _, dtype = specimen.name.rpartition("/")
+    is_another_dtype = dtype in ("float32", "float16") and f"{rest}/bfloat16" in SPECIMENS
+    return (HOPPER,) if is_another_dtype and not FULL else specimen.targets
+
+
+CASES = [(name, target) for name, specimen in SPECIMENS.items() for target in targets_of(specimen)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toolkit():
+    """Skip where the compiler's libraries are not installed: the simulator's tests need none of them."""
+    if missing := missing_compilers():
+        pytest.skip(f"{', '.join(missing)} of the CUDA toolkit cannot be loaded, and kernels cannot be compiled without: install minllm[cu13]")
+    if not inspection.has_nvdisasm():
+        pytest.skip("nvdisasm is not installed, and machine code cannot be read without: install minllm[inspect]")
+
+
+@pytest.mark.parametrize("name, target", CASES, ids=[f"{name}-{major}.{minor}" for name, (major, minor) in CASES])
+def test_machine_code_is_as_designed(name, target, record_property):
+    specimen = SPECIMENS[name]
+    it = inspect_specimen(specimen, target)
+    faults = it.faults(specimen.float64)
+    record_property(
+        PROPERTY,
+        dict(name=name, target=it.target, registers=it.registers, budget=it.register_budget, blocks=it.occupancy.blocks,
+             wanted_blocks=it.wanted_blocks, faults=faults),
+    )  # fmt: skip
+    assert not faults
+
+
+def test_every_kernel_of_the_package_is_a_specimen():
+    """A kernel that is forgotten in the lists would pass unseen."""
+    from minllm.kernels import specimens
+    from tests.compile.kernels_in_sources import kernel_names
+
+    listed = {(specimen.kernel.__module__, specimen.kernel.function.__name__) for specimen in SPECIMENS.values()}
+    assert kernel_names(specimens.STAGES) <= listed
+
+
+@pytest.mark.parametrize(
+    "change, fault",
+    [
+        (dict(registers=65, register_budget=64), "65 registers of 64"),
+        (dict(spill_bytes=4), "spills 4 bytes"),
+        (dict(stack_bytes=8), "stack frame of 8 bytes"),
+        (dict(float64=["DMUL"]), "float64: DMUL"),
+        (dict(local_memory=["LDL"]), "local memory: LDL"),
+        (dict(missing=["LDG*128*"]), r"no instruction LDG\*128\*"),
+        (dict(occupancy=dataclasses.replace(inspection.occupancy(HOPPER, 128, 32, 0), blocks=0)), "cannot be launched"),
+    ],
+)
+def test_each_fault_is_found(change, fault):
+    """A gate that cannot fail is none."""
+    good = inspection.Inspection(
+        name="", kernel="", source="", target="", threads=128, registers=32, register_budget=64, spill_bytes=0, stack_bytes=0,
+        static_shared_bytes=0, dynamic_shared_bytes=0, wanted_blocks=8, occupancy=inspection.occupancy(HOPPER, 128, 32, 0),
+        instructions={}, float64=[], local_memory=[], missing=[],
+    )  # fmt: skip
+    assert not good.faults()
+    found = dataclasses.replace(good, **change).faults()
+    assert len(found) == 1
+    assert re.search(fault, found[0])
