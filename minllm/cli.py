@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, doctor.
+"""The command line: generate, chat, bench, inspect, doctor.
 
 Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
 Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
@@ -171,6 +171,23 @@ def bench_generate(
 
         options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant))
         benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
+
+
+@app.command()
+def inspect(
+    kernel: Annotated[str | None, typer.Argument(help="A kernel's name or a part of it; without, all are listed.", show_default=False)] = None,
+    cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 8.0, 8.9, 9.0...")] = "9.0",
+    ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Show the machine code, each piece under its line of Python.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Compile a kernel for any GPU and show what became of it: registers, occupancy, instructions, code. Needs no GPU."""
+    with user_errors():
+        from minllm import inspection_report
+
+        inspection_report.run(kernel, cc, ptx=ptx, sass=sass, json_file=json_file)
 
 
 @app.command()

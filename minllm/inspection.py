@@ -13,9 +13,10 @@ from typing import Any
 
 from minllm.errors import InvalidOptionError, KernelCompilationError
 from minllm.machine import missing_compilers
-from minllm.occupancy import MULTIPROCESSORS, Occupancy, occupancy
+from minllm.occupancy import MULTIPROCESSORS, Occupancy, occupancy, round_up
 
 PACKAGE = Path(__file__).resolve().parent
+STACK_UNIT = 8  # bytes in which a stack frame is counted
 OLDEST = (8, 0)  # what the kernels need: bfloat16, cp.async and mma.m16n8k16
 
 
@@ -23,8 +24,9 @@ OLDEST = (8, 0)  # what the kernels need: bfloat16, cp.async and mma.m16n8k16
 class Inspection:
     """One kernel for one target. Registers a thread; spills and stack in bytes a thread; shared memory in bytes a block.
 
-    register_budget, wanted_blocks: what the design assumes (see Specimen). instructions: {opcode: how often it stands in the code}, None
-    where nvdisasm is missing; float64, local_memory: those of them that compute in float64 and that use local memory.
+    register_budget, wanted_blocks, accepted_spill_bytes, why_float64: what the design assumes (see Specimen). instructions: {opcode: how
+    often it stands in the code}, None where nvdisasm is missing; float64, local_memory: those of them that compute in float64 and that
+    use local memory; missing: patterns of instructions that should be there.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Inspection:
     registers: int
     register_budget: int
     spill_bytes: int
+    accepted_spill_bytes: int
     stack_bytes: int
     static_shared_bytes: int
     dynamic_shared_bytes: int
@@ -42,6 +45,7 @@ class Inspection:
     occupancy: Occupancy
     instructions: dict[str, int] | None
     float64: list[str]
+    why_float64: str
     local_memory: list[str]
     missing: list[str]
 
@@ -49,19 +53,19 @@ class Inspection:
         """For JSON."""
         return {**asdict(self), "occupancy": {**asdict(self.occupancy), "limited_by": self.occupancy.limited_by}}
 
-    def faults(self, float64_is_meant: str = "") -> list[str]:
-        """What is not as the design assumes, one sentence each; an empty list where all is well."""
+    def faults(self) -> list[str]:
+        """What is not as the design assumes, in words that follow "it"; an empty list where all is well."""
         found = []
-        if self.spill_bytes:
+        if self.spill_bytes > self.accepted_spill_bytes:
             found.append(f"spills {self.spill_bytes} bytes a thread")
-        if self.stack_bytes:
+        if self.stack_bytes > round_up(self.accepted_spill_bytes, STACK_UNIT):
             found.append(f"has a stack frame of {self.stack_bytes} bytes a thread: a local array that is not in registers")
         if self.registers > self.register_budget:
             found.append(f"takes {self.registers} registers of {self.register_budget}: {self.wanted_blocks} blocks do not fit")
         if self.occupancy.blocks == 0:
             shared = self.static_shared_bytes + self.dynamic_shared_bytes
             found.append(f"cannot be launched: {self.threads} threads, {self.registers} registers, {shared} bytes of shared memory")
-        if self.float64 and not float64_is_meant:
+        if self.float64 and not self.why_float64:
             found.append(f"computes in float64: {', '.join(self.float64)}")
         if self.local_memory and not (self.spill_bytes or self.stack_bytes):
             found.append(f"uses local memory: {', '.join(self.local_memory)}")
@@ -110,10 +114,14 @@ def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspectio
     missing = [pattern for pattern in specimen.contains if mix is not None and not fnmatch.filter(mix, pattern)]
     shared_bytes = compiled.shared_bytes + specimen.shared_bytes
     return Inspection(
-        specimen.name, specimen.kernel.__name__, source_of(specimen.kernel.function), compiled.target, specimen.threads,
-        compiled.registers, specimen.registers, compiled.spill_bytes, compiled.stack_bytes, compiled.shared_bytes, specimen.shared_bytes,
-        specimen.blocks, occupancy(compute_capability, specimen.threads, compiled.registers, shared_bytes), mix,
-        float64_instructions(sass), local_memory_instructions(sass), missing,
+        name=specimen.name, kernel=specimen.kernel.__name__, source=source_of(specimen.kernel.function), target=compiled.target,
+        threads=specimen.threads, registers=compiled.registers, register_budget=specimen.registers,
+        spill_bytes=compiled.spill_bytes, accepted_spill_bytes=specimen.spills.get(compute_capability, 0),
+        stack_bytes=compiled.stack_bytes, static_shared_bytes=compiled.shared_bytes, dynamic_shared_bytes=specimen.shared_bytes,
+        wanted_blocks=specimen.blocks,
+        occupancy=occupancy(compute_capability, specimen.threads, compiled.registers, shared_bytes),
+        instructions=mix, float64=float64_instructions(sass), why_float64=specimen.float64,
+        local_memory=local_memory_instructions(sass), missing=missing,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from minllm.errors import KernelCompilationError
 from minllm.inspection import (
@@ -54,48 +53,52 @@ def list_entry(specimen) -> dict:
 
 def print_list(out: Console, entries: list[dict]) -> None:
     """All kernels: name and source."""
-    table = Table("kernel", "source", box=None)
-    for entry in entries:
-        table.add_row(entry["name"], entry["source"])
-    out.print(table)
+    print_columns(out, [["kernel", "source"], *([entry["name"], entry["source"]] for entry in entries)])
     out.print(f"\n{len(entries)} kernels. minllm inspect NAME compiles one and shows it; a part of a name, such as matmul/gemv, several.")
 
 
 def print_table(out: Console, inspections: list[Inspection]) -> None:
     """A line a kernel."""
-    table = Table("kernel", box=None)
-    for title in ("threads", "registers", "of", "spills", "shared", "blocks", "of", "occupancy"):
-        table.add_column(title, justify="right")
-    table.add_column("limited by")
+    rows = [["kernel", "threads", "registers", "budget", "spills", "shared", "blocks", "wanted", "occupancy", "limited by"]]
     for it in inspections:
-        table.add_row(
-            it.name, str(it.threads), str(it.registers), str(it.register_budget), str(it.spill_bytes),
-            str(it.static_shared_bytes + it.dynamic_shared_bytes), str(it.occupancy.blocks), str(it.wanted_blocks),
-            f"{it.occupancy.share:.0%}", ", ".join(it.occupancy.limited_by),
-        )  # fmt: skip
-    out.print(table)
+        numbers = (it.threads, it.registers, it.register_budget, it.spill_bytes, it.static_shared_bytes + it.dynamic_shared_bytes,
+                   it.occupancy.blocks, it.wanted_blocks, f"{it.occupancy.share:.0%}")  # fmt: skip
+        rows.append([it.name, *map(str, numbers), ", ".join(it.occupancy.limited_by)])
+    print_columns(out, rows)
+    for it in inspections:
+        for fault in it.faults():
+            out.print(f"not as designed: {it.name} {fault}", style="bold red", markup=False)
+
+
+def print_columns(out: Console, rows: list[list[str]]) -> None:
+    """Rows in columns as wide as they need to be, numbers to the right; no line is folded, so that they can be searched and piped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numeric = [all(text[:1].isdigit() for text in column[1:]) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [text.rjust(width) if right else text.ljust(width) for text, width, right in zip(row, widths, numeric, strict=True)]
+        out.print("  ".join(cells).rstrip(), markup=False)
 
 
 def print_inspection(out: Console, it: Inspection, specimen) -> None:
     """All about one kernel but its code."""
     signature = ", ".join(str(argument) for argument in specimen.arguments)
     limits = ", ".join(f"{name} {blocks}" for name, blocks in it.occupancy.limits.items())
-    shared = it.static_shared_bytes + it.dynamic_shared_bytes
+    shared = f"{it.static_shared_bytes} bytes of static and {it.dynamic_shared_bytes} of dynamic shared memory"
     rows = {
         "kernel": f"{it.kernel} ({it.source})",
         "arguments": signature,
         "target": it.target,
-        "block": f"{it.threads} threads, {shared} bytes of shared memory ({it.static_shared_bytes} static, {it.dynamic_shared_bytes} dynamic)",
+        "block": f"{it.threads} threads, {shared}",
         "registers": f"{it.registers} a thread; {it.register_budget} would still allow {it.wanted_blocks} blocks a multiprocessor",
         "spills": f"{it.spill_bytes} bytes a thread; stack frame {it.stack_bytes} bytes",
         "occupancy": f"{it.occupancy.blocks} blocks, {it.occupancy.warps} warps a multiprocessor: {it.occupancy.share:.0%}",
         "limited by": f"{', '.join(it.occupancy.limited_by)} (blocks that each allows: {limits})",
-        "float64": ", ".join(it.float64) + f" ({specimen.float64})" * bool(specimen.float64) if it.float64 else "none",
+        "float64": ", ".join(it.float64) + (f" ({it.why_float64})" if it.why_float64 else "") if it.float64 else "none",
     }
     out.print(it.name, style="bold")
     for title, text in rows.items():
         out.print(f"  {title:<11}{text}", markup=False)
-    for fault in it.faults(specimen.float64):
+    for fault in it.faults():
         out.print(f"  not as designed: it {fault}", style="bold red", markup=False)
     if it.instructions is None:
         out.print(f"\n  Instructions are counted by nvdisasm, which is not installed: {NVDISASM}", markup=False)

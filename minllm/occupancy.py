@@ -24,7 +24,7 @@ THREADS_A_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What one multiprocessor has: slots for warps and for blocks, KiB of shared memory in all, and KiB that the system takes of each block."""
+    """Slots for warps and for blocks, KiB of shared memory in all, and how many of them the system takes for itself in each block."""
 
     warps: int
     blocks: int
@@ -52,7 +52,7 @@ MULTIPROCESSORS: dict[tuple[int, int], Multiprocessor] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """blocks: resident at one time on a multiprocessor. warps: of them all. share: of its warp slots. limits: blocks that each resource allows."""
+    """blocks: resident at one time on a multiprocessor; warps: of them all; share: of its warp slots; limits: blocks by each resource."""
 
     blocks: int
     warps: int

@@ -5,7 +5,8 @@ room for as many blocks as the design wants on a multiprocessor, that the wide l
 float64 slipped in with a literal.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from numba.cuda import types
@@ -24,7 +25,8 @@ class Specimen:
 
     threads: of a block. shared_bytes: dynamic shared memory of a block. blocks: how many of them the design wants on a multiprocessor at
     one time, from which follows the budget of registers. contains: patterns (as of file names) of instructions that must be in the
-    machine code. float64: why there may be float64 arithmetic, empty where there must be none. targets: compute capabilities.
+    machine code. float64: why there may be float64 arithmetic, empty where there must be none. spills: {target: bytes a thread} that are
+    accepted where ptxas misses the budget by a hair, none for others. targets: compute capabilities.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Specimen:
     shared_bytes: int = 0
     contains: tuple[str, ...] = ()
     float64: str = ""
+    spills: Mapping[tuple[int, int], int] = field(default_factory=dict)
     targets: tuple[tuple[int, int], ...] = TARGETS
 
     @property

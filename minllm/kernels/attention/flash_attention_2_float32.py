@@ -32,8 +32,13 @@ def workspace_shapes(query, key_cache, block_tables):
 
 
 def tiles_for(head_dim):
-    """(row threads, column threads, rows a thread, keys a thread): tiles of 64 x 64, for large heads of 32 x 32."""
-    return (16, 16, 4, 4) if head_dim <= 128 else (16, 16, 2, 2)
+    """(row threads, column threads, rows a thread, keys a thread): the largest tiles whose Q, K and V fit 99 KB of shared memory.
+
+    That is what a block may have on GPUs of compute capability 8.6, 8.9 and 12.0; those of 8.0, 9.0 and 10.0 have more.
+    """
+    if head_dim <= 96:
+        return 16, 16, 4, 4
+    return (16, 16, 2, 2) if head_dim <= 232 else (16, 16, 2, 1)
 
 
 @functools.cache

@@ -20,7 +20,8 @@ def specimens():
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)
         rows = (matrix, matrix, matrix, matrix, indices)
         yield Specimen(f"kv/append/elements/{dtype}", append_kernel, rows, BLOCK, blocks=12)
-        yield Specimen(f"kv/append/vectors/{dtype}", append_vector_kernel, (*rows, INT32), BLOCK, blocks=12, contains=("LDG*128*", "STG*128*"))
+        arguments = (*rows, INT32)
+        yield Specimen(f"kv/append/vectors/{dtype}", append_vector_kernel, arguments, BLOCK, blocks=12, contains=("LDG*128*", "STG*128*"))
         for name, head in HEADS.items():
             angles = array(FLOAT32, 2) if head[1] else matrix
             norms = (line, line) if head[3] else (matrix, matrix)

@@ -1,4 +1,4 @@
-"""The normalisation kernels as they are launched; where a constant decides the registers, the smallest and the largest that launchers use."""
+"""The normalisation kernels as they are launched; where a constant decides the registers, its smallest and its largest value."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.normalization.layer_norm import BLOCK, layer_norm_kernel, layer_norm_vector_kernel
@@ -11,7 +11,7 @@ WIDE = ("LDG*128*", "STG*128*")
 
 
 def specimens():
-    """All of them. A row is one block's: in the vector kernels up to 1,024 threads that hold all of it, two blocks a multiprocessor at best."""
+    """All of them. A row is one block's: in the vector kernels up to 1,024 threads, which hold all of it in their registers."""
     for dtype in FLOAT_DTYPES:
         line, matrix, most = array(dtype.name, 1), array(dtype.name, 2), HELD * dtype.itemsize // VECTOR_BYTES
         rms_elements = (matrix, matrix, INT32, line, matrix, FLOAT32)
