@@ -6,6 +6,7 @@
 takes a kernel of this package, any `@cuda.jit` dispatcher or a plain function, and runs it unmodified in this process, GPU or not.
 """
 
+from minllm.sim.detectors import detecting, unwritten
 from minllm.sim.simulator import simulate
 
-__all__ = ["simulate"]
+__all__ = ["detecting", "simulate", "unwritten"]

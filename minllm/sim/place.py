@@ -26,6 +26,12 @@ def describe(frame):
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
+def describe_instruction(code, offset):
+    """`file:line in function` of the instruction at byte `offset` of a code object."""
+    line = next((line for start, stop, line in code.co_lines() if start <= offset < stop), None)
+    return f"{code.co_filename}:{line} in {code.co_name}"
+
+
 @functools.cache
 def assigned_name(code, offset):
     """The local variable that the result of the call at byte `offset` of `code` is assigned to, or "" if there is none."""
