@@ -1,23 +1,25 @@
 """`simulate`: run a kernel, block after block, over NumPy arrays."""
 
+import functools
 import inspect
 import random
 
 import numpy as np
 
 from minllm.sim.arrays import checked
+from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.machine import Block, Dimensions
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.rewrite import for_simulation, plain_function
 
 
-def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None):
+def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
     arguments: C-contiguous NumPy arrays, written in place, and scalars. shared_bytes: dynamic shared memory of a block.
     monitors: Monitors that watch. order: None runs the blocks in order; an integer seeds a shuffle, so that a kernel whose blocks
-    depend on each other's order shows it.
+    depend on each other's order shows it. cluster: blocks of a cluster, along x, y and z; they run together.
     Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, threads that wait for
     others who never come.
     """
@@ -28,8 +30,13 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
-    for index in block_indices(grid, order):
-        Block(index, block, grid, shared_bytes, monitor).run(function, prepared)
+    size = check_cluster(cluster or 1, grid)
+    for index in block_indices(Dimensions(*(blocks // extent for blocks, extent in zip(grid, size))), order):
+        first = Dimensions(*(place * extent for place, extent in zip(index, size)))
+        if cluster is None:
+            Block(first, block, grid, shared_bytes, monitor).run(function, prepared)
+        else:
+            run_cluster(first, size, functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor), function, prepared)
     if monitor is not None:
         monitor.end()
 
