@@ -39,6 +39,7 @@ class Thread(greenlet):
         self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
         self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
         self.warp.threads.append(self)
+        self.warp.lanes |= 1 << self.lane
         self.waiting_for = None
         self.result = None
         self.copies, self.copy_groups = [], deque()
@@ -51,6 +52,7 @@ class Warp:
     def __init__(self, number, monitor=None):
         self.number, self.monitor = number, monitor
         self.threads = []
+        self.lanes = 0  # a mask of those that exist
         self.meetings = {}
 
 
@@ -171,8 +173,7 @@ def collective(kind, value, compute, mask=FULL_MASK):
         fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
     meeting = warp.meetings.setdefault((kind, mask), {})
     meeting[thread.lane] = value
-    expected = sum(1 for lane in range(len(warp.threads)) if mask >> lane & 1)
-    if len(meeting) == expected:
+    if len(meeting) == (mask & warp.lanes).bit_count():
         del warp.meetings[(kind, mask)]
         if warp.monitor is not None:
             warp.monitor.collective(warp, kind, list(meeting), mask, kernel_frame(sys._getframe(1)))
