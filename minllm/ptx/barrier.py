@@ -65,8 +65,8 @@ def mbarrier_try_wait_parity(address, parity):
 
 
 def fence_mbarrier_init():
-    """fence_mbarrier_init(): mbarriers that this thread has initialised become visible to the copy engine and to the cluster's other blocks.
-    PTX ISA, "fence.mbarrier_init"."""
+    """fence_mbarrier_init(): mbarriers that this thread has initialised become visible to the copy engine and to the cluster's other
+    blocks. PTX ISA, "fence.mbarrier_init"."""
     fence_mbarriers(getcurrent())
 
 

@@ -111,11 +111,12 @@ def make_tensor_load(axes):
 
     places = ", ".join(f"c{axis}" for axis in range(axes))
     load.__name__ = f"cp_async_bulk_tensor_{axes}d_shared_global"
-    load.__doc__ = f"""{load.__name__}(address, tensor_map, {places}, barrier): start copying the tile at these coordinates (fastest axis first) to
-    a shared address, a multiple of 128; its bytes are reported to the mbarrier. PTX ISA, "cp.async.bulk.tensor"."""
+    load.__doc__ = f"""{load.__name__}(address, tensor_map, {places}, barrier): start copying the tile at these coordinates (fastest axis
+    first) to a shared address, a multiple of 128; its bytes are reported to the mbarrier. PTX ISA, "cp.async.bulk.tensor"."""
     multicast.__name__ = f"{load.__name__}_multicast"
-    multicast.__doc__ = f"""{multicast.__name__}(address, tensor_map, {places}, barrier, mask): the same to the same address of every block of
-    the cluster whose rank's bit is set in `mask`, each reported to the mbarrier at the same address there. PTX ISA, "cp.async.bulk.tensor"."""
+    multicast.__doc__ = f"""{multicast.__name__}(address, tensor_map, {places}, barrier, mask): the same to the same address of every
+    block of the cluster whose rank's bit is set in `mask`, each reported to the mbarrier at the same address there. PTX ISA,
+    "cp.async.bulk.tensor"."""
     corner = ", ".join(f"${2 + axis}" for axis in range(axes))
     text = f"cp.async.bulk.tensor.{axes}d.shared::cluster.global.mbarrier::complete_tx::bytes"
     operands = f"[$0], [$1, {{{corner}}}], [${2 + axes}]"
@@ -148,8 +149,8 @@ def make_tensor_store(axes):
 
     store.__name__ = f"cp_async_bulk_tensor_{axes}d_global_shared"
     places = ", ".join(f"c{axis}" for axis in range(axes))
-    store.__doc__ = f"""{store.__name__}(tensor_map, {places}, address): start copying a tile from a shared address, a multiple of 128, to these
-    coordinates (fastest axis first), in the thread's open bulk group. PTX ISA, "cp.async.bulk.tensor"."""
+    store.__doc__ = f"""{store.__name__}(tensor_map, {places}, address): start copying a tile from a shared address, a multiple of 128,
+    to these coordinates (fastest axis first), in the thread's open bulk group. PTX ISA, "cp.async.bulk.tensor"."""
     corner = ", ".join(f"${1 + axis}" for axis in range(axes))
     text = f"cp.async.bulk.tensor.{axes}d.global.shared::cta.bulk_group [$0, {{{corner}}}], [${1 + axes}];"
     return instruction(text, "", "l" + "r" * axes + "r", emulation=store, touches_memory=True)
@@ -163,8 +164,8 @@ def check_run(address, byte_count):
 
 
 def shared_global_emulation(address, array, index, byte_count, barrier):
-    """cp_async_bulk_shared_global(address, array, index, byte_count, barrier): start copying `byte_count` bytes (a multiple of 16) from element
-    `index` on to a shared address; they are reported to the mbarrier. PTX ISA, "cp.async.bulk"."""
+    """cp_async_bulk_shared_global(address, array, index, byte_count, barrier): start copying `byte_count` bytes (a multiple of 16) from
+    element `index` on to a shared address; they are reported to the mbarrier. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     source = array.window(index, count, alignment=CHUNK_BYTES)
     block.shared_transfer(getcurrent(), "bulk", offset, count)
@@ -172,8 +173,8 @@ def shared_global_emulation(address, array, index, byte_count, barrier):
 
 
 def global_shared_emulation(array, index, address, byte_count):
-    """cp_async_bulk_global_shared(array, index, address, byte_count): start copying `byte_count` bytes (a multiple of 16) from a shared address
-    to element `index` on, in the thread's open bulk group. PTX ISA, "cp.async.bulk"."""
+    """cp_async_bulk_global_shared(array, index, address, byte_count): start copying `byte_count` bytes (a multiple of 16) from a shared
+    address to element `index` on, in the thread's open bulk group. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     target = array.window(index, count, alignment=CHUNK_BYTES, kind="write")
 
@@ -184,8 +185,8 @@ def global_shared_emulation(array, index, address, byte_count):
 
 
 def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
-    """cp_async_bulk_shared_shared(address, source, byte_count, barrier): start copying `byte_count` bytes (a multiple of 16) from this block's
-    shared address `source` to a shared::cluster address, reported to the mbarrier of the block there. PTX ISA, "cp.async.bulk"."""
+    """cp_async_bulk_shared_shared(address, source, byte_count, barrier): start copying `byte_count` bytes (a multiple of 16) from this
+    block's shared address `source` to a shared::cluster address, reported to the mbarrier of the block there. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     own, start, _ = check_run(source, byte_count)
     mbarrier_at(barrier).start_copy(count, lambda: deliver(block, offset, asynchronous_view(own)[start : start + count].copy()))

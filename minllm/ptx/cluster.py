@@ -39,7 +39,8 @@ def make_cluster_ctaid(axis):
         return block.index["xyz".index(axis)] % block.cluster.dimensions["xyz".index(axis)] if block.cluster else 0
 
     cluster_ctaid.__name__ = f"cluster_ctaid_{axis}"
-    cluster_ctaid.__doc__ = f"""cluster_ctaid_{axis}() -> uint32: the block's place in its cluster along {axis}. PTX ISA, "%cluster_ctaid"."""
+    cluster_ctaid.__doc__ = f"""cluster_ctaid_{axis}() -> uint32: the block's place in its cluster along {axis}. PTX ISA,
+    "%cluster_ctaid"."""
     return instruction(f"mov.u32 $0, %cluster_ctaid.{axis};", "r", emulation=cluster_ctaid)
 
 
@@ -60,7 +61,8 @@ def barrier_cluster_wait():
 
 
 def mapa(address, rank):
-    """mapa(address, rank) -> uint32: the shared::cluster address of this block's shared address in the block of that rank. PTX ISA, "mapa"."""
+    """mapa(address, rank) -> uint32: the shared::cluster address of this block's shared address in the block of that rank. PTX ISA,
+    "mapa"."""
     thread, rank = getcurrent(), int(rank)
     if not 0 <= rank < (len(thread.block.cluster.blocks) if thread.block.cluster else 1):
         fail(f"mapa to rank {rank}, which the cluster does not have")

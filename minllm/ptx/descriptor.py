@@ -3,8 +3,8 @@
     bits 0-13   start address / 16        bits 16-29  leading byte offset / 16      bits 32-45  stride byte offset / 16
     bits 49-51  base offset, 0 here       bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
-A matrix [rows, 16 deep] of 16-bit elements is made of 8-by-8 cores, 8 lines of 16 bytes. With S bytes of swizzle a line of S bytes holds S/16
-chunks side by side and 8 such lines follow one another (an atom); without swizzle (S = 16 in what follows) it is one chunk. Then
+A matrix [rows, 16 deep] of 16-bit elements is made of 8-by-8 cores, 8 lines of 16 bytes. With S bytes of swizzle a line of S bytes holds
+S/16 chunks side by side and 8 such lines follow one another (an atom); without swizzle (S = 16 in what follows) it is one chunk. Then
 
     depth-major ("k"): a line runs along the depth. Eight rows are an atom, the next eight are `stride` bytes on. Without swizzle the second
                        half of the depth is `leading` bytes on; with it the two lie in one line, and `leading` is not used.
@@ -28,8 +28,8 @@ CORE = 8  # rows, and 16-bit elements a chunk
 
 @cuda.jit(device=True)
 def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle):
-    """matrix_descriptor(address, leading_bytes, stride_bytes, swizzle) -> uint64: a matrix from this shared address on; swizzle is 0, 32, 64
-    or 128, and the atoms of a swizzled matrix begin at multiples of 8 * swizzle bytes."""
+    """matrix_descriptor(address, leading_bytes, stride_bytes, swizzle) -> uint64: a matrix from this shared address on; swizzle is 0,
+    32, 64 or 128, and the atoms of a swizzled matrix begin at multiples of 8 * swizzle bytes."""
     mode = 0
     if swizzle == 128:
         mode = 1

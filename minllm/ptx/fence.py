@@ -13,8 +13,8 @@ def fence_proxy_async():
 
 
 def fence_proxy_tensormap_acquire(tensor_map):
-    """fence_proxy_tensormap_acquire(tensor_map): this thread's copies see the tensor map as it now is in global memory, not as it was when the
-    copy engine last read that place. Once a block, before its first copy. PTX ISA, "fence.proxy.tensormap"."""
+    """fence_proxy_tensormap_acquire(tensor_map): this thread's copies see the tensor map as it now is in global memory, not as it was
+    when the copy engine last read that place. Once a block, before its first copy. PTX ISA, "fence.proxy.tensormap"."""
 
 
 def prefetch_tensormap(tensor_map):

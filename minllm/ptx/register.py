@@ -46,9 +46,9 @@ setmaxnreg_inc = make_setmaxnreg(
 
 
 def keep_registers_emulation(array, count):
-    """keep_registers(array, count): the first `count` elements (a constant) of a local array are in registers at this point, and are neither
-    computed later nor read earlier than here. Put it behind wgmma_wait_group for accumulators that the wait completes, and for registers
-    that products in flight have read as their A operand. An empty instruction."""
+    """keep_registers(array, count): the first `count` elements (a constant) of a local array are in registers at this point, and are
+    neither computed later nor read earlier than here. Put it behind wgmma_wait_group for accumulators that the wait completes, and for
+    registers that products in flight have read as their A operand. An empty instruction."""
 
 
 @intrinsic

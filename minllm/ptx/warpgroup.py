@@ -35,7 +35,8 @@ def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
     a "shared":     wgmma(accumulator, a_descriptor, b_descriptor, scale_d)
     a "registers":  wgmma(accumulator, a, a_at, b_descriptor, scale_d), A from the uint32 local array a[a_at:a_at+4]
     accumulator: a float32 local array of n/2; with scale_d 0 the product replaces it, else it is added.
-    a_major, b_major: "k" where chunks of 8 elements run along the depth, "mn" where they run along rows of A or B. PTX ISA, "wgmma.mma_async".
+    a_major, b_major: "k" where chunks of 8 elements run along the depth, "mn" where they run along rows of A or B. PTX ISA,
+    "wgmma.mma_async".
     """
     if n not in range(8, 257, 8) or dtype not in ("bf16", "f16") or a not in ("shared", "registers") or {a_major, b_major} - {"k", "mn"}:
         raise KernelArgumentError(
@@ -127,7 +128,8 @@ def wgmma_fence():
 
 
 def wgmma_commit_group():
-    """wgmma_commit_group(): close the group of products that the warpgroup has started since the last one. PTX ISA, "wgmma.commit_group"."""
+    """wgmma_commit_group(): close the group of products that the warpgroup has started since the last one. PTX ISA,
+    "wgmma.commit_group"."""
     own = state(getcurrent())
     own.product_groups.append(own.products)
     own.products = []

@@ -77,13 +77,15 @@ def operand(memory, descriptor, rows, major, dtype):
 def a_from_registers(calls, product):
     """[64, 16] float32 of A from four words of each thread."""
     words = np.stack([a.data[at : at + 4] for _, (_, (a, at), _, _) in calls]).astype(np.uint32)
-    parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, 2)  # warp, g, i, half of the depth, half of the rows, element
+    # [warp, g, i, half of the depth, half of the rows, element]
+    parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, 2)
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, DEPTH)
 
 
 def gather(arrays, n):
     """[64, n] from the accumulators of 128 threads."""
-    parts = np.stack([array[: n // 2] for array in arrays]).reshape(4, 8, 4, n // 8, 2, 2)  # warp, g, i, columns / 8, half of the rows, element
+    # [warp, g, i, columns / 8, half of the rows, element]
+    parts = np.stack([array[: n // 2] for array in arrays]).reshape(4, 8, 4, n // 8, 2, 2)
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, n)
 
 

@@ -7,9 +7,9 @@ A NumPy array gives the map that the simulator understands, a DeviceArray one wi
 go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them.
 
 The array is C-contiguous, and the box counts elements along its axes, in its order. A tile lies in shared memory C-contiguous too, but for
-the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a line is 128 bytes, so that reading
-a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Elements outside of the array arrive as zeros (or NaN), and are not
-written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
+the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a line is 128 bytes, so that
+reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Elements outside of the array arrive as zeros (or NaN), and
+are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
 """
 
 import ctypes
@@ -63,7 +63,7 @@ class TensorMap:
     def kernel_parameters(self):
         """The launch parameter: the descriptor's address."""
         if self.descriptor is None:
-            raise KernelArgumentError("a tensor map of a NumPy array was given to a kernel on a GPU: copy the array there, then make its map")
+            raise KernelArgumentError("a GPU was given the tensor map of a NumPy array: copy the array there, then make its map")
         return (ctypes.c_uint64(self.descriptor.pointer),)
 
 

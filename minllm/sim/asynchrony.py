@@ -154,9 +154,10 @@ class MBarrier:
         self.unfenced_by = thread
 
     def __str__(self):
+        missing = self.transactions - sum(size for size, _ in self.copies)
         return (
-            f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}: phase parity {self.phase} lacks {self.pending} of "
-            f"{self.count} arrivals and {self.transactions - sum(size for size, _ in self.copies)} bytes that nobody sends"
+            f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}, whose phase of parity {self.phase} lacks "
+            f"{self.pending} of {self.count} arrivals and {missing} bytes that nobody sends"
         )
 
     def expect(self, byte_count):

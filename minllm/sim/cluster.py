@@ -55,7 +55,7 @@ def check_cluster(cluster, grid):
     if cluster.x * cluster.y * cluster.z > LARGEST_CLUSTER or min(cluster) < 1:
         raise SimulationError(f"a cluster of {tuple(cluster)} blocks; a cluster has 1 to {LARGEST_CLUSTER}")
     if any(blocks % size for blocks, size in zip(grid, cluster)):
-        raise SimulationError(f"a grid of {tuple(grid)} blocks cannot be cut into clusters of {tuple(cluster)}: each size must be a multiple")
+        raise SimulationError(f"a grid of {tuple(grid)} blocks cannot be cut into clusters of {tuple(cluster)}: make it a multiple")
     return cluster
 
 

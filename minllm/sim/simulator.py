@@ -30,13 +30,15 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
-    size = check_cluster(cluster or 1, grid)
-    for index in block_indices(Dimensions(*(blocks // extent for blocks, extent in zip(grid, size))), order):
-        first = Dimensions(*(place * extent for place, extent in zip(index, size)))
-        if cluster is None:
-            Block(first, block, grid, shared_bytes, monitor).run(function, prepared)
-        else:
-            run_cluster(first, size, functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor), function, prepared)
+    make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor)
+    if cluster is None:
+        for index in block_indices(grid, order):
+            make_block(index).run(function, prepared)
+    else:
+        size = check_cluster(cluster, grid)
+        for index in block_indices(Dimensions(grid.x // size.x, grid.y // size.y, grid.z // size.z), order):
+            first = Dimensions(index.x * size.x, index.y * size.y, index.z * size.z)
+            run_cluster(first, size, make_block, function, prepared)
     if monitor is not None:
         monitor.end()
 
