@@ -17,6 +17,7 @@ from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.sequence import Sequence
 from minllm.engine.static_batching import StaticBatching
 from minllm.engine.text_stream import TextStream
+from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
 
 
@@ -65,10 +66,13 @@ class LLM:
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
-        engine = self._engine
-        self._batching = StaticBatching(engine.runner, engine.pool, block_size, max_num_seqs, engine.tokenizer)
-        self._default_params = default_sampling_params(engine.generation_config)
-        self._num_requests = 0
+            engine = self._engine
+            self._batching = StaticBatching(engine.runner, engine.pool, block_size, max_num_seqs, engine.tokenizer)
+            self._default_params = default_sampling_params(engine.generation_config)
+            self._num_requests = 0
+            if engine.device == "cuda":
+                warm_up(self.generate, self._default_params, engine.max_model_len, report)
+                self._num_requests = 0  # a request's own seed counts from the first that a user makes
 
     @property
     def engine(self) -> Engine:

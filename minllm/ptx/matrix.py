@@ -44,20 +44,18 @@ def make_ldmatrix(name, modifier, transposed, description):
         return types.void(fragment, at, address), lower
 
     def emulation(fragment, at, address):
-        shared = current_thread().block.shared
         if int(address) % 16:
             fail(f"ldmatrix from shared address {int(address)}, which is not aligned to 16 bytes")
 
-        def gather(addresses):
-            rows = np.stack([shared[addresses[lane] : addresses[lane] + 16] for lane in range(32)]).view(np.uint16).reshape(4, 8, 8)
+        def gather(windows):
+            rows = np.concatenate([windows[lane] for lane in range(32)]).view(np.uint16).reshape(4, 8, 8)
             tiles = rows.transpose(0, 2, 1) if transposed else rows
             low, high = tiles[:, GROUP, 2 * WITHIN].astype(np.uint32), tiles[:, GROUP, 2 * WITHIN + 1].astype(np.uint32)
             words = low | high << np.uint32(16)  # [4 tiles, 32 lanes]
-            return {lane: words[:, lane] for lane in range(32)}
+            return np.ascontiguousarray(words.T).view(np.uint8)  # [32 lanes, 16 bytes]
 
-        words = collective(name, int(address), gather)
-        for i in range(4):
-            fragment[int(at) + i] = words[i]
+        words = collective(name, current_thread().block.shared_root.window(int(address), 16), gather)
+        registers(fragment, at, 4, "write")[:] = words
 
     load.__name__ = emulation.__name__ = name
     emulation.__doc__ = description
@@ -76,21 +74,28 @@ ldmatrix_x4_trans = make_ldmatrix(
 )
 
 
+def registers(fragment, at, count, kind="read"):
+    """The bytes of `count` 32-bit registers: elements `at` and following of a thread's local array."""
+    return fragment.window(int(at), 4 * count, alignment=4, kind=kind)
+
+
+# Where each element of a matrix lies in the fragments of all lanes, one lane's behind the other's: A [16, 16] and B [16, 8] of 16-bit
+# elements (8 and 4 a lane), C [16, 8] of float32 (4 a lane); and where each lane's part of C lies in the matrix.
+ROW, COLUMN = np.mgrid[0:16, 0:16]
+A_PLACE = (ROW % 8 * 4 + COLUMN % 8 // 2) * 8 + COLUMN // 8 * 4 + ROW // 8 * 2 + COLUMN % 2
+B_PLACE = (COLUMN[:, :8] * 4 + ROW[:, :8] % 8 // 2) * 4 + ROW[:, :8] // 8 * 2 + ROW[:, :8] % 2
+C_PLACE = (ROW[:, :8] % 8 * 4 + COLUMN[:, :8] // 2) * 4 + ROW[:, :8] // 8 * 2 + COLUMN[:, :8] % 2
+C_ELEMENTS = np.argsort(C_PLACE, axis=None)
+
+
 def warp_product(values, dtype):
-    """D = A B + C of a warp: values[lane] = (4 words of A, 2 words of B, 4 floats of C) -> {lane: 4 floats}."""
-    words = np.array([values[lane][0] for lane in range(32)], np.uint32)
-    pairs = words.view(dtype).astype(np.float32).reshape(32, 6, 2)
-    accumulators = np.array([values[lane][1] for lane in range(32)], np.float32)
-    a, b, c = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32), np.empty((16, 8), np.float32)
-    for half in (0, 1):
-        a[GROUP, 2 * WITHIN + half], a[GROUP + 8, 2 * WITHIN + half] = pairs[:, 0, half], pairs[:, 1, half]
-        a[GROUP, 2 * WITHIN + 8 + half], a[GROUP + 8, 2 * WITHIN + 8 + half] = pairs[:, 2, half], pairs[:, 3, half]
-        b[2 * WITHIN + half, GROUP], b[2 * WITHIN + 8 + half, GROUP] = pairs[:, 4, half], pairs[:, 5, half]
-        c[GROUP, 2 * WITHIN + half], c[GROUP + 8, 2 * WITHIN + half] = accumulators[:, half], accumulators[:, 2 + half]
+    """D = A B + C of a warp: values[lane] = (bytes of A's 4 words, of B's 2, of C's 4 floats) -> bytes of D's 4 floats, [32, 16]."""
+    a_bytes, b_bytes, c_bytes = (np.concatenate(parts) for parts in zip(*(values[lane] for lane in range(32))))
+    a = a_bytes.view(dtype).astype(np.float32)[A_PLACE]
+    b = b_bytes.view(dtype).astype(np.float32)[B_PLACE]
     with np.errstate(all="ignore"):
-        d = a @ b + c
-    result = np.stack([d[GROUP, 2 * WITHIN], d[GROUP, 2 * WITHIN + 1], d[GROUP + 8, 2 * WITHIN], d[GROUP + 8, 2 * WITHIN + 1]], 1)
-    return {lane: result[lane] for lane in range(32)}
+        d = a @ b + c_bytes.view(np.float32)[C_PLACE]
+    return d.reshape(-1)[C_ELEMENTS].view(np.uint8).reshape(32, 16)
 
 
 def make_mma(name, letters, dtype, description):
@@ -118,12 +123,15 @@ def make_mma(name, letters, dtype, description):
 
         return types.void(acc, acc_at, a, a_at, b, b_at), lower
 
+    def product(values):
+        thread = current_thread()
+        if thread.block.monitor is not None:
+            thread.block.monitor.flops(thread, 2 * 16 * 8 * 16, name)
+        return warp_product(values, dtype)
+
     def emulation(acc, acc_at, a, a_at, b, b_at):
-        words = [a[int(a_at) + i] for i in range(4)] + [b[int(b_at) + i] for i in range(2)]
-        floats = [acc[int(acc_at) + i] for i in range(4)]
-        result = collective(name, (words, floats), lambda values: warp_product(values, dtype))
-        for i in range(4):
-            acc[int(acc_at) + i] = result[i]
+        result = collective(name, (registers(a, a_at, 4), registers(b, b_at, 2), registers(acc, acc_at, 4)), product)
+        registers(acc, acc_at, 4, "write")[:] = result
 
     multiply.__name__ = emulation.__name__ = name
     emulation.__doc__ = description

@@ -10,6 +10,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
+from minllm.sim.arrays import fail
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 FOUR_WORDS = ir.LiteralStructType([I32] * 4)
@@ -114,7 +115,7 @@ load_float32_streaming = make_load_float32(
 def store_128_emulation(array, index, word0, word1, word2, word3):
     """store_128(array, index, w0, w1, w2, w3): write 16 bytes from element `index` on. PTX ISA, "st", vector v4."""
     words = [int(word) & 0xFFFFFFFF for word in (word0, word1, word2, word3)]
-    array.window(index, 16)[:] = np.array(words, np.uint32).view(np.uint8)
+    array.window(index, 16, kind="write")[:] = np.array(words, np.uint32).view(np.uint8)
 
 
 @intrinsic
@@ -137,7 +138,7 @@ emulated(store_128, store_128_emulation)
 
 def store_32_emulation(array, index, word):
     """store_32(array, index, word): write 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "st"."""
-    array.window(index, 4)[:] = np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.uint8)
+    array.window(index, 4, kind="write")[:] = np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.uint8)
 
 
 @intrinsic
@@ -180,10 +181,9 @@ def cp_async_16_emulation(address, array, index, valid_bytes):
     PTX ISA, "cp.async", with src-size."""
     thread, valid = getcurrent(), int(valid_bytes)
     if int(address) % 16:
-        from minllm.sim.arrays import fail
-
         fail(f"cp.async to shared address {int(address)}, which is not aligned to 16 bytes")
     source = array.window(index, valid, alignment=16) if valid else np.empty(0, np.uint8)
+    thread.block.shared_transfer(thread, "cp_async", int(address), 16)
     thread.copies.append((int(address), source, valid))
 
 
@@ -217,8 +217,9 @@ def finish_copies(pending_groups):
     thread = getcurrent()
     while len(thread.copy_groups) > pending_groups:
         for address, source, valid in thread.copy_groups.popleft():
-            thread.block.shared[address : address + valid] = source
-            thread.block.shared[address + valid : address + 16] = 0
+            target = thread.block.shared_root.window(address, 16, kind="write")
+            target[:valid] = source
+            target[valid:] = 0
 
 
 def make_wait_group(pending):

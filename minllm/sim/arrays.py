@@ -8,59 +8,65 @@ import math
 import sys
 
 import numpy as np
+from greenlet import getcurrent
 
 from minllm.errors import SimulationError
+from minllm.sim.place import describe, kernel_frame
 
 
 def fail(what):
     """Raise SimulationError with the place in the kernel: file, line, block and thread."""
     from minllm.sim.machine import current_thread
 
-    frame = sys._getframe(1)
-    while frame and ("/minllm/sim/" in frame.f_code.co_filename or "/minllm/ptx/" in frame.f_code.co_filename):
-        frame = frame.f_back
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
     thread = current_thread()
-    where = f", block {thread.block.index}, thread {thread.index}" if thread else ""
-    raise SimulationError(f"{what} ({place}{where})")
+    where = f", block {tuple(thread.block.index)}, thread {tuple(thread.index)}" if thread else ""
+    raise SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
 
 
 class CheckedArray:
     """A C-contiguous array in global, shared or local memory, indexed as Numba's arrays are, with both bounds checked.
 
-    base: offset of the first element in the block's shared memory (shared arrays only).
+    space: "global", "shared", "local" or "constant". base: bytes from the start of the argument or declaration that this is a part
+    of; in shared memory, the address in the block's shared memory. name: the argument or variable, "" where unknown.
     """
 
-    __slots__ = ("data", "shape", "ndim", "size", "dtype", "space", "base", "flat_bytes", "integer", "signed")
+    __slots__ = (
+        *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
+        *("space", "base", "name", "address", "flat_bytes"),
+    )
 
-    def __init__(self, data, space="global", base=0):
+    def __init__(self, data, space="global", base=0, name=""):
         if not data.flags.c_contiguous:
             raise SimulationError(f"a kernel takes C-contiguous arrays; given one of shape {data.shape} and strides {data.strides}")
         self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
-        self.space, self.base = space, base
+        self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
+        self.itemsize = data.dtype.itemsize
+        self.address = base if space == "shared" else None  # of the first byte; looked up when first needed
         self.flat_bytes = data.reshape(-1).view(np.uint8) if data.size else np.empty(0, np.uint8)
+
+    def part(self, data, offset):
+        """A slice or view of this array, `offset` bytes in."""
+        return CheckedArray(data, self.space, self.base + offset, self.name)
+
+    def __str__(self):
+        return f"{self.space} array{' ' if self.name else ''}{self.name}"
 
     def __len__(self):
         return self.shape[0]
-
-    @property
-    def itemsize(self):
-        """Bytes of an element."""
-        return self.dtype.itemsize
 
     def check(self, index):
         """`index` as a tuple of ints, or SimulationError if it is out of bounds or of a wrong kind."""
         indices = index if isinstance(index, tuple) else (index,)
         if len(indices) > self.ndim:
-            fail(f"{len(indices)} indices into a {self.ndim}-dimensional {self.space} array")
+            fail(f"{len(indices)} indices into the {self.ndim}-dimensional {self}")
         for position, extent in zip(indices, self.shape):
             if isinstance(position, slice):
                 continue
             if isinstance(position, (float, np.floating)):
-                fail(f"index {position!r} into a {self.space} array is not an integer")
+                fail(f"index {position!r} into the {self} is not an integer")
             if not 0 <= position < extent:
-                fail(f"index {tuple(map(str, indices))} is out of bounds for a {self.space} array of shape {self.shape}")
+                fail(f"index {tuple(map(str, indices))} is out of bounds for the {self} of shape {self.shape}")
         return indices
 
     def __getitem__(self, index):
@@ -73,7 +79,7 @@ class CheckedArray:
             found = self.data[self.check(index)]
         if isinstance(found, np.ndarray):
             offset = found.__array_interface__["data"][0] - self.data.__array_interface__["data"][0]
-            return CheckedArray(found, self.space, self.base + offset)
+            return self.part(found, offset)
         return int(found) if self.integer else found
 
     def __setitem__(self, index, value):
@@ -91,19 +97,86 @@ class CheckedArray:
         except (IndexError, TypeError):
             self.data[self.check(index)] = value
 
-    def window(self, index, count, alignment=None):
-        """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes."""
-        start = int(index) * self.dtype.itemsize
+    def atomic(self, index, change):
+        """Replace the element by `change(element)`, and return the old one; threads run in turn, so nothing can come between."""
+        old = self[index]
+        self[index] = change(old)
+        return old
+
+    def window(self, index, count, alignment=None, kind="read"):
+        """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes.
+
+        kind: "read" or "write", what the caller does with them at once.
+        """
+        start = int(index) * self.itemsize
         if start < 0 or start + count > self.flat_bytes.size:
-            fail(f"{count} bytes at element {int(index)} are out of bounds for a {self.space} array of {self.size} elements")
-        address = self.base if self.space == "shared" else self.data.__array_interface__["data"][0]
-        if (address + start) % (alignment or count):
-            fail(f"a {count}-byte access at element {int(index)} of a {self.space} array is not aligned to {alignment or count} bytes")
+            fail(f"{count} bytes at element {int(index)} are out of bounds for the {self} of {self.size} elements")
+        if self.address is None:
+            self.address = self.data.__array_interface__["data"][0]
+        if (self.address + start) % (alignment or count):
+            fail(f"a {count}-byte access at element {int(index)} of the {self} is not aligned to {alignment or count} bytes")
         return self.flat_bytes[start : start + count]
 
     def view(self, dtype):
         """The same memory under another dtype (one-dimensional)."""
-        return CheckedArray(self.data.reshape(-1).view(np.dtype(getattr(dtype, "dtype", dtype))), self.space, self.base)
+        return self.part(self.data.reshape(-1).view(np.dtype(getattr(dtype, "dtype", dtype))), 0)
+
+
+class MonitoredArray(CheckedArray):
+    """A CheckedArray that tells a Monitor of every access.
+
+    root: the whole array that this is a part of. notes (of a root): what monitors attach to the memory.
+    """
+
+    __slots__ = ("monitor", "root", "notes", "strides")
+
+    def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
+        super().__init__(data, space, base, name)
+        self.monitor = monitor
+        self.root = self if root is None else root
+        self.notes = {} if root is None else None
+        self.strides = data.strides
+
+    def part(self, data, offset):
+        return MonitoredArray(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+
+    def start_byte(self, index):
+        """Where an element that exists begins, in bytes from the start of the root."""
+        if type(index) is tuple:
+            start = self.base
+            for position, stride in zip(index, self.strides):
+                start += position * stride
+            return start
+        return self.base + index * self.itemsize
+
+    def __getitem__(self, index):
+        found = CheckedArray.__getitem__(self, index)
+        if not isinstance(found, CheckedArray):
+            self.monitor.access(
+                getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1))
+            )
+        return found
+
+    def __setitem__(self, index, value):
+        CheckedArray.__setitem__(self, index, value)
+        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
+
+    def atomic(self, index, change):
+        old = CheckedArray.__getitem__(self, index)
+        CheckedArray.__setitem__(self, index, change(old))
+        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
+        return old
+
+    def window(self, index, count, alignment=None, kind="read"):
+        found = CheckedArray.window(self, index, count, alignment)
+        start = self.base + int(index) * self.itemsize
+        self.monitor.access(getcurrent(), self, start, count, kind, kernel_frame(sys._getframe(1)))
+        return found
+
+
+def checked(data, space="global", base=0, name="", monitor=None, root=None):
+    """A CheckedArray, or a MonitoredArray where there is a monitor."""
+    return CheckedArray(data, space, base, name) if monitor is None else MonitoredArray(data, space, base, name, monitor, root)
 
 
 def poisoned(shape, dtype):

@@ -7,8 +7,9 @@ import numpy as np
 from greenlet import getcurrent
 
 from minllm.errors import SimulationError
-from minllm.sim.arrays import CheckedArray, fail, poisoned
+from minllm.sim.arrays import checked, fail, poisoned
 from minllm.sim.machine import FULL_MASK, SHARED_MEMORY_BYTES, WARP_SIZE, barrier, collective
+from minllm.sim.place import assigned_name
 from minllm.sim.scalars import dtype_of
 
 
@@ -18,20 +19,26 @@ class SharedMemory:
     def array(self, shape, dtype, alignment=None):
         """A static array: one per block and place in the code; shape 0 is the dynamic memory from its start."""
         block, dtype = getcurrent().block, dtype_of(dtype)
-        if shape == 0:
-            count = block.dynamic_bytes // dtype.itemsize
-            return CheckedArray(block.shared[: count * dtype.itemsize].view(dtype), "shared", 0)
         frame = sys._getframe(1)
         key = frame.f_code, frame.f_lasti
         if key not in block.shared_arrays:
-            alignment = max(alignment or dtype.itemsize, 16)
-            start = -(-block.shared_top // alignment) * alignment
-            count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
-            block.shared_top = start + count * dtype.itemsize
-            if block.shared_top > SHARED_MEMORY_BYTES:
-                fail(f"shared arrays of {block.shared_top} bytes do not fit the {SHARED_MEMORY_BYTES} bytes of a block")
-            block.shared_arrays[key] = CheckedArray(block.shared[start : block.shared_top].view(dtype).reshape(shape), "shared", start)
+            start, stop = self.place(block, shape, dtype, alignment)
+            data = block.shared[start:stop].view(dtype)
+            data = data if shape == 0 else data.reshape(shape)
+            block.shared_arrays[key] = checked(data, "shared", start, assigned_name(*key), block.monitor, block.shared_root)
         return block.shared_arrays[key]
+
+    def place(self, block, shape, dtype, alignment):
+        """First byte of an array in the block's shared memory, and the byte behind it."""
+        if shape == 0:
+            return 0, block.dynamic_bytes // dtype.itemsize * dtype.itemsize
+        alignment = max(alignment or dtype.itemsize, 16)
+        start = -(-block.shared_top // alignment) * alignment
+        count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
+        block.shared_top = start + count * dtype.itemsize
+        if block.shared_top > SHARED_MEMORY_BYTES:
+            fail(f"shared arrays of {block.shared_top} bytes do not fit the {SHARED_MEMORY_BYTES} bytes of a block")
+        return start, block.shared_top
 
 
 class LocalMemory:
@@ -39,7 +46,9 @@ class LocalMemory:
 
     def array(self, shape, dtype, alignment=None):
         """A thread's own array, full of NaN until written."""
-        return CheckedArray(poisoned(shape, dtype_of(dtype)), "local")
+        frame = sys._getframe(1)
+        name = assigned_name(frame.f_code, frame.f_lasti)
+        return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
 
 
 class ConstantMemory:
@@ -47,46 +56,43 @@ class ConstantMemory:
 
     def array_like(self, array):
         """A read-only copy of a host array."""
-        return CheckedArray(np.ascontiguousarray(array), "constant")
+        frame = sys._getframe(1)
+        name = assigned_name(frame.f_code, frame.f_lasti)
+        return checked(np.ascontiguousarray(array), "constant", 0, name, getcurrent().block.monitor)
 
 
 class Atomic:
-    """`cuda.atomic`: each reads, changes, and returns the old value; threads run in turn, so nothing can come between."""
-
-    def _update(self, array, index, change):
-        old = array[index]
-        array[index] = change(old)
-        return old
+    """`cuda.atomic`: each reads, changes, and returns the old value."""
 
     def add(self, array, index, value):
-        return self._update(array, index, lambda old: old + value)
+        return array.atomic(index, lambda old: old + value)
 
     def sub(self, array, index, value):
-        return self._update(array, index, lambda old: old - value)
+        return array.atomic(index, lambda old: old - value)
 
     def max(self, array, index, value):
-        return self._update(array, index, lambda old: max(old, value))
+        return array.atomic(index, lambda old: max(old, value))
 
     def min(self, array, index, value):
-        return self._update(array, index, lambda old: min(old, value))
+        return array.atomic(index, lambda old: min(old, value))
 
     def exch(self, array, index, value):
-        return self._update(array, index, lambda old: value)
+        return array.atomic(index, lambda old: value)
 
     def and_(self, array, index, value):
-        return self._update(array, index, lambda old: int(old) & int(value))
+        return array.atomic(index, lambda old: int(old) & int(value))
 
     def or_(self, array, index, value):
-        return self._update(array, index, lambda old: int(old) | int(value))
+        return array.atomic(index, lambda old: int(old) | int(value))
 
     def xor(self, array, index, value):
-        return self._update(array, index, lambda old: int(old) ^ int(value))
+        return array.atomic(index, lambda old: int(old) ^ int(value))
 
     def inc(self, array, index, value):
-        return self._update(array, index, lambda old: 0 if old >= value else old + 1)
+        return array.atomic(index, lambda old: 0 if old >= value else old + 1)
 
     def cas(self, array, index, old, value):
-        return self._update(array, index, lambda found: value if found == old else found)
+        return array.atomic(index, lambda found: value if found == old else found)
 
 
 class SimulatedCuda:

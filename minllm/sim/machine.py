@@ -5,6 +5,7 @@ all go on. When nobody can run and threads still wait, the kernel would hang or 
 waits where.
 """
 
+import sys
 from collections import deque
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from minllm.errors import SimulationError
+from minllm.sim.arrays import checked, fail
+from minllm.sim.place import kernel_frame
 
 WARP_SIZE = 32
 FULL_MASK = 0xFFFFFFFF
@@ -36,57 +39,68 @@ class Thread(greenlet):
         self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
         self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
         self.warp.threads.append(self)
+        self.warp.lanes |= 1 << self.lane
         self.waiting_for = None
         self.result = None
         self.copies, self.copy_groups = [], deque()
+        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or warpgroup products
 
 
 class Warp:
     """Up to 32 threads, and the collectives that some of them have reached."""
 
-    def __init__(self):
+    def __init__(self, number, monitor=None):
+        self.number, self.monitor = number, monitor
         self.threads = []
+        self.lanes = 0  # a mask of those that exist
         self.meetings = {}
 
 
 class Block:
     """One thread block: its shared memory, its barrier and its threads."""
 
-    def __init__(self, index, dimensions, grid, shared_bytes):
+    def __init__(self, index, dimensions, grid, shared_bytes, monitor=None):
         self.index, self.dimensions, self.grid = index, dimensions, grid
         count = dimensions.x * dimensions.y * dimensions.z
-        self.warps = [Warp() for _ in range(-(-count // WARP_SIZE))]
+        self.warps = [Warp(number, monitor) for number in range(-(-count // WARP_SIZE))]
         self.dynamic_bytes = shared_bytes
         self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
         self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, static arrays behind it
         self.shared_arrays = {}
+        self.monitor = monitor
+        self.shared_root = checked(self.shared, "shared", 0, "", monitor)
         self.runnable = deque()
         self.at_barrier = []
         self.threads = []
         self.alive = count
+        self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's place in it
+        self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers and the like
 
     def run(self, function, arguments):
         """Run all threads to their end."""
-        count = self.alive
-        self.threads = [Thread(self, number, function) for number in range(count)]
-        self.runnable.extend(self.threads)
-        while self.runnable:
-            thread = self.runnable.popleft()
-            if thread.waiting_for is None and not thread:
-                thread.switch(*arguments)
-            else:
-                thread.waiting_for = None
-                thread.switch()
-            if thread.dead:
-                self.alive -= 1
-                self.release_barrier()
-        if self.alive:
-            self.report_stuck()
+        run_together([self], function, arguments)
+
+    def end_thread(self, thread):
+        """A thread has returned: those that wait for all others wait for one less."""
+        self.alive -= 1
+        self.release_barrier()
+        if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
+            raise SimulationError(f"block {tuple(self.index)}, thread {tuple(thread.index)} {complaint}")
+        if self.cluster is not None:
+            self.cluster.release()
+
+    def shared_transfer(self, thread, event, address, byte_count):
+        """Tell the monitor that a transfer beside the threads has begun to write `byte_count` bytes at a shared address."""
+        if self.monitor is not None:
+            frame = kernel_frame(sys._getframe(1))
+            self.monitor.asynchronous(thread, event, self.shared_root, address, byte_count, frame)
 
     def release_barrier(self):
         """Let everybody go on once all living threads are at the barrier."""
         if self.at_barrier and len(self.at_barrier) == self.alive:
             values = [value for _, value in self.at_barrier]
+            if self.monitor is not None:
+                self.monitor.barrier(self, [thread for thread, _ in self.at_barrier])
             for thread, _ in self.at_barrier:
                 thread.result = values
                 self.runnable.append(thread)
@@ -97,10 +111,35 @@ class Block:
         waiting = {}
         for thread in self.threads:
             if not thread.dead:
-                what = thread.waiting_for if isinstance(thread.waiting_for, str) else "{} with mask {:#010x}".format(*thread.waiting_for)
+                what = thread.waiting_for
+                what = "{} with mask {:#010x}".format(*what) if isinstance(what, tuple) else str(what)
                 waiting.setdefault(f"{what}, {line_of_kernel(thread)}", []).append(thread.number)
         lines = [f"{len(numbers)} threads (the first is {numbers[0]}) wait at {what}" for what, numbers in waiting.items()]
-        raise SimulationError(f"block {tuple(self.index)} cannot go on: " + "; ".join(lines))
+        return f"block {tuple(self.index)} cannot go on: " + "; ".join(lines)
+
+
+def run_together(blocks, function, arguments):
+    """Run all threads of blocks that share one queue of runnable threads to their end."""
+    runnable = blocks[0].runnable
+    for block in blocks:
+        block.threads = [Thread(block, number, function) for number in range(block.alive)]
+        runnable.extend(block.threads)
+        if block.monitor is not None:
+            block.monitor.start_block(block)
+    while runnable:
+        thread = runnable.popleft()
+        if thread.waiting_for is None and not thread:
+            thread.switch(*arguments)
+        else:
+            thread.waiting_for = None
+            thread.switch()
+        if thread.dead:
+            thread.block.end_thread(thread)
+    if any(block.alive for block in blocks):
+        raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive))
+    for block in blocks:
+        if block.monitor is not None:
+            block.monitor.end_block(block)
 
 
 def current_thread():
@@ -111,9 +150,7 @@ def current_thread():
 
 def line_of_kernel(thread):
     """The line of the kernel at which a waiting thread stands."""
-    frame = thread.gr_frame
-    while frame and ("/minllm/sim/" in frame.f_code.co_filename or "/minllm/ptx/" in frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = kernel_frame(thread.gr_frame)
     return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
 
 
@@ -133,14 +170,13 @@ def collective(kind, value, compute, mask=FULL_MASK):
     thread = getcurrent()
     warp, mask = thread.warp, int(mask) & FULL_MASK
     if not mask >> thread.lane & 1:
-        from minllm.sim.arrays import fail
-
         fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
     meeting = warp.meetings.setdefault((kind, mask), {})
     meeting[thread.lane] = value
-    expected = sum(1 for lane in range(len(warp.threads)) if mask >> lane & 1)
-    if len(meeting) == expected:
+    if len(meeting) == (mask & warp.lanes).bit_count():
         del warp.meetings[(kind, mask)]
+        if warp.monitor is not None:
+            warp.monitor.collective(warp, kind, list(meeting), mask, kernel_frame(sys._getframe(1)))
         results = compute(meeting)
         for lane in meeting:
             other = warp.threads[lane]

@@ -1,27 +1,54 @@
 """`simulate`: run a kernel, block after block, over NumPy arrays."""
 
+import functools
+import inspect
+import random
+
 import numpy as np
 
-from minllm.sim.arrays import CheckedArray
+from minllm.sim.arrays import checked
+from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.machine import Block, Dimensions
-from minllm.sim.rewrite import for_simulation
+from minllm.sim.monitor import Launch, combined
+from minllm.sim.rewrite import for_simulation, plain_function
 
 
-def simulate(kernel, grid, block, *arguments, shared_bytes=0):
-    """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, in order, deterministically.
+def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None):
+    """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
     arguments: C-contiguous NumPy arrays, written in place, and scalars. shared_bytes: dynamic shared memory of a block.
+    monitors: Monitors that watch. order: None runs the blocks in order; an integer seeds a shuffle, so that a kernel whose blocks
+    depend on each other's order shows it. cluster: blocks of a cluster, along x, y and z; they run together.
     Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, threads that wait for
     others who never come.
     """
     function = for_simulation(kernel)
     grid, block = dimensions(grid), dimensions(block)
-    prepared = [prepare(argument) for argument in arguments]
-    for z in range(grid.z):
-        for y in range(grid.y):
-            for x in range(grid.x):
-                Block(Dimensions(x, y, z), block, grid, shared_bytes).run(function, prepared)
+    monitor = combined(monitors)
+    arrays = {}
+    prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
+    if monitor is not None:
+        monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
+    make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor)
+    if cluster is None:
+        for index in block_indices(grid, order):
+            make_block(index).run(function, prepared)
+    else:
+        size = check_cluster(cluster, grid)
+        for index in block_indices(Dimensions(grid.x // size.x, grid.y // size.y, grid.z // size.z), order):
+            first = Dimensions(index.x * size.x, index.y * size.y, index.z * size.z)
+            run_cluster(first, size, make_block, function, prepared)
+    if monitor is not None:
+        monitor.end()
+
+
+def block_indices(grid, order=None):
+    """The index of every block: x fastest, or shuffled by the seed `order`."""
+    indices = [Dimensions(x, y, z) for z in range(grid.z) for y in range(grid.y) for x in range(grid.x)]
+    if order is not None:
+        random.Random(order).shuffle(indices)
+    return indices
 
 
 def dimensions(size):
@@ -29,10 +56,21 @@ def dimensions(size):
     return Dimensions(*(int(n) for n in size)) if isinstance(size, (tuple, list)) else Dimensions(int(size))
 
 
-def prepare(argument):
+def argument_names(kernel, count):
+    """The names of a kernel's parameters."""
+    names = list(inspect.signature(plain_function(kernel)).parameters)
+    return names + [""] * (count - len(names))
+
+
+def prepare(argument, name="", monitor=None, arrays=None):
     """An argument as the kernel sees it: arrays checked, floats as float32, integers as they are."""
     if isinstance(argument, np.ndarray):
-        return CheckedArray(argument)
+        seen = {} if arrays is None else arrays
+        address = argument.__array_interface__["data"][0]
+        # The same memory under two names is one root, so that monitors see it as one.
+        root = next((a.root for a in seen.values() if monitor is not None and a.data.__array_interface__["data"][0] == address), None)
+        seen[name] = checked(argument, "global", 0, name, monitor, root)
+        return seen[name]
     if isinstance(argument, float):
         return np.float32(argument)
     return int(argument) if isinstance(argument, np.integer) else argument

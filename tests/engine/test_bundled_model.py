@@ -1,6 +1,7 @@
 """The model that comes with the package, against transformers on the same files."""
 
 import functools
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import transformers
 
 from minllm import LLM, SamplingParams, held_out_text
 from minllm.engine.loading import model_directory
+from tests.engine.bits_per_byte import bits_per_byte
 
 PROMPTS = ["def fibonacci(n):\n", "import os\nimport sys\n\n\nclass", "x"]
 
@@ -65,3 +67,10 @@ def test_the_default_is_the_bundled_model_as_stored():
         assert str(llm.engine.ops.dtype) == "bfloat16"
         text = "".join(llm.stream("def f(", SamplingParams(max_tokens=8, seed=0)))
         assert text == llm.generate("def f(", SamplingParams(max_tokens=8, seed=0))[0].outputs[0].text
+
+
+# The first 40,000 characters are harder than the rest; tests/gpu/test_held_out_text.py reads the whole text.
+@pytest.mark.parametrize("name, allowed", [("bundled", 1.01), ("draft", 1.33)])
+def test_the_bundled_models_predict_held_out_code(name, allowed):
+    with LLM(str(resources.files("minllm") / "data/models" / name), device="cpu") as llm:
+        assert bits_per_byte(llm, held_out_text()[:40_000]) < allowed

@@ -38,9 +38,9 @@ def test_flash_attention_2_with_small_tiles(device, case):
     run_variant(device, flash_attention_2, case, tiles=FLOAT32_TILES if case.dtype is np.float32 else TILES)
 
 
-@pytest.mark.parametrize("tiles", [*TILE_SHAPES, (64, 64, 4), (128, 64, 8), (64, 32, 4)], ids=str)
+@pytest.mark.parametrize("tiles", [*TILE_SHAPES, (64, 64, 4), (128, 64, 4), (128, 32, 4), (64, 32, 4)], ids=str)
 def test_tile_shapes_of_flash_attention_2(device, tiles):
-    for case in TILE_SHAPE_CASES:
+    for case in [*TILE_SHAPE_CASES, REAL_PROMPTS[0], REAL_PROMPTS[1]]:
         run_variant(device, flash_attention_2, case, tiles=tiles)
 
 

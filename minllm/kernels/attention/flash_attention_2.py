@@ -30,9 +30,9 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.attention import flash_attention_2_float32
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
-from minllm.kernels.attention.paged_cache import kv_head_of, make_key_index
+from minllm.kernels.attention.paged_cache import kv_head_of
+from minllm.kernels.attention.shared_tiles import make_tile_copies, row_words_of
 from minllm.ptx import (
-    cp_async_16,
     cp_async_commit_group,
     cp_async_wait_group_0,
     ex2,
@@ -59,20 +59,21 @@ def workspace_shapes(query, key_cache, block_tables):
 def tiles_for(head_dim, max_query_len, heads, sequences, sm_count=132):
     """(query rows, keys, warps) of a block's tiles.
 
-    Fewer keys for large heads, whose accumulators fill the registers. 128 rows share a tile of K and V between more warps; 64 rows make
-    more blocks, for batches that would not give every multiprocessor two.
+    Fewer keys for large heads, whose accumulators fill the registers. 128 rows, 32 a warp, read K and V half as often as 64; 64 rows make
+    more blocks, for batches that would not give every multiprocessor two of the large ones.
     """
     if head_dim > 128:
         return 64, 32, 4
-    large_tiles = -(-max_query_len // 128) * heads * sequences
-    return (128, 64, 8) if large_tiles >= 2 * sm_count else (64, 64, 4)
+    large_blocks = -(-max_query_len // 128) * heads * sequences
+    if large_blocks < 2 * sm_count:
+        return 64, 64, 4
+    return (128, 64, 4) if head_dim <= 64 else (128, 32, 4)
 
 
 @functools.cache
 def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16."""
     multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
-    key_index = make_key_index(block_size)
     threads = 32 * warps
     row_tiles = query_tile // (16 * warps)  # 16-row tiles of a warp
     padded_dim = -(-head_dim // 16) * 16
@@ -81,46 +82,20 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     key_tiles = key_tile // 8
     dim_tiles = padded_dim // 8
     chunks = padded_dim // 8  # 16-byte chunks of a shared row
-    rows_at_once = min(threads // chunks, key_tile)  # rows that the block copies at one time, a thread a chunk
-    copy_threads, query_passes, key_passes = rows_at_once * chunks, -(-query_tile // rows_at_once), -(-key_tile // rows_at_once)
-    all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0 and query_tile % rows_at_once == 0
-    row_words = (padded_dim + 8) // 2  # 32-bit words from one shared row to the next
+    row_words = row_words_of(head_dim)  # 32-bit words from one shared row to the next
     keys_at = query_tile * row_words  # shared memory, in words: Q, then K, then V
     values_at = keys_at + key_tile * row_words
     shared_bytes = 4 * (values_at + key_tile * row_words)
+    copy_query_tile, copy_cache_tile, whole_passes = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
     query_in_registers = padded_dim * row_tiles <= 128  # else its fragments are read again for every tile of keys
     query_words = 4 * steps * row_tiles if query_in_registers else 4 * row_tiles
     weight_words = 4 * row_tiles
     score_count, out_count, half_rows = 4 * key_tiles * row_tiles, 4 * dim_tiles * row_tiles, 2 * row_tiles
 
-    @cuda.jit(device=True)
-    def copy_query_tile(query, token, head, rows, shared):
-        """Start copying rows token to token + rows of one head; rows of the tile beyond them become zeros."""
-        column = cuda.threadIdx.x % chunks * 8
-        for i in range(query_passes):
-            row = cuda.threadIdx.x // chunks + i * rows_at_once
-            if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < query_tile):
-                inside = row < rows and column < head_dim
-                index = (int64(token + row) * query.shape[1] + head) * head_dim + column if inside else int64(0)
-                cp_async_16(shared_address(shared, row * row_words + column // 2), query, index, 16 if inside else 0)
-
-    @cuda.jit(device=True)
-    def copy_cache_tile(cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, at):
-        """Start copying keys (or values) first_key to first_key + key_tile; those outside of the visible range become zeros."""
-        indices = cuda.local.array(key_passes, int64)
-        column, first_row = int32(cuda.threadIdx.x % chunks * 8), int32(cuda.threadIdx.x // chunks)
-        key_stride = int32(cache.shape[2]) * head_dim
-        within = kv_head * head_dim + min(column, head_dim - 8)
-        for i in range(key_passes):  # all looked up before the first is copied, so that the loads of the table overlap
-            position = int32(first_key + first_row + i * rows_at_once)
-            indices[i] = key_index(block_table, max(visible_start, min(position, visible_stop - 1)), key_stride, within)
-        to = shared_address(shared, at + first_row * row_words + column // 2)
-        for i in range(key_passes):
-            row = int32(first_row + i * rows_at_once)
-            position = int32(first_key + row)
-            inside = visible_start <= position and position < visible_stop and column < head_dim
-            if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
-                cp_async_16(uint32(to + 4 * i * rows_at_once * row_words), cache, indices[i], 16 if inside else 0)
+    # Blocks that ptxas is to fit into a multiprocessor's 65,536 registers, so that one computes while others wait; all without spills.
+    registers = -(-(query_words + score_count + out_count + 40 * row_tiles) // 8) * 8
+    limit = 2 if not query_in_registers else 4 if padded_dim <= 64 else 3 if whole_passes and block_size > 1 else 2
+    blocks_at_once = max(1, min(limit, 65536 // (threads * registers)))
 
     @cuda.jit(device=True)
     def load_query_fragments(fragments, at, shared, warp_row, row_tile, step, lane):
@@ -225,7 +200,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
                 store_128(out, index, shared[at], shared[at + 1], shared[at + 2], shared[at + 3])
             chunk += 32
 
-    @kernel
+    @kernel(launch_bounds=(threads, blocks_at_once))
     def flash_attention_2_kernel(
         query,  # [tokens, heads, head_dim]
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
@@ -295,7 +270,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
             multiply_weights_values(acc, scores, shared, lane)
             first_key = next_key
         cp_async_wait_group_0()
-        cuda.syncwarp()
+        cuda.syncthreads()  # no copy into the Q tile is under way any more; its rows now take the output
         store_rows(acc, sums, out, token, head, rows, shared, warp_row, lane)
 
     return flash_attention_2_kernel, threads, shared_bytes

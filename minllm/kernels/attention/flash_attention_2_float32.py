@@ -18,7 +18,7 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
-from minllm.kernels.attention.paged_cache import kv_head_of, make_key_index
+from minllm.kernels.attention.paged_cache import kv_head_of, make_lookup
 from minllm.ptx import ex2, load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -39,7 +39,7 @@ def tiles_for(head_dim):
 @functools.cache
 def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, keys_each):
     """(kernel, threads, query rows of a tile, shared bytes); column_threads is a power of two, at most 32."""
-    key_index = make_key_index(block_size)
+    block_of, element_of = make_lookup(block_size)
     threads = row_threads * column_threads
     query_tile, key_tile = row_threads * rows_each, column_threads * keys_each
     dims_each = -(-head_dim // column_threads)
@@ -78,7 +78,8 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
             for i in range(4):
                 shared[at + row * stride + column + i] = float32(0.0)
             if visible_start <= position and position < visible_stop:
-                numbers = load_float32(cache, key_index(block_table, position, key_stride, kv_head * head_dim + column))
+                index = element_of(block_of(block_table, position), position, key_stride, kv_head * head_dim + column)
+                numbers = load_float32(cache, index)
                 for i in range(4):
                     shared[at + row * stride + column + i] = numbers[i]
             chunk += threads

@@ -12,17 +12,21 @@ from numba import cuda, int64, uint32
 
 
 @functools.cache
-def make_key_index(block_size):
-    """The device function key_index(block_table, position, key_stride, within)."""
+def make_lookup(block_size):
+    """The device functions (block_of, element_of): a position's block, and where in the cache an element of the position lies."""
 
     @cuda.jit(device=True)
-    def key_index(block_table, position, key_stride, within):
-        """Flat index into the cache of element `within` of a position's [kv_heads, head_dim]; key_stride = kv_heads * head_dim."""
-        block = block_table[uint32(position) // uint32(block_size)]
+    def block_of(block_table, position):
+        """The block that holds a position; block_table is the sequence's row of the block tables."""
+        return block_table[uint32(position) // uint32(block_size)]
+
+    @cuda.jit(device=True)
+    def element_of(block, position, key_stride, within):
+        """Flat index into the cache of element `within` of the position's [kv_heads, head_dim]; key_stride = kv_heads * head_dim."""
         slot = uint32(position) % uint32(block_size)
         return int64(block) * int64(uint32(block_size * key_stride)) + int64(uint32(slot * uint32(key_stride) + uint32(within)))
 
-    return key_index
+    return block_of, element_of
 
 
 @cuda.jit(device=True)

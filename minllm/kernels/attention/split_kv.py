@@ -29,40 +29,15 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
 from minllm.kernels.attention.online_softmax import finite_or_zero
-from minllm.kernels.attention.paged_cache import make_key_index
-from minllm.kernels.attention.split_merge import MAX_SPLITS, make_merge_kernel, share_of_split
+from minllm.kernels.attention.paged_cache import make_lookup
+from minllm.kernels.attention.split_choice import MAX_SPLITS, choose_splits, head_tiles_of
+from minllm.kernels.attention.split_merge import make_merge_kernel, share_of_split
 from minllm.ptx import ex2, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
 
 ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 WARPS = 4
-HEADS_PER_BLOCK = 8  # more query heads of one KV head than this are spread over several blocks
-BLOCKS_PER_MULTIPROCESSOR = 3  # what the registers of this kernel allow to run at one time
-
-
-def head_tiles_of(group):
-    """(blocks that share a KV head's query heads, heads of each block)."""
-    tiles = -(-group // HEADS_PER_BLOCK)
-    return tiles, -(-group // tiles)
-
-
-def choose_splits(sequences, kv_heads, group, max_context_len, sm_count=132):
-    """Splits of a context: the fewest that come within 15 % of the best use of the GPU's block slots.
-
-    `blocks` blocks on `slots` slots run in ceil(blocks / slots) waves; the last wave is rarely full. A split shorter than 64 keys is not
-    worth its block. (The rule is that of FlashAttention's num_splits_heuristic.)
-    """
-    slots = BLOCKS_PER_MULTIPROCESSOR * sm_count
-    blocks = max(1, sequences * kv_heads * head_tiles_of(group)[0])
-    limit = max(1, min(MAX_SPLITS, -(-max_context_len // 64), -(-slots // blocks)))
-
-    def use_of_slots(splits):
-        waves = splits * blocks / slots
-        return waves / math.ceil(waves)
-
-    best = max(use_of_slots(splits) for splits in range(1, limit + 1))
-    return next(splits for splits in range(1, limit + 1) if use_of_slots(splits) >= 0.85 * best)
 
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
@@ -79,7 +54,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
 @functools.cache
 def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each=None):
     """(kernel, threads, keys of a step, blocks that share a KV head). keys_each: keys whose loads a lane has in flight at one time."""
-    key_index = make_key_index(block_size)
+    block_of, element_of = make_lookup(block_size)
     head_tiles, heads_here = head_tiles_of(group)
     keys_each = keys_each or (4 if heads_here <= 4 else 2)
     elements = 4 if dtype == "float32" else 8  # in 16 bytes
@@ -249,7 +224,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         while base - lane // lanes < stop:  # the same for all lanes of a warp, which shuffle together
             for i in range(keys_each):
                 position = min(int32(base + subgroups * i), last_key)  # past the end: the last key again, masked below
-                rows[i] = key_index(block_table, position, key_stride, within)
+                rows[i] = element_of(block_of(block_table, position), position, key_stride, within)
             load_rows(key_words, key_cache, rows, lane)
             load_rows(value_words, value_cache, rows, lane)
             score_keys(scores, query_numbers, key_words)

@@ -18,7 +18,6 @@ from minllm.runtime.kernel import kernel
 
 ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
-MAX_SPLITS = 256
 MERGE_WARPS = 4
 
 

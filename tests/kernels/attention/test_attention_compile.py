@@ -20,7 +20,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 INT32, FLOAT32 = types.int32, types.float32
 DTYPES = {"float32": types.float32, "float16": types.float16, "bfloat16": types.bfloat16}
 BLOCK_SIZE = 16
-SMALL_TILES, LARGE_TILES, LARGE_HEAD_TILES = (64, 64, 4), (128, 64, 8), (64, 32, 4)
+SMALL_TILES, LARGE_TILES, LARGE_TILES_128, LARGE_HEAD_TILES = (64, 64, 4), (128, 64, 4), (128, 32, 4), (64, 32, 4)
 
 
 def array(dtype, ndim):
@@ -58,7 +58,8 @@ def instructions(result):
 def test_tile_choices():
     """The tiles compiled below are those that launches choose."""
     assert flash_attention_2.tiles_for(64, 100, 8, 1) == SMALL_TILES
-    assert flash_attention_2.tiles_for(128, 8192, 32, 1) == LARGE_TILES
+    assert flash_attention_2.tiles_for(64, 8192, 32, 1) == LARGE_TILES
+    assert flash_attention_2.tiles_for(128, 8192, 32, 1) == LARGE_TILES_128
     assert flash_attention_2.tiles_for(256, 8192, 8, 1) == LARGE_HEAD_TILES
 
 
@@ -69,11 +70,12 @@ def test_tile_choices():
         ("bfloat16", 64, SMALL_TILES, HOPPER),
         ("bfloat16", 64, LARGE_TILES, HOPPER),
         ("bfloat16", 128, SMALL_TILES, HOPPER),
-        ("bfloat16", 128, LARGE_TILES, HOPPER),
-        ("float16", 128, LARGE_TILES, HOPPER),
+        ("bfloat16", 128, LARGE_TILES_128, HOPPER),
+        ("float16", 128, LARGE_TILES_128, HOPPER),
         ("bfloat16", 256, LARGE_HEAD_TILES, HOPPER),
+        ("bfloat16", 96, SMALL_TILES, HOPPER),
         ("float16", 64, SMALL_TILES, AMPERE),
-        ("bfloat16", 128, LARGE_TILES, AMPERE),
+        ("bfloat16", 128, LARGE_TILES_128, AMPERE),
     ],
 )
 def test_flash_attention_2(dtype, head_dim, tiles, target):

@@ -4,7 +4,7 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.split_merge import MAX_SPLITS
+from minllm.kernels.attention.split_choice import MAX_SPLITS
 from tests.kernels.attention.case_lists import BFLOAT16, SPLIT_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 

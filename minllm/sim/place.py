@@ -1,0 +1,38 @@
+"""Where in a kernel something happened: the innermost frame that is the kernel's own, and the names that its source gives to arrays."""
+
+import dis
+import functools
+import os
+
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
+OWN_DIRECTORIES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("sim", "ptx"))
+
+
+@functools.cache
+def is_own(code):
+    """Whether a code object belongs to the simulator or to an emulated instruction, not to a kernel."""
+    return code.co_filename.startswith(OWN_DIRECTORIES)
+
+
+def kernel_frame(frame):
+    """The innermost frame of a kernel or device function at or above `frame`; None if there is none."""
+    while frame is not None and is_own(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def describe(frame):
+    """`file:line in function` of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
+
+
+@functools.cache
+def assigned_name(code, offset):
+    """The local variable that the result of the call at byte `offset` of `code` is assigned to, or "" if there is none."""
+    for instruction in dis.get_instructions(code):
+        if instruction.offset > offset and instruction.opname not in ("CACHE", "NOP"):
+            if instruction.opname.startswith("STORE_") and instruction.argval is not None:
+                name = instruction.argval
+                return name[0] if isinstance(name, tuple) else str(name)
+            return ""
+    return ""

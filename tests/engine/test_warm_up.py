@@ -1,0 +1,41 @@
+"""The warm-up runs requests that meet a first request's kernels, and reports what is compiled."""
+
+import pytest
+
+from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.warm_up import warm_up
+from minllm.runtime import kernel
+
+
+def record(requests, kernels_each):
+    def generate(prompts, params):
+        requests.append((len(prompts[0]), params.temperature, params.max_tokens))
+        for number in range(kernels_each):
+            for listener in kernel.compilation_listeners:
+                listener(f"kernel {number}")
+
+    return generate
+
+
+def test_short_and_long_prompts_sampled_and_greedy():
+    requests, reports = [], []
+    warm_up(record(requests, 10), SamplingParams(temperature=0.7), 2048, lambda *report: reports.append(report))
+    assert requests == [(16, 0.7, 4), (16, 0.0, 4), (512, 0.7, 4), (512, 0.0, 4)]
+    assert reports[0] == ("Compiling kernels", 1, 30) and reports[-1] == ("Compiling kernels", 40, 40)
+    assert all(done < total for _, done, total in reports[:-1]) and not kernel.compilation_listeners
+
+
+@pytest.mark.parametrize("limit, lengths", [(6, {2}), (100, {16, 96}), (3, {1})])
+def test_prompts_fit_a_short_model(limit, lengths):
+    requests = []
+    warm_up(record(requests, 0), SamplingParams(), limit)
+    assert {length for length, *_ in requests} == lengths
+
+
+def test_a_failure_leaves_no_listener_behind():
+    def fail(*_):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        warm_up(fail, SamplingParams(), 100)
+    assert not kernel.compilation_listeners
