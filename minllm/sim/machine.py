@@ -43,6 +43,7 @@ class Thread(greenlet):
         self.waiting_for = None
         self.result = None
         self.copies, self.copy_groups = [], deque()
+        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or warpgroup products
 
 
 class Warp:
@@ -72,28 +73,21 @@ class Block:
         self.at_barrier = []
         self.threads = []
         self.alive = count
+        self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's place in it
+        self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers and the like
 
     def run(self, function, arguments):
         """Run all threads to their end."""
-        count = self.alive
-        self.threads = [Thread(self, number, function) for number in range(count)]
-        self.runnable.extend(self.threads)
-        if self.monitor is not None:
-            self.monitor.start_block(self)
-        while self.runnable:
-            thread = self.runnable.popleft()
-            if thread.waiting_for is None and not thread:
-                thread.switch(*arguments)
-            else:
-                thread.waiting_for = None
-                thread.switch()
-            if thread.dead:
-                self.alive -= 1
-                self.release_barrier()
-        if self.alive:
-            self.report_stuck()
-        if self.monitor is not None:
-            self.monitor.end_block(self)
+        run_together([self], function, arguments)
+
+    def end_thread(self, thread):
+        """A thread has returned: those that wait for all others wait for one less."""
+        self.alive -= 1
+        self.release_barrier()
+        if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
+            raise SimulationError(f"block {tuple(self.index)}, thread {tuple(thread.index)} {complaint}")
+        if self.cluster is not None:
+            self.cluster.release()
 
     def shared_transfer(self, thread, event, address, byte_count):
         """Check the target of a transfer beside the threads, `byte_count` bytes at a shared address, and tell the monitor of it."""
@@ -128,10 +122,35 @@ class Block:
         waiting = {}
         for thread in self.threads:
             if not thread.dead:
-                what = thread.waiting_for if isinstance(thread.waiting_for, str) else "{} with mask {:#010x}".format(*thread.waiting_for)
+                what = thread.waiting_for
+                what = "{} with mask {:#010x}".format(*what) if isinstance(what, tuple) else str(what)
                 waiting.setdefault(f"{what}, {line_of_kernel(thread)}", []).append(thread.number)
         lines = [f"{len(numbers)} threads (the first is {numbers[0]}) wait at {what}" for what, numbers in waiting.items()]
-        raise SimulationError(f"block {tuple(self.index)} cannot go on: " + "; ".join(lines))
+        return f"block {tuple(self.index)} cannot go on: " + "; ".join(lines)
+
+
+def run_together(blocks, function, arguments):
+    """Run all threads of blocks that share one queue of runnable threads to their end."""
+    runnable = blocks[0].runnable
+    for block in blocks:
+        block.threads = [Thread(block, number, function) for number in range(block.alive)]
+        runnable.extend(block.threads)
+        if block.monitor is not None:
+            block.monitor.start_block(block)
+    while runnable:
+        thread = runnable.popleft()
+        if thread.waiting_for is None and not thread:
+            thread.switch(*arguments)
+        else:
+            thread.waiting_for = None
+            thread.switch()
+        if thread.dead:
+            thread.block.end_thread(thread)
+    if any(block.alive for block in blocks):
+        raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive))
+    for block in blocks:
+        if block.monitor is not None:
+            block.monitor.end_block(block)
 
 
 def current_thread():

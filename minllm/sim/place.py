@@ -26,10 +26,25 @@ def describe(frame):
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
+<<<<<<< HEAD
 def describe_instruction(code, offset):
     """`file:line in function` of the instruction at byte `offset` of a code object."""
     line = next((line for start, stop, line in code.co_lines() if start <= offset < stop), None)
     return f"{code.co_filename}:{line} in {code.co_name}"
+=======
+def instruction_starts(code):
+    """For each two bytes of a code object, where the instruction that they belong to begins.
+
+    A frame's `f_lasti` may point behind its instruction, at the interpreter's own caches, once the interpreter has specialised it: an
+    instruction is named by where it begins.
+    """
+    starts, begun = [], 0
+    offsets = {instruction.offset for instruction in dis.get_instructions(code)}
+    for offset in range(0, len(code.co_code), 2):
+        begun = offset if offset in offsets else begun
+        starts.append(begun)
+    return starts
+>>>>>>> main
 
 
 @functools.cache
