@@ -9,7 +9,7 @@ import sys
 
 from minllm.errors import SimulationError
 from minllm.sim.monitor import Monitor
-from minllm.sim.place import describe, describe_instruction, kernel_frame
+from minllm.sim.place import describe, describe_instruction, instruction, kernel_frame
 
 ALIGNED = ("ldmatrix", "stmatrix", "mma", "wgmma")
 
@@ -51,6 +51,6 @@ def calls(thread):
     """The instructions in progress of a thread, innermost first: (code, offset) of each of the kernel's frames."""
     frame, found = waiting_frame(thread), []
     while frame is not None:
-        found.append((frame.f_code, frame.f_lasti))
+        found.append(instruction(frame))
         frame = kernel_frame(frame.f_back)
     return found
