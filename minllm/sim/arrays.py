@@ -103,10 +103,10 @@ class CheckedArray:
         self[index] = change(old)
         return old
 
-    def window(self, index, count, alignment=None, kind="read"):
+    def window(self, index, count, alignment=None, kind="read", thread=None):
         """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes.
 
-        kind: "read" or "write", what the caller does with them at once.
+        kind: "read" or "write", what the caller does with them at once. thread: on whose behalf, if it is not the running one's.
         """
         start = int(index) * self.itemsize
         if start < 0 or start + count > self.flat_bytes.size:
@@ -180,11 +180,12 @@ class MonitoredArray(CheckedArray):
         self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
         return old
 
-    def window(self, index, count, alignment=None, kind="read"):
+    def window(self, index, count, alignment=None, kind="read", thread=None):
         if type(index) is not int:
             self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        self.monitor.access(getcurrent(), self, self.base + int(index) * self.itemsize, count, kind, kernel_frame(sys._getframe(1)))
+        start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
+        self.monitor.access(thread or getcurrent(), self, start, count, kind, frame)
         return found
 
 

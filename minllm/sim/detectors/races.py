@@ -122,12 +122,14 @@ class SharedMemoryRaces(Monitor):
             self.look(thread, array, start_byte, byte_count, kind, frame)
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
-        if array.space == "shared" and event == "cp_async":
+        if array.space == "shared" and event in ("cp_async", "bulk"):
             self.look(thread, array, start_byte, byte_count, "write", frame)
 
     def look(self, thread, array, start_byte, byte_count, kind, frame):
-        """Compare an access with those before it, and remember it."""
+        """Compare an access with those before it, and remember it. Those of a cluster's other blocks are not followed."""
         history = array.root.notes["history"]
+        if thread.block is not history.block:
+            return
         granule, epoch, number = history.granule, history.epoch, thread.number
         while start_byte % granule or byte_count % granule:
             granule //= 2
