@@ -12,6 +12,7 @@ from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.place import describe, kernel_frame
+from minllm.sim.scalars import dtype_of
 
 
 def fail(what):
@@ -119,7 +120,7 @@ class CheckedArray:
 
     def view(self, dtype):
         """The same memory under another dtype (one-dimensional)."""
-        return self.part(self.data.reshape(-1).view(np.dtype(getattr(dtype, "dtype", dtype))), 0)
+        return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
 
 
 class MonitoredArray(CheckedArray):
