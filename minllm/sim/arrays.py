@@ -149,28 +149,42 @@ class MonitoredArray(CheckedArray):
             return start
         return self.base + index * self.itemsize
 
+    def look_at(self, index):
+        """Tell the monitor of an index that is not of plain ints."""
+        if type(index) is tuple:
+            for position in index:
+                if type(position) is not int:
+                    self.monitor.index(getcurrent(), self, index)
+        else:
+            self.monitor.index(getcurrent(), self, index)
+
     def __getitem__(self, index):
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.__getitem__(self, index)
         if not isinstance(found, CheckedArray):
-            self.monitor.access(
-                getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1))
-            )
+            self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1)))
         return found
 
     def __setitem__(self, index, value):
+        if type(index) is not int:
+            self.look_at(index)
         CheckedArray.__setitem__(self, index, value)
         self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
 
     def atomic(self, index, change):
+        if type(index) is not int:
+            self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         CheckedArray.__setitem__(self, index, change(old))
         self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
         return old
 
     def window(self, index, count, alignment=None, kind="read"):
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        start = self.base + int(index) * self.itemsize
-        self.monitor.access(getcurrent(), self, start, count, kind, kernel_frame(sys._getframe(1)))
+        self.monitor.access(getcurrent(), self, self.base + int(index) * self.itemsize, count, kind, kernel_frame(sys._getframe(1)))
         return found
 
 
