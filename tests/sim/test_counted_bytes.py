@@ -33,7 +33,7 @@ from minllm.kernels.rope.rotate import rope
 from minllm.kernels.sampling.advance import advance
 from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps
-from minllm.sim import tracing
+from minllm.sim import detecting, tracing
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
@@ -393,7 +393,7 @@ def advancing_to_the_next_step():
 @pytest.mark.parametrize("name", ROWS)
 def test_counted_bytes_are_those_of_the_formula(name):
     expected = ROWS[name]
-    with tracing() as traces:
+    with tracing() as traces, detecting(False):
         expected.run()
     by_kernel = {}
     for counts in traces:
@@ -430,7 +430,7 @@ def traced_forwards(family, prompts):
     found = []
     for chunk in (prompts, [[3 + row] for row in range(len(prompts))]):
         batch = sequences.append(chunk, last_row_only=True)
-        with tracing() as traces:
+        with tracing() as traces, detecting(False):
             forward(ops, model, batch, sequences.cache)
         found.append(traces)
     return model.config, *found
