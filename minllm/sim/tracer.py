@@ -69,7 +69,7 @@ class Tracer(Monitor):
         self.executions = defaultdict(Counter)  # block -> how often each (thread, instruction) was executed
         self.codes = {}  # id -> (the code object, its instruction_starts or, for the simulator's own, None)
         self.places = {}  # instruction -> (file name and function, line)
-        self.masks = {}  # (array name, kind) -> which bytes were touched
+        self.masks = {}  # (array name, kind) -> which of its bytes were touched
         self.shared_lines, self.partial_lines, self.examples = {}, {}, {}
         self.flops_by_kind, self.collectives = Counter(), Counter()
         self.pipeline = Pipeline()
