@@ -114,7 +114,7 @@ def softmax_kernel(
     maximum = float32(MINUS_INFINITY)
     key = first + thread
     while key < stop:
-        maximum = max(maximum, scores[token, head, key] * scale)
+        maximum = max(maximum, scores[token, head, key])
         key += THREADS
     partial[thread] = maximum
     cuda.syncthreads()
@@ -130,7 +130,7 @@ def softmax_kernel(
     total = float32(0.0)
     key = first + thread
     while key < stop:
-        weight = ex2(scores[token, head, key] * scale - shift)
+        weight = ex2((scores[token, head, key] - shift) * scale)
         scores[token, head, key] = weight
         total += weight
         key += THREADS
