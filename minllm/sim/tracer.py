@@ -84,7 +84,7 @@ class Tracer(Monitor):
         space = array.space
         if space != "global" and space != "shared":
             return
-        if space == "shared" and kind == "write" and self.pipeline.arrival(thread, start_byte):
+        if space == "shared" and kind == "write" and self.pipeline.arrival(array, start_byte):
             return  # counted where the copy was started
         self.note(thread, space, array.name, start_byte, byte_count, kind, frame)
 
@@ -118,7 +118,7 @@ class Tracer(Monitor):
         return found
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
-        self.pipeline.event(thread, event, start_byte, byte_count, frame)
+        self.pipeline.event(thread, event, array, start_byte, byte_count, frame)
         if event == "cp_async":
             self.note(thread, "shared", "", start_byte, byte_count, "write", frame)
 
