@@ -7,8 +7,8 @@ A record is what `docs/results/*.json` hold and what `--json` writes:
 A row that was measured again replaces the old one; what tells rows apart is benchmark, case and variant.
 """
 
-import datetime
 import contextlib
+import datetime
 import importlib.metadata
 import json
 import platform
