@@ -6,6 +6,7 @@
     scale_kernel[grid, block](x, out, 2.0)                            # GPU; x and out are device arrays
     scale_kernel[grid, block, stream, shared_bytes](x, out, 2.0)
     scale_kernel.simulate[grid, block](x, out, 2.0)                   # NumPy arrays, no GPU
+    scale_kernel.trace[grid, block](x, out, 2.0)                      # the same, and what it did: bytes, sectors, conflicts, FLOPs
     scale_kernel.compile(x, out, 2.0, compute_capability=(9, 0))      # registers, spills, SASS
 
 Numba compiles; the launch is our own, straight through the driver: Numba's takes tens of microseconds of host time for eight
@@ -45,6 +46,11 @@ class Kernel:
     def simulate(self):
         """`kernel.simulate[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: the same launch in the simulator."""
         return Simulation(self)
+
+    @property
+    def trace(self):
+        """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: simulate, and count. -> minllm.sim Trace"""
+        return Simulation(self, traced=True)
 
     def compile(self, *arguments, compute_capability=(9, 0)):
         """Compile ahead of time for arguments like these (arrays, scalars or Numba types). Needs no GPU. -> CompiledKernel"""
@@ -136,18 +142,19 @@ class Launch:
 
 
 class Simulation:
-    """`kernel.simulate`: takes a launch configuration in square brackets, then the arguments."""
+    """`kernel.simulate` and `kernel.trace`: take a launch configuration in square brackets, then the arguments."""
 
-    def __init__(self, kernel):
-        self.kernel = kernel
+    def __init__(self, kernel, traced=False):
+        self.kernel, self.traced = kernel, traced
 
     def __getitem__(self, configuration):
-        from minllm.sim import simulate
+        from minllm.sim import simulate, trace
 
         grid, block, *rest = configuration
         shared_bytes = rest[1] if len(rest) > 1 else 0
         cluster = rest[2] if len(rest) > 2 else None
-        return functools.partial(simulate, self.kernel, grid, block, shared_bytes=shared_bytes, cluster=cluster)
+        chosen = trace if self.traced else simulate
+        return functools.partial(chosen, self.kernel, grid, block, shared_bytes=shared_bytes, cluster=cluster)
 
 
 def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=None):

@@ -52,7 +52,8 @@ class Monitor:
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
         """A transfer that runs beside the threads: event "cp_async" starts a write of shared memory, which is still under way until the
-        thread's `access` of kind "write" to the same bytes tells that it has arrived."""
+        thread's `access` of kind "write" to the same bytes tells that it has arrived. "cp_async_commit_group" and
+        "cp_async_wait_group_0" to "..._3" (about to wait for all but so many groups) come with 0 bytes."""
 
     def end_block(self, block):
         """All threads of `block` have ended."""

@@ -26,6 +26,20 @@ def describe(frame):
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
+def instruction_starts(code):
+    """For each two bytes of a code object, where the instruction that they belong to begins.
+
+    A frame's `f_lasti` may point behind its instruction, at the interpreter's own caches, once the interpreter has specialised it: an
+    instruction is named by where it begins.
+    """
+    starts, begun = [], 0
+    offsets = {instruction.offset for instruction in dis.get_instructions(code)}
+    for offset in range(0, len(code.co_code), 2):
+        begun = offset if offset in offsets else begun
+        starts.append(begun)
+    return starts
+
+
 @functools.cache
 def assigned_name(code, offset):
     """The local variable that the result of the call at byte `offset` of `code` is assigned to, or "" if there is none."""

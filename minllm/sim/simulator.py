@@ -12,6 +12,8 @@ from minllm.sim.machine import Block, Dimensions
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.rewrite import for_simulation, plain_function
 
+standing_monitors = []  # each is called at every launch and gives a Monitor that watches it
+
 
 def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
@@ -25,7 +27,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     """
     function = for_simulation(kernel)
     grid, block = dimensions(grid), dimensions(block)
-    monitor = combined(monitors)
+    monitor = combined([*monitors, *(make() for make in standing_monitors)])
     arrays = {}
     prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
     if monitor is not None:
