@@ -152,9 +152,7 @@ class MonitoredArray(CheckedArray):
     def __getitem__(self, index):
         found = CheckedArray.__getitem__(self, index)
         if not isinstance(found, CheckedArray):
-            self.monitor.access(
-                getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1))
-            )
+            self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1)))
         return found
 
     def __setitem__(self, index, value):

@@ -1,4 +1,4 @@
-"""Causal attention in the whole vocabulary of Hopper: the next tile's scores and this tile's product in flight together, softmax between."""
+"""Causal attention in the whole vocabulary of Hopper: the next tile's scores and this tile's product in flight, softmax between."""
 
 from numba import cuda, float32, int64, uint8, uint32
 
@@ -64,7 +64,7 @@ def across_row(x, y):
 
 @cuda.jit(device=True)
 def softmax_step(scores, high, low, high_sum, low_sum, scale):
-    """Online softmax of a thread's scores in rows g and g + 8 ("high", "low"), in place: new maxima, sums, and factors for what was before."""
+    """Online softmax of a thread's scores in rows g and g + 8 ("high", "low"), in place: new maxima, sums, factors for what was before."""
     new_high, new_low = high, low
     for block in range(KEYS // 8):
         new_high = max(new_high, max(scores[4 * block], scores[4 * block + 1]))
