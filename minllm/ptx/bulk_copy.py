@@ -67,24 +67,24 @@ def tile_chunks(offset, tensor_map):
     return swizzled(offset // CHUNK_BYTES + np.arange(tensor_map.box_bytes // CHUNK_BYTES), tensor_map.swizzle)
 
 
-def deliver(block, offset, data):
-    """Write bytes to shared memory as the copy engine does: visible to threads and to the asynchronous units."""
-    block.shared_root.window(offset, data.size, alignment=1, kind="write")[:] = data
+def deliver(block, offset, data, thread):
+    """Write bytes to shared memory as the copy engine does for `thread`: visible to threads and to the asynchronous units."""
+    block.shared_root.window(offset, data.size, alignment=1, kind="write", thread=thread)[:] = data
     asynchronous_view(block)[offset : offset + data.size] = data
 
 
-def deliver_tile(block, offset, tensor_map, corner):
+def deliver_tile(block, offset, tensor_map, corner, thread):
     """Fetch a tile and write it to shared memory, swizzled."""
     tile = np.ascontiguousarray(read_tile(tensor_map, corner)).reshape(-1).view(np.uint8).reshape(-1, CHUNK_BYTES)
     lines = np.empty_like(tile)
     lines[tile_chunks(offset, tensor_map) - offset // CHUNK_BYTES] = tile
-    deliver(block, offset, lines.reshape(-1))
+    deliver(block, offset, lines.reshape(-1), thread)
 
 
 def start_tile(block, offset, tensor_map, corner, barrier):
     """A tile is on its way to shared memory."""
     barrier.block.shared_transfer(getcurrent(), "bulk", offset, tensor_map.box_bytes)
-    barrier.start_copy(tensor_map.box_bytes, lambda: deliver_tile(block, offset, tensor_map, corner))
+    barrier.start_copy(tensor_map.box_bytes, lambda thread: deliver_tile(block, offset, tensor_map, corner, thread))
 
 
 def make_tensor_load(axes):
@@ -169,7 +169,7 @@ def shared_global_emulation(address, array, index, byte_count, barrier):
     block, offset, count = check_run(address, byte_count)
     source = array.window(index, count, alignment=CHUNK_BYTES)
     block.shared_transfer(getcurrent(), "bulk", offset, count)
-    mbarrier_at(barrier).start_copy(count, lambda: deliver(block, offset, source))
+    mbarrier_at(barrier).start_copy(count, lambda thread: deliver(block, offset, source, thread))
 
 
 def global_shared_emulation(array, index, address, byte_count):
@@ -189,7 +189,8 @@ def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
     block's shared address `source` to a shared::cluster address, reported to the mbarrier of the block there. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     own, start, _ = check_run(source, byte_count)
-    mbarrier_at(barrier).start_copy(count, lambda: deliver(block, offset, asynchronous_view(own)[start : start + count].copy()))
+    view = asynchronous_view(own)
+    mbarrier_at(barrier).start_copy(count, lambda thread: deliver(block, offset, view[start : start + count].copy(), thread))
 
 
 @intrinsic

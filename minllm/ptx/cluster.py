@@ -103,8 +103,8 @@ def st_async_u32(address, value, barrier):
     if completes.block is not target:
         fail("st.async to one block with an mbarrier of another")
 
-    def land():
-        target.shared[offset : offset + 4] = word.view(np.uint8)
+    def land(thread):
+        target.shared_root.window(offset, 4, kind="write", thread=thread)[:] = word.view(np.uint8)
 
     completes.start_copy(4, land)
 

@@ -39,7 +39,7 @@ def run_groups(threads, pending):
         for calls in zip(*(queue.popleft() for queue in queues), strict=True):
             multiply(threads, calls, accumulators)
     for matrix, arrays in accumulators.values():
-        scatter(matrix, arrays)
+        scatter(matrix, arrays, threads)
     return dict.fromkeys(threads)
 
 
@@ -53,11 +53,11 @@ def multiply(threads, calls, accumulators):
     if block.monitor is not None:
         block.monitor.flops(threads[0], 2 * 64 * product.n * DEPTH, product.name)
     memory = asynchronous_view(block)
-    left = a_from_registers(calls, product) if product.a_in_registers else operand(memory, a, 64, product.a_major, product.dtype)
+    left = a_from_registers(calls, product, threads) if product.a_in_registers else operand(memory, a, 64, product.a_major, product.dtype)
     right = operand(memory, b, product.n, product.b_major, product.dtype)
     if id(accumulator) not in accumulators:
-        arrays = [call[1][0].data for call in calls]
-        accumulators[id(accumulator)] = gather(arrays, product.n) if add else None, arrays
+        arrays = [call[1][0] for call in calls]
+        accumulators[id(accumulator)] = gather(arrays, product.n, threads) if add else None, arrays
     matrix, arrays = accumulators[id(accumulator)]
     with np.errstate(all="ignore"):
         accumulators[id(accumulator)] = (matrix + left @ right.T if add else left @ right.T), arrays
@@ -75,24 +75,26 @@ def operand(memory, descriptor, rows, major, dtype):
     return floats(read_matrix(memory, descriptor, rows, major), dtype)
 
 
-def a_from_registers(calls, product):
+def a_from_registers(calls, product, threads):
     """[64, 16] float32 of A from four words of each thread."""
-    words = np.stack([a.data[at : at + 4] for _, (_, (a, at), _, _) in calls]).astype(np.uint32)
+    words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _)), thread in zip(calls, threads)])
     # [warp, g, i, half of the depth, half of the rows, element]
     parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, 2)
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, DEPTH)
 
 
-def gather(arrays, n):
+def gather(arrays, n, threads):
     """[64, n] from the accumulators of 128 threads."""
     # [warp, g, i, columns / 8, half of the rows, element]
-    parts = np.stack([array[: n // 2] for array in arrays]).reshape(4, 8, 4, n // 8, 2, 2)
+    rows = np.stack([array.window(0, 2 * n, alignment=4, thread=thread) for array, thread in zip(arrays, threads)])
+    parts = rows.view(np.float32).reshape(4, 8, 4, n // 8, 2, 2)
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, n)
 
 
-def scatter(matrix, arrays):
+def scatter(matrix, arrays, threads):
     """The rows and columns of [64, n] back to the accumulators of 128 threads."""
     n = matrix.shape[1]
     parts = matrix.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(WARPGROUP, n // 2)
-    for array, part in zip(arrays, parts):
-        array[: n // 2] = part
+    parts = np.ascontiguousarray(parts, np.float32).view(np.uint8)
+    for array, part, thread in zip(arrays, parts, threads):
+        array.window(0, 2 * n, alignment=4, kind="write", thread=thread)[:] = part

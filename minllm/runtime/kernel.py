@@ -49,7 +49,7 @@ class Kernel:
 
     @property
     def trace(self):
-        """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: simulate, and count. -> minllm.sim Trace"""
+        """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: simulate, and count. -> Trace"""
         return Simulation(self, traced=True)
 
     def compile(self, *arguments, compute_capability=(9, 0)):

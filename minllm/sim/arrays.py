@@ -12,6 +12,7 @@ from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.place import describe, kernel_frame
+from minllm.sim.scalars import dtype_of
 
 
 def fail(what):
@@ -103,10 +104,10 @@ class CheckedArray:
         self[index] = change(old)
         return old
 
-    def window(self, index, count, alignment=None, kind="read"):
+    def window(self, index, count, alignment=None, kind="read", thread=None):
         """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes.
 
-        kind: "read" or "write", what the caller does with them at once.
+        kind: "read" or "write", what the caller does with them at once. thread: on whose behalf, if it is not the running one's.
         """
         start = int(index) * self.itemsize
         if start < 0 or start + count > self.flat_bytes.size:
@@ -119,7 +120,7 @@ class CheckedArray:
 
     def view(self, dtype):
         """The same memory under another dtype (one-dimensional)."""
-        return self.part(self.data.reshape(-1).view(np.dtype(getattr(dtype, "dtype", dtype))), 0)
+        return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
 
 
 class MonitoredArray(CheckedArray):
@@ -149,26 +150,43 @@ class MonitoredArray(CheckedArray):
             return start
         return self.base + index * self.itemsize
 
+    def look_at(self, index):
+        """Tell the monitor of an index that is not of plain ints."""
+        if type(index) is tuple:
+            for position in index:
+                if type(position) is not int:
+                    self.monitor.index(getcurrent(), self, index)
+        else:
+            self.monitor.index(getcurrent(), self, index)
+
     def __getitem__(self, index):
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.__getitem__(self, index)
         if not isinstance(found, CheckedArray):
             self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1)))
         return found
 
     def __setitem__(self, index, value):
+        if type(index) is not int:
+            self.look_at(index)
         CheckedArray.__setitem__(self, index, value)
         self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
 
     def atomic(self, index, change):
+        if type(index) is not int:
+            self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         CheckedArray.__setitem__(self, index, change(old))
         self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
         return old
 
-    def window(self, index, count, alignment=None, kind="read"):
+    def window(self, index, count, alignment=None, kind="read", thread=None):
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        start = self.base + int(index) * self.itemsize
-        self.monitor.access(getcurrent(), self, start, count, kind, kernel_frame(sys._getframe(1)))
+        start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
+        self.monitor.access(thread or getcurrent(), self, start, count, kind, frame)
         return found
 
 

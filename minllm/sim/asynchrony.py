@@ -74,17 +74,32 @@ def meet(key, count, reason, value=None, compute=None, waits=True):
     meetings = state(thread.block).meetings
     values, waiting = meetings.setdefault(key, ({}, []))
     values[thread] = value
+    release(thread, key)
     if len(values) < count:
         if waits:
             waiting.append(thread)
             park(thread, reason)
+            acquire(thread, key)
         return thread.result
     del meetings[key]
     results = compute(values) if compute else dict.fromkeys(values)
     for other in waiting:
         other.result = results[other]
         wake(other)
+    acquire(thread, key)
     return results[thread]
+
+
+def release(thread, thing):
+    """Tell the monitor that what `thread` has done is settled for those who acquire `thing`."""
+    if thread.block.monitor is not None:
+        thread.block.monitor.release(thread, thing)
+
+
+def acquire(thread, thing):
+    """Tell the monitor that `thread` has waited for what was released to `thing`."""
+    if thread.block.monitor is not None:
+        thread.block.monitor.acquire(thread, thing)
 
 
 # Addresses
@@ -154,7 +169,7 @@ class MBarrier:
         self.unfenced_by = thread
 
     def __str__(self):
-        missing = self.transactions - sum(size for size, _ in self.copies)
+        missing = self.transactions - sum(size for size, _, _ in self.copies)
         return (
             f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}, whose phase of parity {self.phase} lacks "
             f"{self.pending} of {self.count} arrivals and {missing} bytes that nobody sends"
@@ -171,13 +186,14 @@ class MBarrier:
         if count > self.pending:
             fail(f"one arrival too many at {self}")
         self.pending -= count
+        release(getcurrent(), self)
         self.settle()
 
     def start_copy(self, byte_count, land):
-        """A copy of `byte_count` bytes is under way; `land()` is called when it has to have arrived."""
+        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there."""
         if self.unfenced_by is not None:
             fail(f"a copy completes on {self}, whose initialisation no fence.mbarrier_init or fence.proxy.async has made visible")
-        self.copies.append((byte_count, land))
+        self.copies.append((byte_count, land, getcurrent()))
         self.settle()
 
     def settle(self):
@@ -185,8 +201,9 @@ class MBarrier:
         if self.pending:
             return
         while self.waiters and self.copies:
-            byte_count, land = self.copies.popleft()
-            land()
+            byte_count, land, starter = self.copies.popleft()
+            land(starter)
+            release(starter, self)
             self.transactions -= byte_count
         if self.transactions == 0:
             self.phase, self.pending = self.phase ^ 1, self.count
@@ -197,13 +214,13 @@ class MBarrier:
 
     def wait(self, parity):
         """Suspend the running thread until the phase of this parity has completed."""
-        if self.phase != parity:
-            return
         thread = getcurrent()
-        self.waiters.append(thread)
-        self.settle()
         if self.phase == parity:
-            park(thread, self)
+            self.waiters.append(thread)
+            self.settle()
+            if self.phase == parity:
+                park(thread, self)
+        acquire(thread, self)
 
 
 def mbarrier_at(address):

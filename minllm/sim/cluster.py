@@ -5,7 +5,7 @@ another block gives it the turn.
 """
 
 from minllm.errors import SimulationError
-from minllm.sim.asynchrony import park, wake
+from minllm.sim.asynchrony import acquire, park, release, wake
 from minllm.sim.machine import Block, Dimensions, run_together
 
 LARGEST_CLUSTER = 8  # blocks; more is not portable between GPUs
@@ -30,6 +30,7 @@ class Cluster:
     def arrive(self, thread):
         """barrier.cluster.arrive."""
         self.arrived_in[thread] = self.phase
+        release(thread, self)
         self.arrived += 1
         self.release()
 
@@ -38,6 +39,7 @@ class Cluster:
         if self.arrived_in[thread] == self.phase:
             self.waiters.append(thread)
             park(thread, self)
+        acquire(thread, self)
 
     def release(self):
         """Open the barrier if nobody is missing; also called when a thread ends."""

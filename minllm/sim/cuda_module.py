@@ -9,7 +9,7 @@ from greenlet import getcurrent
 from minllm.errors import SimulationError
 from minllm.sim.arrays import checked, fail, poisoned
 from minllm.sim.machine import FULL_MASK, SHARED_MEMORY_BYTES, WARP_SIZE, barrier, collective
-from minllm.sim.place import assigned_name
+from minllm.sim.place import assigned_name, instruction
 from minllm.sim.scalars import dtype_of
 
 
@@ -19,8 +19,7 @@ class SharedMemory:
     def array(self, shape, dtype, alignment=None):
         """A static array: one per block and place in the code; shape 0 is the dynamic memory from its start."""
         block, dtype = getcurrent().block, dtype_of(dtype)
-        frame = sys._getframe(1)
-        key = frame.f_code, frame.f_lasti
+        key = instruction(sys._getframe(1))
         if key not in block.shared_arrays:
             start, stop = self.place(block, shape, dtype, alignment)
             data = block.shared[start:stop].view(dtype)
@@ -46,8 +45,7 @@ class LocalMemory:
 
     def array(self, shape, dtype, alignment=None):
         """A thread's own array, full of NaN until written."""
-        frame = sys._getframe(1)
-        name = assigned_name(frame.f_code, frame.f_lasti)
+        name = assigned_name(*instruction(sys._getframe(1)))
         return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
 
 
@@ -56,8 +54,7 @@ class ConstantMemory:
 
     def array_like(self, array):
         """A read-only copy of a host array."""
-        frame = sys._getframe(1)
-        name = assigned_name(frame.f_code, frame.f_lasti)
+        name = assigned_name(*instruction(sys._getframe(1)))
         return checked(np.ascontiguousarray(array), "constant", 0, name, getcurrent().block.monitor)
 
 

@@ -90,10 +90,21 @@ class Block:
             self.cluster.release()
 
     def shared_transfer(self, thread, event, address, byte_count):
-        """Tell the monitor that a transfer beside the threads has begun to write `byte_count` bytes at a shared address."""
+        """Check the target of a transfer beside the threads, `byte_count` bytes at a shared address, and tell the monitor of it."""
+        end = address + byte_count
+        if address < 0 or end > self.shared_top or (address < self.dynamic_bytes < end):
+            fail(f"{event} writes {byte_count} bytes at shared address {address}, which no array of the block holds")
         if self.monitor is not None:
             frame = kernel_frame(sys._getframe(1))
             self.monitor.asynchronous(thread, event, self.shared_root, address, byte_count, frame)
+
+    def shared_name(self, address):
+        """The variable that holds the array at a shared address, with the element: for messages."""
+        for array in self.shared_arrays.values():
+            if array.base <= address < array.base + array.size * array.itemsize:
+                index = np.unravel_index((address - array.base) // array.itemsize, array.shape)
+                return f"{array.name or 'a shared array'}[{', '.join(str(int(i)) for i in index)}]"
+        return "memory outside any array"
 
     def release_barrier(self):
         """Let everybody go on once all living threads are at the barrier."""

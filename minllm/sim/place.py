@@ -26,6 +26,13 @@ def describe(frame):
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
+def describe_instruction(code, offset):
+    """`file:line in function` of the instruction at byte `offset` of a code object."""
+    line = next((line for start, stop, line in code.co_lines() if start <= offset < stop), None)
+    return f"{code.co_filename}:{line} in {code.co_name}"
+
+
+@functools.cache
 def instruction_starts(code):
     """For each two bytes of a code object, where the instruction that they belong to begins.
 
@@ -38,6 +45,11 @@ def instruction_starts(code):
         begun = offset if offset in offsets else begun
         starts.append(begun)
     return starts
+
+
+def instruction(frame):
+    """(code, offset) of the instruction that a frame has come to."""
+    return frame.f_code, instruction_starts(frame.f_code)[frame.f_lasti >> 1]
 
 
 @functools.cache

@@ -16,9 +16,17 @@ from minllm.sim.scalars import simulated_type
 CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
 
 
-def for_simulation(kernel):
-    """The simulated twin of a kernel, a dispatcher or a plain function."""
-    return rewrite(plain_function(kernel), {})
+def for_simulation(kernel, scalar_type=simulated_type):
+    """The simulated twin of a kernel, a dispatcher or a plain function; `scalar_type` makes a cast of a Numba type."""
+    return rewrite(plain_function(kernel), Twins(scalar_type))
+
+
+class Twins(dict):
+    """The functions rewritten so far and their twins, which ends recursion, and what casts become."""
+
+    def __init__(self, scalar_type):
+        super().__init__()
+        self.scalar_type = scalar_type
 
 
 def plain_function(value):
@@ -28,7 +36,7 @@ def plain_function(value):
 
 
 def rewrite(function, done):
-    """A function with the same code over simulated globals and closure; `done` ends recursion between device functions."""
+    """A function with the same code over simulated globals and closure; `done` holds the twins there are."""
     if function in done:
         return done[function]
     namespace = dict(function.__globals__)
@@ -61,7 +69,7 @@ def swap(value, done):
     if value is getattr(numba.cuda, "libdevice", None):
         return LIBDEVICE
     if isinstance(value, types.Type):
-        return simulated_type(value)
+        return done.scalar_type(value)
     if isinstance(value, python_types.ModuleType):
         return SimulatedModule(value, done)
     if getattr(value, "emulation", None) is not None:

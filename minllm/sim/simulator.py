@@ -8,26 +8,30 @@ import numpy as np
 
 from minllm.sim.arrays import checked
 from minllm.sim.cluster import check_cluster, run_cluster
+from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.machine import Block, Dimensions
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.rewrite import for_simulation, plain_function
+from minllm.sim.scalars import simulated_type
 
 standing_monitors = []  # each is called at every launch and gives a Monitor that watches it
 
 
-def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None):
+def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
     arguments: C-contiguous NumPy arrays, written in place, and scalars. shared_bytes: dynamic shared memory of a block.
     monitors: Monitors that watch. order: None runs the blocks in order; an integer seeds a shuffle, so that a kernel whose blocks
     depend on each other's order shows it. cluster: blocks of a cluster, along x, y and z; they run together.
+    detect: run all detectors too (minllm.sim.detectors); None follows the context `detecting()`, which is off unless somebody entered it.
     Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, threads that wait for
-    others who never come.
+    others who never come; with detectors also what they find.
     """
-    function = for_simulation(kernel)
     grid, block = dimensions(grid), dimensions(block)
-    monitor = combined([*monitors, *(make() for make in standing_monitors)])
+    detect = is_detecting() if detect is None else detect
+    monitor = combined([*(detectors() if detect else ()), *monitors, *(make() for make in standing_monitors)])
+    function = for_simulation(kernel, monitor.scalar_type or simulated_type) if monitor else for_simulation(kernel)
     arrays = {}
     prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
     if monitor is not None:

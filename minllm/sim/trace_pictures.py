@@ -6,7 +6,7 @@ Colours stand for lanes or groups. Text and lines take the light or the dark sch
 from html import escape
 from pathlib import Path
 
-from minllm.sim.traffic import BANK_BYTES, BANKS, SECTOR_BYTES
+from minllm.sim.traffic import BANK_BYTES, BANKS, SECTOR_BYTES, lanes_served_together
 
 CELL, LEFT, TOP = 22, 96, 46
 LINE_BYTES = 128
@@ -97,8 +97,7 @@ def access_map(request):
 
 def bank_map(request):
     """A row for each turn of shared memory, a column for each bank, from a Request: which lanes each bank serves when."""
-    width = max(access.width for access in request.lanes)
-    lanes_at_once = 32 // max(1, width * 32 // (BANKS * BANK_BYTES))
+    lanes_at_once = lanes_served_together(max(access.width for access in request.lanes))
     parts = [label(LEFT + bank * CELL + CELL / 2 - 1, TOP - 6, bank, "mid") for bank in range(BANKS)]
     row, groups = 0, sorted({access.lane // lanes_at_once for access in request.lanes})
     for group in groups:

@@ -15,15 +15,16 @@ class Pipeline:
     """Fed by a Tracer with every event; `groups` and `step_flops` are the timeline of the first warp that copied."""
 
     def __init__(self):
-        self.under_way = defaultdict(Counter)  # thread -> shared addresses that a copy is still to write
+        self.under_way = defaultdict(Counter)  # shared memory of a block -> addresses that a copy is still to write
         self.lane = None
         self.open = []  # copies since the last group was closed: (address, bytes, line)
         self.groups, self.step_flops = [], [0]
 
-    def event(self, thread, event, address, byte_count, frame):
-        """A copy was started, a group was closed, or the thread is about to wait for groups."""
+    def event(self, thread, event, array, address, byte_count, frame):
+        """A copy into shared memory was started, a group was closed, or the thread is about to wait for groups."""
+        if byte_count:
+            self.under_way[array.root][address] += 1
         if event == "cp_async":
-            self.under_way[thread][address] += 1
             if self.lane is None:
                 self.lane = thread
             if thread is self.lane:
@@ -48,9 +49,9 @@ class Pipeline:
             group.arrived = step if group.arrived is None else group.arrived
         self.step_flops.append(0)
 
-    def arrival(self, thread, address):
+    def arrival(self, array, address):
         """Whether a write of shared memory is a copy that arrives; True takes it off the list."""
-        waiting = self.under_way.get(thread)
+        waiting = self.under_way.get(array.root)
         if not waiting or not waiting[address]:
             return False
         waiting[address] -= 1

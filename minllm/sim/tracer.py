@@ -69,7 +69,7 @@ class Tracer(Monitor):
         self.executions = defaultdict(Counter)  # block -> how often each (thread, instruction) was executed
         self.codes = {}  # id -> (the code object, its instruction_starts or, for the simulator's own, None)
         self.places = {}  # instruction -> (file name and function, line)
-        self.masks = {}  # (array name, kind) -> which bytes were touched
+        self.masks = {}  # (array name, kind) -> which of its bytes were touched
         self.shared_lines, self.partial_lines, self.examples = {}, {}, {}
         self.flops_by_kind, self.collectives = Counter(), Counter()
         self.pipeline = Pipeline()
@@ -84,7 +84,7 @@ class Tracer(Monitor):
         space = array.space
         if space != "global" and space != "shared":
             return
-        if space == "shared" and kind == "write" and self.pipeline.arrival(thread, start_byte):
+        if space == "shared" and kind == "write" and self.pipeline.arrival(array, start_byte):
             return  # counted where the copy was started
         self.note(thread, space, array.name, start_byte, byte_count, kind, frame)
 
@@ -118,7 +118,7 @@ class Tracer(Monitor):
         return found
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
-        self.pipeline.event(thread, event, start_byte, byte_count, frame)
+        self.pipeline.event(thread, event, array, start_byte, byte_count, frame)
         if event == "cp_async":
             self.note(thread, "shared", "", start_byte, byte_count, "write", frame)
 

@@ -37,14 +37,18 @@ def sectors(request):
     return touched
 
 
+def lanes_served_together(width):
+    """How many lanes shared memory takes at once: the whole warp up to 4 bytes a lane, then as many as 128 bytes are enough for."""
+    return max(1, min(32, BANKS * BANK_BYTES // width))
+
+
 def turns(request, atomic=False):
     """How many words the busiest bank has to serve in each group of lanes that shared memory takes at once: a list, its sum the turns.
 
     A group without a lane takes no turn and is not in the list.
     """
     width = max(access.width for access in request)
-    lanes_at_once = 32 // max(1, width * 32 // (BANKS * BANK_BYTES))
-    groups = {}
+    groups, lanes_at_once = {}, lanes_served_together(width)
     for lane, start, count in request:
         words = groups.setdefault(lane // lanes_at_once, [])
         words.extend(range(start // BANK_BYTES, (start + count - 1) // BANK_BYTES + 1))
