@@ -186,7 +186,7 @@ class MonitoredArray(CheckedArray):
             self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
         start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
-        self.monitor.access(thread or getcurrent(), self, start, count, kind, frame)
+        self.monitor.access(getcurrent() if thread is None else thread, self, start, count, kind, frame)
         return found
 
 

@@ -75,9 +75,9 @@ def make_mistaken(mistake):
     return mistaken_kernel
 
 
-def run(mistake):
+def run(mistake, detect=None):
     source, target = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
-    make_mistaken(mistake).simulate[1, 32](tensor_map(source, (32,), 0), tensor_map(target, (32,), 0))
+    make_mistaken(mistake).simulate[1, 32](tensor_map(source, (32,), 0), tensor_map(target, (32,), 0), detect=detect)
     return target
 
 
@@ -88,7 +88,12 @@ def test_the_kernel_without_a_mistake(fine):
 
 @pytest.mark.parametrize("mistake", ["no wait", "no fence", "too early"])
 def test_what_a_gpu_may_hide_gives_the_wrong_answer(mistake):
-    assert (run(mistake) != np.arange(1, 33)).any()
+    assert (run(mistake, detect=False) != np.arange(1, 33)).any()
+
+
+def test_detectors_name_the_read_that_came_too_early():
+    with pytest.raises(SimulationError, match=r"nobody wrote: numbers\[0\]"):
+        run("no wait", detect=True)
 
 
 def test_a_block_may_not_end_before_its_stores_have_read():

@@ -2,6 +2,9 @@
 
 import time
 
+import pytest
+
+from minllm.sim import detecting
 from tests.ptx.cases_hopper import (
     attention_arguments,
     check_attention,
@@ -34,16 +37,16 @@ def test_causal_attention_of_grouped_heads(device):
     check_attention(2, 1, 128, device)
 
 
-def test_384_causal_queries_take_half_a_second(device):
+@pytest.mark.parametrize("detect, budget", [(False, 0.5), (True, 3)])
+def test_384_causal_queries_take_no_longer_than_they_may(detect, budget, device):
     arguments, _ = attention_arguments(1, 1, 384, device)
     seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        run_attention(arguments)
-        seconds.append(time.process_time() - start)
-        if seconds[-1] < 0.5:
-            break
-    assert min(seconds) < 0.5, f"{seconds} seconds of processor time"
+    while len(seconds) < 3 and min(seconds, default=budget) >= budget:
+        with detecting(detect):
+            start = time.process_time()
+            run_attention(arguments)
+            seconds.append(time.process_time() - start)
+    assert min(seconds) < budget, f"{seconds} seconds of processor time"
 
 
 def test_the_matrix_product_compiles_without_spills_and_without_serialised_products(device):

@@ -78,9 +78,9 @@ def make_mistaken(mistake):
     return mistaken_kernel
 
 
-def run(mistake):
+def run(mistake, detect=None):
     out = np.zeros(128, np.float32)
-    make_mistaken(mistake).simulate[1, 128](out)
+    make_mistaken(mistake).simulate[1, 128](out, detect=detect)
     return out
 
 
@@ -91,7 +91,12 @@ def test_products_without_a_mistake():
 
 @pytest.mark.parametrize("mistake", ["no wait", "no proxy fence", "early tile", "early register"])
 def test_what_a_gpu_may_hide_gives_the_wrong_answer(mistake):
-    assert (run(mistake) != 16).any()
+    assert (run(mistake, detect=False) != 16).any()
+
+
+def test_detectors_name_the_read_that_came_too_early():
+    with pytest.raises(SimulationError, match="nobody wrote: the local array accumulator"):
+        run("no wait", detect=True)
 
 
 @pytest.mark.parametrize("mistake", ["no fence", "no second fence"])
