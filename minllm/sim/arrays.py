@@ -97,6 +97,10 @@ class CheckedArray:
             self.data[index] = value
         except (IndexError, TypeError):
             self.data[self.check(index)] = value
+        except ValueError:
+            if self.data.flags.writeable:
+                raise
+            fail(f"a write to the {self}, which is read-only")
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`, and return the old one; threads run in turn, so nothing can come between."""

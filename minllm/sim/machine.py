@@ -74,6 +74,7 @@ class Block:
         self.threads = []
         self.alive = count
         self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's place in it
+        self.cooperative = None  # cooperative.Grid, where the kernel synchronises the whole grid
         self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers and the like
 
     def run(self, function, arguments):
