@@ -101,12 +101,8 @@ def barrier_instruction(text, inputs, emulation, outputs="", convergent=False):
 mbarrier_init = barrier_instruction("mbarrier.init.shared::cta.b64 [$0], $1;", "rr", mbarrier_init)
 mbarrier_inval = barrier_instruction("mbarrier.inval.shared::cta.b64 [$0];", "r", mbarrier_inval)
 mbarrier_arrive = barrier_instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", "r", mbarrier_arrive)
-mbarrier_arrive_cluster = barrier_instruction(
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", "r", mbarrier_arrive_cluster
-)
-mbarrier_arrive_expect_tx = barrier_instruction(
-    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "rr", mbarrier_arrive_expect_tx
-)
+mbarrier_arrive_cluster = barrier_instruction("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", "r", mbarrier_arrive_cluster)
+mbarrier_arrive_expect_tx = barrier_instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "rr", mbarrier_arrive_expect_tx)
 mbarrier_expect_tx = barrier_instruction("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", "rr", mbarrier_expect_tx)
 mbarrier_try_wait_parity = barrier_instruction(
     "{ .reg .pred complete; mbarrier.try_wait.parity.shared::cta.b64 complete, [$1], $2; selp.b32 $0, 1, 0, complete; }",

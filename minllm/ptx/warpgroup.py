@@ -155,7 +155,5 @@ def make_wait_group(pending):
 
 
 wgmma_fence = instruction("wgmma.fence.sync.aligned;", emulation=wgmma_fence, touches_memory=True, convergent=True)
-wgmma_commit_group = instruction(
-    "wgmma.commit_group.sync.aligned;", emulation=wgmma_commit_group, touches_memory=True, convergent=True
-)
+wgmma_commit_group = instruction("wgmma.commit_group.sync.aligned;", emulation=wgmma_commit_group, touches_memory=True, convergent=True)
 wgmma_wait_group_0, wgmma_wait_group_1, wgmma_wait_group_2, wgmma_wait_group_3 = (make_wait_group(pending) for pending in range(4))

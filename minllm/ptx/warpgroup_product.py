@@ -46,7 +46,8 @@ def run_groups(threads, pending):
 def multiply(threads, calls, accumulators):
     """One product: calls[i] = (Product, operands) of the i-th thread."""
     product, (accumulator, a, b, add) = calls[0]
-    if any(call[0] is not product or call[1][2:] != (b, add) for call in calls):
+    same = slice(2, None) if product.a_in_registers else slice(1, None)
+    if any(call[0] is not product or call[1][same] != calls[0][1][same] for call in calls):
         fail(f"the threads of a warpgroup do not all execute the same {product.name} on the same operands")
     block = threads[0].block
     if block.monitor is not None:

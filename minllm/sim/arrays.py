@@ -143,7 +143,7 @@ class MonitoredArray(CheckedArray):
         self.strides = data.strides
 
     def part(self, data, offset):
-        return MonitoredArray(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
 
     def start_byte(self, index):
         """Where an element that exists begins, in bytes from the start of the root."""
@@ -190,13 +190,15 @@ class MonitoredArray(CheckedArray):
             self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
         start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
-        self.monitor.access(thread or getcurrent(), self, start, count, kind, frame)
+        self.monitor.access(getcurrent() if thread is None else thread, self, start, count, kind, frame)
         return found
 
 
 def checked(data, space="global", base=0, name="", monitor=None, root=None):
-    """A CheckedArray, or a MonitoredArray where there is a monitor."""
-    return CheckedArray(data, space, base, name) if monitor is None else MonitoredArray(data, space, base, name, monitor, root)
+    """A CheckedArray, or a MonitoredArray where there is a monitor (of the monitor's own kind if it has one)."""
+    if monitor is None:
+        return CheckedArray(data, space, base, name)
+    return (monitor.array_class or MonitoredArray)(data, space, base, name, monitor, root)
 
 
 def poisoned(shape, dtype):
