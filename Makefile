@@ -2,15 +2,15 @@
 # make test   run the tests                                 make docs    build the site into site/
 # make clean  remove .venv and everything that was built
 #
-# Everything is installed into .venv, once: a stamp file in it says what for, and it changes with pyproject.toml. Options:
+# Everything is installed into .venv, once: a stamp file in it says what for, and it changes with Python and pyproject.toml. Options:
 #   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.13
 #   CUDA=cu12|cu13|        the CUDA wheels, instead of those that fit the driver (none where there is no driver)
-#   PROMPT='class Stack:'  what the demo continues
+#   PROMPT='class Stack:'  what the demo continues; \n in it begins a new line
 #   PYTEST_FLAGS=...       what else pytest is told, for example PYTEST_FLAGS='-k rope'
 #   PIP_FLAGS=...          what else pip is told
 
 PYTHON ?= python3
-PROMPT ?= def fibonacci(n):
+PROMPT ?= class Point:\n    def __init__(self, x, y):
 PYTEST_FLAGS ?=
 PIP_FLAGS ?=
 export PROMPT
@@ -27,9 +27,9 @@ TEST_CUDA := $(or $(CUDA),cu13)
 comma := ,
 PROJECT := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 MADE := $(VENV)/.python-$(PYTHON_VERSION)
-DEMO_STAMP := $(VENV)/.demo-$(or $(CUDA),cpu)-$(PROJECT)
-TEST_STAMP := $(VENV)/.test-$(TEST_CUDA)-$(PROJECT)
-DOCS_STAMP := $(VENV)/.docs-$(PROJECT)
+DEMO_STAMP := $(VENV)/.demo-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
+TEST_STAMP := $(VENV)/.test-$(PYTHON_VERSION)-$(TEST_CUDA)-$(PROJECT)
+DOCS_STAMP := $(VENV)/.docs-$(PYTHON_VERSION)-$(PROJECT)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 # One numerical thread a process: the test processes share the cores already.
@@ -38,7 +38,7 @@ THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 .PHONY: demo test lint docs clean
 
 demo: $(DEMO_STAMP)
-	@printf '%s\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
+	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
 
 # The GPU's tests run in one process: several would fight over its memory. (5 is pytest's word for flags that select none of them.)
 test: $(TEST_STAMP)

@@ -173,9 +173,43 @@ def bench_generate(
         benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
 
 
+@bench_app.command("kernels")
+def bench_kernels(
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="STAGE", help="Measure this stage's kernels. May be repeated.", show_default=False)
+    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="torch", help="Measure PyTorch's kernels beside ours.", show_default=False)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Every kernel, checked and then timed, held against the speed of a copy and of the tensor cores (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import kernels as benchmark
+
+        if not benchmark.run(only or (), against, json_file):
+            raise typer.Exit(1)
+
+
+@bench_app.command("perplexity")
+def bench_perplexity(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, or a directory.")] = "bundled",
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.BFLOAT16,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """How well a model predicts the Python source that comes with minllm and that its models have never seen."""
+    with user_errors():
+        from minllm.bench import perplexity as benchmark
+
+        benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
+
+
 @app.command()
 def inspect(
-    kernel: Annotated[str | None, typer.Argument(help="A kernel's name or a part of it; without, all are listed.", show_default=False)] = None,
+    kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
     cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 8.0, 8.9, 9.0...")] = "9.0",
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the machine code, each piece under its line of Python.")] = False,

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from minllm.sim import detecting
+
 
 class Simulator:
     """Arrays stay NumPy arrays: a launcher that is given those runs its kernel in the simulator."""
@@ -22,6 +24,13 @@ class Simulator:
 def device():
     """Where the launchers of a test run their kernels; tests/gpu overrides it with the GPU."""
     return Simulator()
+
+
+@pytest.fixture(autouse=True)
+def detectors():
+    """Every simulated kernel of every test runs under all detectors."""
+    with detecting():
+        yield
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,39 +1,68 @@
-"""Write what `minllm bench ... --json` measured into docs/results, one file a device.
+"""Measure everything that is recorded, and write it into docs/results, one file a device.
 
-    minllm bench generate --model llama-3.2-1b --json /tmp/1b.json
-    python tools/record_results.py /tmp/1b.json
+    python tools/record_results.py                          kernels (beside PyTorch's, if it is installed), generation, perplexity
+    python tools/record_results.py --only kernels           one part of it
+    python tools/record_results.py /tmp/1b.json             what `minllm bench ... --json /tmp/1b.json` measured before
 
-or measure everything that is recorded today, and write it, in one go:
-
-    python tools/record_results.py
-
-Rows that were measured again replace the old ones; all others stay. Run it from a clean checkout: the commit is part of the record.
+Rows that were measured again replace the old ones; all others stay. A part that fails is reported, the others are recorded, and the exit
+code is 1. The tables in README.md and docs/results.md follow the record of the H200. Run it from a clean checkout: the commit is part of
+the record. Where there is no git, name it with --commit.
 """
 
+import argparse
+import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from minllm.bench.record import Record, Row, file_name, merged
+from minllm.bench.results_table import full_table, replace_between_markers, short_table
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+SHOWN = RESULTS / "h200.json"  # the record whose tables stand in README.md and docs/results.md
+LENGTHS = ("--prompt-tokens", "512", "--tokens", "128")
+SECONDS = 300  # after which a part counts as failed
 BENCHMARKS = (
-    ("generate", "--model", "bundled", "--prompt-tokens", "512", "--tokens", "128"),
-    ("generate", "--model", "llama-3.2-1b", "--prompt-tokens", "512", "--tokens", "128"),
+    ("perplexity", "--model", "bundled"),
+    ("perplexity", "--model", "draft"),
+    ("generate", "--model", "bundled", *LENGTHS),
+    ("generate", "--model", "llama-3.2-1b", *LENGTHS),
+    ("kernels",),
+    ("generate", "--model", "llama-3.1-8b", *LENGTHS),
 )
 
 
-def measure() -> list[dict]:
-    """Run every benchmark, each in a process of its own, and return their records."""
-    records = []
-    for arguments in BENCHMARKS:
+def arguments_of(benchmark: tuple[str, ...]) -> tuple[str, ...]:
+    """A benchmark's command line: kernels are measured beside PyTorch's where it is installed."""
+    if benchmark[0] == "kernels" and importlib.util.find_spec("torch"):
+        return (*benchmark, "--against", "torch")
+    return benchmark
+
+
+def measure(benchmarks: list[tuple[str, ...]]) -> Iterator[dict | None]:
+    """Run each in a process of its own, and yield its record as soon as there is one; None, also or instead, where it failed."""
+    for benchmark in benchmarks:
+        start, name = time.monotonic(), " ".join(("minllm", "bench", *arguments_of(benchmark)))
+        print(f"== {name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "record.json"
-            subprocess.run([sys.executable, "-m", "minllm", "bench", *arguments, "--json", str(path)], check=True)
-            records.append(json.loads(path.read_text(encoding="utf-8")))
-    return records
+            command = [sys.executable, "-m", "minllm", "bench", *arguments_of(benchmark), "--json", str(path)]
+            try:
+                code = subprocess.run(command, timeout=SECONDS).returncode
+            except subprocess.TimeoutExpired:
+                code = f"none within {SECONDS} s"
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+        print(f"== {time.monotonic() - start:.1f} s", flush=True)
+        if text:
+            yield json.loads(text)
+        if code != 0:
+            print(f"FAILED (exit code {code}): {name}", file=sys.stderr, flush=True)
+            yield None
 
 
 def record(measured: dict, results: Path = RESULTS) -> Path:
@@ -49,13 +78,34 @@ def record(measured: dict, results: Path = RESULTS) -> Path:
     return path
 
 
-def main() -> None:
-    """Record the files named on the command line, or measure first."""
-    paths = [Path(argument) for argument in sys.argv[1:]]
-    measured = [json.loads(path.read_text(encoding="utf-8")) for path in paths] if paths else measure()
-    for one in measured:
-        print(record(one))
+def write_tables(shown: dict) -> None:
+    """Put the record's tables into the README and the page of results."""
+    replace_between_markers(ROOT / "README.md", short_table(shown))
+    replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
+
+
+def main() -> int:
+    """Record the files named on the command line, or measure first; 1 if a part failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="records that were measured before")
+    parser.add_argument("--only", action="append", choices=sorted({benchmark[0] for benchmark in BENCHMARKS}), help="may be repeated")
+    parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results")
+    options = parser.parse_args()
+    chosen = [benchmark for benchmark in BENCHMARKS if not options.only or benchmark[0] in options.only]
+    records = (json.loads(path.read_text(encoding="utf-8")) for path in options.files) if options.files else measure(chosen)
+    failed = False
+    for one in records:
+        if one is None:
+            failed = True
+            continue
+        if options.commit:
+            one["commit"] = options.commit
+        print(record(one, options.results), flush=True)
+    if options.results == RESULTS and SHOWN.exists():
+        write_tables(json.loads(SHOWN.read_text(encoding="utf-8")))
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

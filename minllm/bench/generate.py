@@ -40,7 +40,7 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
         progress.print(f"ceiling: a device copy moves {ceilings['copy_tb_s']:.2f} TB/s here, read plus written")
     with opened_model(model, options, prompt_tokens + tokens) as llm:
         card = measure(llm, prompt_tokens, tokens, repeats)
-    card = card.named(model).against(ceilings["copy_tb_s"])
+    card = card.named(f"{model} (random weights)" if model in SHAPES else model).against(ceilings["copy_tb_s"])
     out = progress if str(json_file) == "-" else Console(highlight=False, soft_wrap=True)
     out.print(as_text(card))
     if json_file is not None:

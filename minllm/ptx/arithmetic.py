@@ -1,14 +1,18 @@
 """Fast approximate functions of the special-function unit, and byte permutation."""
 
+import math
+
 import numpy as np
 
 from minllm.ptx.instruction import instruction
 
+INFINITY, ZERO = np.float32(np.inf), np.float32(0)
+
 
 def ex2(x):
     """ex2(x) -> 2**x, float32, about 2 ulp; denormals flush to zero. PTX ISA, "ex2.approx.ftz.f32"."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.float32(np.exp2(np.float64(x)))
+    x = float(x)
+    return INFINITY if x >= 128 else ZERO if x < -126 else np.float32(math.exp2(x))
 
 
 def rcp(x):

@@ -1,6 +1,7 @@
 """Between float32 and the 16-bit formats, two at a time, and between floats and their bits."""
 
-import ml_dtypes
+import struct
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
@@ -8,37 +9,41 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import emulated, instruction
 
-
-def halves(word, dtype):
-    """Low and high half of a 32-bit word as float32."""
-    pair = np.array([int(word) & 0xFFFFFFFF], np.uint32).view(dtype).astype(np.float32)
-    return pair[0], pair[1]
+WORD, TWO_WORDS, TWO_FLOATS, TWO_HALVES = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<ff"), struct.Struct("<ee")
 
 
-def joined(low, high, dtype):
-    """Two floats rounded to `dtype`, packed into a 32-bit word."""
-    with np.errstate(over="ignore"):
-        return int(np.array([low, high], np.float32).astype(dtype).view(np.uint32)[0])
+def bfloat16_bits(bits):
+    """The bits of a float32 rounded to bfloat16, to nearest, ties to even."""
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FFF  # NaN
+    return bits + 0x7FFF + (bits >> 16 & 1) >> 16
 
 
 def pack_bf16x2(low, high):
     """pack_bf16x2(low, high) -> uint32: two float32 rounded to bfloat16, `low` in the low half. PTX ISA, "cvt.rn.bf16x2.f32"."""
-    return joined(low, high, ml_dtypes.bfloat16)
+    low, high = TWO_WORDS.unpack(TWO_FLOATS.pack(low, high))
+    return bfloat16_bits(low) | bfloat16_bits(high) << 16
 
 
 def pack_f16x2(low, high):
     """pack_f16x2(low, high) -> uint32: two float32 rounded to float16, `low` in the low half. PTX ISA, "cvt.rn.f16x2.f32"."""
-    return joined(low, high, np.float16)
+    try:
+        return WORD.unpack(TWO_HALVES.pack(low, high))[0]
+    except OverflowError:  # too large for float16: infinity
+        with np.errstate(over="ignore"):
+            return int(np.array([low, high], np.float32).astype(np.float16).view(np.uint32)[0])
 
 
 def unpack_bf16x2(word):
     """unpack_bf16x2(word) -> (low, high): the two bfloat16 of a word as float32; a bfloat16 is the upper half of a float32."""
-    return halves(word, ml_dtypes.bfloat16)
+    low, high = TWO_FLOATS.unpack(TWO_WORDS.pack((int(word) & 0xFFFF) << 16, int(word) & 0xFFFF0000))
+    return np.float32(low), np.float32(high)
 
 
 def unpack_f16x2(word):
     """unpack_f16x2(word) -> (low, high): the two float16 of a word as float32. PTX ISA, "cvt.f32.f16"."""
-    return halves(word, np.float16)
+    low, high = TWO_HALVES.unpack(WORD.pack(int(word) & 0xFFFFFFFF))
+    return np.float32(low), np.float32(high)
 
 
 def float_as_uint(x):

@@ -210,6 +210,7 @@ def cp_async_commit_group():
     thread = getcurrent()
     thread.copy_groups.append(thread.copies)
     thread.copies = []
+    thread.block.shared_transfer(thread, "cp_async_commit_group", 0, 0)
 
 
 def finish_copies(pending_groups):
@@ -226,6 +227,8 @@ def make_wait_group(pending):
     """cp.async.wait_group with its literal operand."""
 
     def wait():
+        thread = getcurrent()
+        thread.block.shared_transfer(thread, f"cp_async_wait_group_{pending}", 0, 0)
         finish_copies(pending)
 
     wait.__name__ = f"cp_async_wait_group_{pending}"

@@ -81,6 +81,8 @@ def argument_type(value):
         return value
     if value is None:
         return types.none
+    if hasattr(value, "numba_type"):  # an object that says itself how a kernel takes it, as a tensor map does
+        return value.numba_type
     if isinstance(value, (bool, np.bool_)):
         raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
     if isinstance(value, int):

@@ -6,6 +6,7 @@
     scale_kernel[grid, block](x, out, 2.0)                            # GPU; x and out are device arrays
     scale_kernel[grid, block, stream, shared_bytes](x, out, 2.0)
     scale_kernel.simulate[grid, block](x, out, 2.0)                   # NumPy arrays, no GPU
+    scale_kernel.trace[grid, block](x, out, 2.0)                      # the same, and what it did: bytes, sectors, conflicts, FLOPs
     scale_kernel.compile(x, out, 2.0, compute_capability=(9, 0))      # registers, spills, SASS
 
 Numba compiles; the launch is our own, straight through the driver: Numba's takes tens of microseconds of host time for eight
@@ -38,13 +39,18 @@ class Kernel:
         self.loaded = {}  # argument types -> the driver's handle
 
     def __getitem__(self, configuration):
-        """`kernel[grid, block, stream=None, shared_bytes=0]`: the launch configuration, as in numba.cuda."""
+        """`kernel[grid, block, stream=None, shared_bytes=0, cluster=None]`: the launch configuration, as in numba.cuda."""
         return Launch(self, *configuration)
 
     @property
     def simulate(self):
-        """`kernel.simulate[grid, block, stream=None, shared_bytes=0](*numpy_arrays)`: the same launch in the simulator."""
+        """`kernel.simulate[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: the same launch in the simulator."""
         return Simulation(self)
+
+    @property
+    def trace(self):
+        """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: simulate, and count. -> Trace"""
+        return Simulation(self, traced=True)
 
     def compile(self, *arguments, compute_capability=(9, 0)):
         """Compile ahead of time for arguments like these (arrays, scalars or Numba types). Needs no GPU. -> CompiledKernel"""
@@ -94,11 +100,12 @@ class LoadedKernel:
 
 
 class Launch:
-    """A kernel with its grid, block, stream and dynamic shared memory: call it with the arguments."""
+    """A kernel with its grid, block, stream, dynamic shared memory and cluster (blocks along x, y, z): call it with the arguments."""
 
-    def __init__(self, kernel, grid, block, stream=None, shared_bytes=0):
+    def __init__(self, kernel, grid, block, stream=None, shared_bytes=0, cluster=None):
         self.kernel, self.stream, self.shared_bytes = kernel, stream, shared_bytes
         self.grid, self.block = three_dimensions(grid, "grid"), three_dimensions(block, "block")
+        self.cluster = None if cluster is None else three_dimensions(cluster, "cluster")
 
     def __call__(self, *arguments):
         """Launch; returns at once, the kernel runs in stream order."""
@@ -109,25 +116,45 @@ class Launch:
             loaded.allow_shared_bytes(self.shared_bytes)
         parameters, keep = pack(arguments)
         stream = 0 if self.stream is None else int(getattr(self.stream, "handle", self.stream))
-        (status,) = driver.cuLaunchKernel(loaded.function, *self.grid, *self.block, self.shared_bytes, stream, parameters, 0)
+        if self.cluster is None:
+            (status,) = driver.cuLaunchKernel(loaded.function, *self.grid, *self.block, self.shared_bytes, stream, parameters, 0)
+        else:
+            (status,) = driver.cuLaunchKernelEx(self.driver_configuration(stream), loaded.function, parameters, 0)
         if status:
-            describe = f"{self.kernel.__name__}[{self.grid}, {self.block}, shared_bytes={self.shared_bytes}]"
+            describe = f"{self.kernel.__name__}[{self.grid}, {self.block}, shared_bytes={self.shared_bytes}, cluster={self.cluster}]"
             raise DeviceError(f"launching {describe} failed: {status.name}")
         del keep
 
+    def driver_configuration(self, stream):
+        """The launch as the driver takes it when blocks form clusters; the grid still counts blocks."""
+        from cuda.bindings import driver
+
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = self.cluster
+        configuration = driver.CUlaunchConfig()
+        configuration.gridDimX, configuration.gridDimY, configuration.gridDimZ = self.grid
+        configuration.blockDimX, configuration.blockDimY, configuration.blockDimZ = self.block
+        configuration.sharedMemBytes, configuration.hStream = self.shared_bytes, driver.CUstream(stream)
+        configuration.attrs, configuration.numAttrs = [attribute], 1
+        return configuration
+
 
 class Simulation:
-    """`kernel.simulate`: takes a launch configuration in square brackets, then the arguments."""
+    """`kernel.simulate` and `kernel.trace`: take a launch configuration in square brackets, then the arguments."""
 
-    def __init__(self, kernel):
-        self.kernel = kernel
+    def __init__(self, kernel, traced=False):
+        self.kernel, self.traced = kernel, traced
 
     def __getitem__(self, configuration):
-        from minllm.sim import simulate
+        from minllm.sim import simulate, trace
 
         grid, block, *rest = configuration
         shared_bytes = rest[1] if len(rest) > 1 else 0
-        return functools.partial(simulate, self.kernel, grid, block, shared_bytes=shared_bytes)
+        cluster = rest[2] if len(rest) > 2 else None
+        chosen = trace if self.traced else simulate
+        return functools.partial(chosen, self.kernel, grid, block, shared_bytes=shared_bytes, cluster=cluster)
 
 
 def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=None):
@@ -142,7 +169,7 @@ def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=N
     return Kernel(function, **options)
 
 
-def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0):
+def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0, cluster=None):
     """Launch where the arrays are: in the simulator for NumPy arrays, on the GPU for device arrays. Mixing them is an error."""
     on_host = [isinstance(a, np.ndarray) for a in arguments if getattr(a, "ndim", 0)]
     if not on_host or len(set(on_host)) != 1:
@@ -153,7 +180,7 @@ def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0):
     if 0 in three_dimensions(grid, "grid"):
         return  # nothing to do: an empty batch
     where = kernel.simulate if on_host[0] else kernel
-    where[grid, block, stream, shared_bytes](*arguments)
+    where[grid, block, stream, shared_bytes, cluster](*arguments)
 
 
 def check(condition, message):
@@ -183,6 +210,8 @@ def flatten(argument):
     """The kernel parameters of one argument, as ctypes objects; those of an array are made once and kept on it."""
     if argument is None:
         return (ctypes.c_uint64(0),)  # Numba gives None a pointer that nobody reads
+    if hasattr(argument, "numba_type"):
+        return argument.kernel_parameters
     if hasattr(argument, "ndim") and argument.ndim:
         kept = getattr(argument, "kernel_parameters", None)
         if kept is None:

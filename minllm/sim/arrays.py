@@ -12,6 +12,7 @@ from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.place import describe, kernel_frame
+from minllm.sim.scalars import dtype_of
 
 
 def fail(what):
@@ -30,7 +31,10 @@ class CheckedArray:
     of; in shared memory, the address in the block's shared memory. name: the argument or variable, "" where unknown.
     """
 
-    __slots__ = ("data", "shape", "ndim", "size", "dtype", "space", "base", "name", "flat_bytes", "integer", "signed")
+    __slots__ = (
+        *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
+        *("space", "base", "name", "address", "flat_bytes"),
+    )
 
     def __init__(self, data, space="global", base=0, name=""):
         if not data.flags.c_contiguous:
@@ -38,6 +42,8 @@ class CheckedArray:
         self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
+        self.itemsize = data.dtype.itemsize
+        self.address = base if space == "shared" else None  # of the first byte; looked up when first needed
         self.flat_bytes = data.reshape(-1).view(np.uint8) if data.size else np.empty(0, np.uint8)
 
     def part(self, data, offset):
@@ -49,11 +55,6 @@ class CheckedArray:
 
     def __len__(self):
         return self.shape[0]
-
-    @property
-    def itemsize(self):
-        """Bytes of an element."""
-        return self.dtype.itemsize
 
     def check(self, index):
         """`index` as a tuple of ints, or SimulationError if it is out of bounds or of a wrong kind."""
@@ -96,6 +97,10 @@ class CheckedArray:
             self.data[index] = value
         except (IndexError, TypeError):
             self.data[self.check(index)] = value
+        except ValueError:
+            if self.data.flags.writeable:
+                raise
+            fail(f"a write to the {self}, which is read-only")
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`, and return the old one; threads run in turn, so nothing can come between."""
@@ -103,22 +108,23 @@ class CheckedArray:
         self[index] = change(old)
         return old
 
-    def window(self, index, count, alignment=None, kind="read"):
+    def window(self, index, count, alignment=None, kind="read", thread=None):
         """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes.
 
-        kind: "read" or "write", what the caller does with them at once.
+        kind: "read" or "write", what the caller does with them at once. thread: on whose behalf, if it is not the running one's.
         """
-        start = int(index) * self.dtype.itemsize
+        start = int(index) * self.itemsize
         if start < 0 or start + count > self.flat_bytes.size:
             fail(f"{count} bytes at element {int(index)} are out of bounds for the {self} of {self.size} elements")
-        address = self.base if self.space == "shared" else self.data.__array_interface__["data"][0]
-        if (address + start) % (alignment or count):
+        if self.address is None:
+            self.address = self.data.__array_interface__["data"][0]
+        if (self.address + start) % (alignment or count):
             fail(f"a {count}-byte access at element {int(index)} of the {self} is not aligned to {alignment or count} bytes")
         return self.flat_bytes[start : start + count]
 
     def view(self, dtype):
         """The same memory under another dtype (one-dimensional)."""
-        return self.part(self.data.reshape(-1).view(np.dtype(getattr(dtype, "dtype", dtype))), 0)
+        return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
 
 
 class MonitoredArray(CheckedArray):
@@ -127,17 +133,17 @@ class MonitoredArray(CheckedArray):
     root: the whole array that this is a part of. notes (of a root): what monitors attach to the memory.
     """
 
-    __slots__ = ("monitor", "root", "notes", "strides", "itemsize_bytes")
+    __slots__ = ("monitor", "root", "notes", "strides")
 
     def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
         super().__init__(data, space, base, name)
         self.monitor = monitor
         self.root = self if root is None else root
         self.notes = {} if root is None else None
-        self.strides, self.itemsize_bytes = data.strides, data.dtype.itemsize
+        self.strides = data.strides
 
     def part(self, data, offset):
-        return MonitoredArray(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
 
     def start_byte(self, index):
         """Where an element that exists begins, in bytes from the start of the root."""
@@ -146,36 +152,53 @@ class MonitoredArray(CheckedArray):
             for position, stride in zip(index, self.strides):
                 start += position * stride
             return start
-        return self.base + index * self.itemsize_bytes
+        return self.base + index * self.itemsize
+
+    def look_at(self, index):
+        """Tell the monitor of an index that is not of plain ints."""
+        if type(index) is tuple:
+            for position in index:
+                if type(position) is not int:
+                    self.monitor.index(getcurrent(), self, index)
+        else:
+            self.monitor.index(getcurrent(), self, index)
 
     def __getitem__(self, index):
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.__getitem__(self, index)
         if not isinstance(found, CheckedArray):
-            self.monitor.access(
-                getcurrent(), self, self.start_byte(index), self.itemsize_bytes, "read", kernel_frame(sys._getframe(1))
-            )
+            self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1)))
         return found
 
     def __setitem__(self, index, value):
+        if type(index) is not int:
+            self.look_at(index)
         CheckedArray.__setitem__(self, index, value)
-        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize_bytes, "write", kernel_frame(sys._getframe(1)))
+        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
 
     def atomic(self, index, change):
+        if type(index) is not int:
+            self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         CheckedArray.__setitem__(self, index, change(old))
-        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize_bytes, "atomic", kernel_frame(sys._getframe(1)))
+        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
         return old
 
-    def window(self, index, count, alignment=None, kind="read"):
+    def window(self, index, count, alignment=None, kind="read", thread=None):
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        start = self.base + int(index) * self.itemsize_bytes
-        self.monitor.access(getcurrent(), self, start, count, kind, kernel_frame(sys._getframe(1)))
+        start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
+        self.monitor.access(getcurrent() if thread is None else thread, self, start, count, kind, frame)
         return found
 
 
 def checked(data, space="global", base=0, name="", monitor=None, root=None):
-    """A CheckedArray, or a MonitoredArray where there is a monitor."""
-    return CheckedArray(data, space, base, name) if monitor is None else MonitoredArray(data, space, base, name, monitor, root)
+    """A CheckedArray, or a MonitoredArray where there is a monitor (of the monitor's own kind if it has one)."""
+    if monitor is None:
+        return CheckedArray(data, space, base, name)
+    return (monitor.array_class or MonitoredArray)(data, space, base, name, monitor, root)
 
 
 def poisoned(shape, dtype):

@@ -1,98 +1,35 @@
-"""The names of `numba.cuda`, `math` and libdevice that kernels use, as the simulator understands them."""
+"""The names of `numba.cuda` that kernels use, as the simulator understands them."""
 
-import math
+import functools
 import sys
 
+import numba.cuda
 import numpy as np
 from greenlet import getcurrent
+from numba.cuda import types
 
-from minllm.errors import SimulationError
-from minllm.sim.arrays import checked, fail, poisoned
-from minllm.sim.machine import FULL_MASK, SHARED_MEMORY_BYTES, WARP_SIZE, barrier, collective
-from minllm.sim.place import assigned_name
-from minllm.sim.scalars import dtype_of
-
-
-class SharedMemory:
-    """`cuda.shared`."""
-
-    def array(self, shape, dtype, alignment=None):
-        """A static array: one per block and place in the code; shape 0 is the dynamic memory from its start."""
-        block, dtype = getcurrent().block, dtype_of(dtype)
-        frame = sys._getframe(1)
-        key = frame.f_code, frame.f_lasti
-        if key not in block.shared_arrays:
-            start, stop = self.place(block, shape, dtype, alignment)
-            data = block.shared[start:stop].view(dtype)
-            data = data if shape == 0 else data.reshape(shape)
-            block.shared_arrays[key] = checked(data, "shared", start, assigned_name(*key), block.monitor, block.shared_root)
-        return block.shared_arrays[key]
-
-    def place(self, block, shape, dtype, alignment):
-        """First byte of an array in the block's shared memory, and the byte behind it."""
-        if shape == 0:
-            return 0, block.dynamic_bytes // dtype.itemsize * dtype.itemsize
-        alignment = max(alignment or dtype.itemsize, 16)
-        start = -(-block.shared_top // alignment) * alignment
-        count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
-        block.shared_top = start + count * dtype.itemsize
-        if block.shared_top > SHARED_MEMORY_BYTES:
-            fail(f"shared arrays of {block.shared_top} bytes do not fit the {SHARED_MEMORY_BYTES} bytes of a block")
-        return start, block.shared_top
+from minllm.sim.arrays import fail
+from minllm.sim.cooperative import this_grid
+from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
+from minllm.sim.machine import FULL_MASK, WARP_SIZE, barrier, collective
+from minllm.sim.place import instruction
+from minllm.sim.scalars import simulated_type
+from minllm.sim.vectors import is_vector_stub, vector_type
 
 
-class LocalMemory:
-    """`cuda.local`."""
+class Indices:
+    """threadIdx and the like: three numbers of the thread that asks, by x, y and z."""
 
-    def array(self, shape, dtype, alignment=None):
-        """A thread's own array, full of NaN until written."""
-        frame = sys._getframe(1)
-        name = assigned_name(frame.f_code, frame.f_lasti)
-        return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
-
-
-class ConstantMemory:
-    """`cuda.const`."""
-
-    def array_like(self, array):
-        """A read-only copy of a host array."""
-        frame = sys._getframe(1)
-        name = assigned_name(frame.f_code, frame.f_lasti)
-        return checked(np.ascontiguousarray(array), "constant", 0, name, getcurrent().block.monitor)
+    def __init__(self, find):
+        self.find = find
+        for axis in "xyz":
+            setattr(type(self), axis, property(functools.partial(lambda axis, self: getattr(self.find(), axis), axis)))
 
 
-class Atomic:
-    """`cuda.atomic`: each reads, changes, and returns the old value."""
+class CooperativeGroups:
+    """`cuda.cg`."""
 
-    def add(self, array, index, value):
-        return array.atomic(index, lambda old: old + value)
-
-    def sub(self, array, index, value):
-        return array.atomic(index, lambda old: old - value)
-
-    def max(self, array, index, value):
-        return array.atomic(index, lambda old: max(old, value))
-
-    def min(self, array, index, value):
-        return array.atomic(index, lambda old: min(old, value))
-
-    def exch(self, array, index, value):
-        return array.atomic(index, lambda old: value)
-
-    def and_(self, array, index, value):
-        return array.atomic(index, lambda old: int(old) & int(value))
-
-    def or_(self, array, index, value):
-        return array.atomic(index, lambda old: int(old) | int(value))
-
-    def xor(self, array, index, value):
-        return array.atomic(index, lambda old: int(old) ^ int(value))
-
-    def inc(self, array, index, value):
-        return array.atomic(index, lambda old: 0 if old >= value else old + 1)
-
-    def cas(self, array, index, old, value):
-        return array.atomic(index, lambda found: value if found == old else found)
+    this_grid = staticmethod(this_grid)
 
 
 class SimulatedCuda:
@@ -100,6 +37,7 @@ class SimulatedCuda:
 
     shared, local, const, atomic = SharedMemory(), LocalMemory(), ConstantMemory(), Atomic()
     warpsize = WARP_SIZE
+    cg = CooperativeGroups()
     threadIdx = property(lambda self: getcurrent().index)
     blockIdx = property(lambda self: getcurrent().block.index)
     blockDim = property(lambda self: getcurrent().block.dimensions)
@@ -107,7 +45,12 @@ class SimulatedCuda:
     laneid = property(lambda self: getcurrent().lane)
 
     def __getattr__(self, name):
-        raise SimulationError(f"cuda.{name} is not known to the simulator")
+        value = getattr(numba.cuda, name, None)
+        if isinstance(value, types.Type):
+            return simulated_type(value)
+        if is_vector_stub(value):
+            return vector_type(value.__name__)
+        fail(f"cuda.{name} is not known to the simulator")
 
     def grid(self, dimensions):
         """Absolute position of the thread in the grid, in 1, 2 or 3 dimensions."""
@@ -143,6 +86,13 @@ class SimulatedCuda:
         """Threads run in turn, so every store is visible at once."""
 
     threadfence_block = threadfence_system = threadfence
+
+    def nanosleep(self, nanoseconds):
+        """Let the others go first, as a thread that sleeps in a loop expects of them."""
+        thread = getcurrent()
+        thread.block.runnable.append(thread)
+        thread.waiting_for = "cuda.nanosleep"
+        thread.parent.switch()
 
     # Shuffles: every lane brings a value and names the lane that it reads
 
@@ -183,8 +133,29 @@ class SimulatedCuda:
 
         return collective("match_any", value, match, mask)
 
+    def match_all_sync(self, mask, value):
+        def match(values):
+            same = len(set(values.values())) == 1
+            return dict.fromkeys(values, (sum(1 << lane for lane in values) if same else 0, same))
+
+        return collective("match_all", value, match, mask)
+
+    def eq_sync(self, mask, predicate):
+        return collective("eq", bool(predicate), lambda v: dict.fromkeys(v, len(set(v.values())) == 1), mask)
+
+    def lanemask_lt(self):
+        return (1 << getcurrent().lane) - 1
+
     def activemask(self):
-        return sum(1 << thread.lane for thread in getcurrent().warp.threads if not thread.dead)
+        """The lanes that come to this instruction before others have to wait for them: on a GPU, those that run together here."""
+        thread = getcurrent()
+        key = "activemask", instruction(sys._getframe(1))
+        together = thread.warp.meetings.setdefault(key, set())
+        together.add(thread.lane)
+        self.nanosleep(0)
+        if thread.warp.meetings.get(key) is together:
+            del thread.warp.meetings[key]
+        return sum(1 << lane for lane in together)
 
     # Integer and fused arithmetic
 
@@ -204,41 +175,19 @@ class SimulatedCuda:
     def fma(self, a, b, c):
         return np.float32(float(a) * float(b) + float(c)) if isinstance(a, np.float32) else a * b + c
 
+    def cbrt(self, value):
+        return type(value)(np.cbrt(value))
+
     def selp(self, condition, yes, no):
         return yes if condition else no
 
+    # Loads and stores with a cache hint: the same elements
 
-class SimulatedMath:
-    """The module `math` inside a simulated kernel: a float32 argument gives a float32 result, infinities instead of exceptions."""
+    def ldcg(self, array, index):
+        return array[index]
 
-    def __getattr__(self, name):
-        exact = getattr(math, name)
-        if not callable(exact):
-            return exact
+    def stcg(self, array, index, value):
+        array[index] = value
 
-        def function(*arguments):
-            single = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
-            with np.errstate(all="ignore"):
-                numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
-                if isinstance(numpy_function, np.ufunc):
-                    result = numpy_function(*(np.float64(a) for a in arguments))
-                else:
-                    result = exact(*(float(a) for a in arguments))
-                return np.float32(result) if single and not isinstance(result, (bool, np.bool_)) else result
-
-        return function
-
-
-class SimulatedLibdevice:
-    """`numba.cuda.libdevice`: the float32 functions that kernels use, by their names there."""
-
-    def __getattr__(self, name):
-        plain = name.removeprefix("fast_").removesuffix("f").removesuffix("_rn")
-        if plain == "rsqrt":
-            return lambda x: np.float32(1 / np.sqrt(np.float64(x)))
-        if plain == "fma":
-            return lambda a, b, c: np.float32(float(a) * float(b) + float(c))
-        if not hasattr(math, plain):
-            raise SimulationError(f"libdevice.{name} is not known to the simulator")
-        function = getattr(SimulatedMath(), plain)
-        return lambda *arguments: np.float32(function(*arguments))
+    ldca = ldcs = ldcv = ldlu = ldcg
+    stcs = stwb = stwt = stcg

@@ -39,9 +39,11 @@ class Thread(greenlet):
         self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
         self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
         self.warp.threads.append(self)
+        self.warp.lanes |= 1 << self.lane
         self.waiting_for = None
         self.result = None
         self.copies, self.copy_groups = [], deque()
+        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or warpgroup products
 
 
 class Warp:
@@ -50,6 +52,7 @@ class Warp:
     def __init__(self, number, monitor=None):
         self.number, self.monitor = number, monitor
         self.threads = []
+        self.lanes = 0  # a mask of those that exist
         self.meetings = {}
 
 
@@ -70,34 +73,39 @@ class Block:
         self.at_barrier = []
         self.threads = []
         self.alive = count
+        self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's place in it
+        self.cooperative = None  # cooperative.Grid, where the kernel synchronises the whole grid
+        self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers and the like
 
     def run(self, function, arguments):
         """Run all threads to their end."""
-        count = self.alive
-        self.threads = [Thread(self, number, function) for number in range(count)]
-        self.runnable.extend(self.threads)
-        if self.monitor is not None:
-            self.monitor.start_block(self)
-        while self.runnable:
-            thread = self.runnable.popleft()
-            if thread.waiting_for is None and not thread:
-                thread.switch(*arguments)
-            else:
-                thread.waiting_for = None
-                thread.switch()
-            if thread.dead:
-                self.alive -= 1
-                self.release_barrier()
-        if self.alive:
-            self.report_stuck()
-        if self.monitor is not None:
-            self.monitor.end_block(self)
+        run_together([self], function, arguments)
+
+    def end_thread(self, thread):
+        """A thread has returned: those that wait for all others wait for one less."""
+        self.alive -= 1
+        self.release_barrier()
+        if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
+            raise SimulationError(f"block {tuple(self.index)}, thread {tuple(thread.index)} {complaint}")
+        if self.cluster is not None:
+            self.cluster.release()
 
     def shared_transfer(self, thread, event, address, byte_count):
-        """Tell the monitor that a transfer beside the threads has begun to write `byte_count` bytes at a shared address."""
+        """Check the target of a transfer beside the threads, `byte_count` bytes at a shared address, and tell the monitor of it."""
+        end = address + byte_count
+        if address < 0 or end > self.shared_top or (address < self.dynamic_bytes < end):
+            fail(f"{event} writes {byte_count} bytes at shared address {address}, which no array of the block holds")
         if self.monitor is not None:
             frame = kernel_frame(sys._getframe(1))
             self.monitor.asynchronous(thread, event, self.shared_root, address, byte_count, frame)
+
+    def shared_name(self, address):
+        """The variable that holds the array at a shared address, with the element: for messages."""
+        for array in self.shared_arrays.values():
+            if array.base <= address < array.base + array.size * array.itemsize:
+                index = np.unravel_index((address - array.base) // array.itemsize, array.shape)
+                return f"{array.name or 'a shared array'}[{', '.join(str(int(i)) for i in index)}]"
+        return "memory outside any array"
 
     def release_barrier(self):
         """Let everybody go on once all living threads are at the barrier."""
@@ -115,10 +123,35 @@ class Block:
         waiting = {}
         for thread in self.threads:
             if not thread.dead:
-                what = thread.waiting_for if isinstance(thread.waiting_for, str) else "{} with mask {:#010x}".format(*thread.waiting_for)
+                what = thread.waiting_for
+                what = "{} with mask {:#010x}".format(*what) if isinstance(what, tuple) else str(what)
                 waiting.setdefault(f"{what}, {line_of_kernel(thread)}", []).append(thread.number)
         lines = [f"{len(numbers)} threads (the first is {numbers[0]}) wait at {what}" for what, numbers in waiting.items()]
-        raise SimulationError(f"block {tuple(self.index)} cannot go on: " + "; ".join(lines))
+        return f"block {tuple(self.index)} cannot go on: " + "; ".join(lines)
+
+
+def run_together(blocks, function, arguments):
+    """Run all threads of blocks that share one queue of runnable threads to their end."""
+    runnable = blocks[0].runnable
+    for block in blocks:
+        block.threads = [Thread(block, number, function) for number in range(block.alive)]
+        runnable.extend(block.threads)
+        if block.monitor is not None:
+            block.monitor.start_block(block)
+    while runnable:
+        thread = runnable.popleft()
+        if thread.waiting_for is None and not thread:
+            thread.switch(*arguments)
+        else:
+            thread.waiting_for = None
+            thread.switch()
+        if thread.dead:
+            thread.block.end_thread(thread)
+    if any(block.alive for block in blocks):
+        raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive))
+    for block in blocks:
+        if block.monitor is not None:
+            block.monitor.end_block(block)
 
 
 def current_thread():
@@ -152,8 +185,7 @@ def collective(kind, value, compute, mask=FULL_MASK):
         fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
     meeting = warp.meetings.setdefault((kind, mask), {})
     meeting[thread.lane] = value
-    expected = sum(1 for lane in range(len(warp.threads)) if mask >> lane & 1)
-    if len(meeting) == expected:
+    if len(meeting) == (mask & warp.lanes).bit_count():
         del warp.meetings[(kind, mask)]
         if warp.monitor is not None:
             warp.monitor.collective(warp, kind, list(meeting), mask, kernel_frame(sys._getframe(1)))

@@ -27,6 +27,9 @@ class Monitor:
     needed at once; it goes on running.
     """
 
+    scalar_type = None  # a function from a Numba type to the cast that kernels use instead of the usual one, if the monitor has one
+    array_class = None  # a subclass of arrays.MonitoredArray that kernels are given instead of it, if the monitor has one
+
     def start(self, launch):
         """The launch is about to begin."""
 
@@ -41,18 +44,28 @@ class Monitor:
         start_byte: from the start of the root array; for shared memory, the address in the block's shared memory.
         """
 
+    def index(self, thread, array, index):
+        """A thread is about to use an index, or a tuple, that is not of plain ints, on an array; bounds have not been checked yet."""
+
     def barrier(self, block, threads):
         """All living threads of a block have met at a barrier, and go on now."""
 
     def collective(self, warp, kind, lanes, mask, frame):
         """The lanes (numbers) of a warp that `mask` names have met at a warp-wide instruction, such as "syncwarp" or "shfl"."""
 
+    def release(self, thread, thing):
+        """What `thread` has done so far is visible to whoever acquires `thing` from now on: an arrival at an mbarrier, say."""
+
+    def acquire(self, thread, thing):
+        """`thread` sees all that was released to `thing` so far: it has waited for an mbarrier's phase, say."""
+
     def flops(self, thread, count, kind):
         """Operations counted for a whole warp or more, called once by one of its threads: kind is the instruction's name."""
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
         """A transfer that runs beside the threads: event "cp_async" starts a write of shared memory, which is still under way until the
-        thread's `access` of kind "write" to the same bytes tells that it has arrived."""
+        thread's `access` of kind "write" to the same bytes tells that it has arrived. "cp_async_commit_group" and
+        "cp_async_wait_group_0" to "..._3" (about to wait for all but so many groups) come with 0 bytes."""
 
     def end_block(self, block):
         """All threads of `block` have ended."""
@@ -61,29 +74,34 @@ class Monitor:
         """All blocks have ended."""
 
 
+HOOKS = [name for name, value in vars(Monitor).items() if not name.startswith("_") and callable(value)]
+
+
 class Monitors(Monitor):
-    """Several monitors as one."""
+    """Several monitors as one: each event goes to those that override its method, in the order given."""
 
     def __init__(self, monitors):
         self.monitors = list(monitors)
+        self.scalar_type = next((monitor.scalar_type for monitor in self.monitors if monitor.scalar_type is not None), None)
+        self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
+        for name in HOOKS:
+            wanted = [monitor for monitor in self.monitors if getattr(type(monitor), name) is not getattr(Monitor, name)]
+            setattr(self, name, in_turn([getattr(monitor, name) for monitor in wanted]))
 
 
-def forward(name):
-    """A method that calls the method of this name of every monitor."""
+def in_turn(methods):
+    """A function that calls all of `methods`; the only one itself where it is one."""
+    if len(methods) == 1:
+        return methods[0]
 
-    def call(self, *arguments):
-        for monitor in self.monitors:
-            getattr(monitor, name)(*arguments)
+    def call(*arguments):
+        for method in methods:
+            method(*arguments)
 
-    call.__name__ = name
     return call
 
 
-for _name in [name for name in vars(Monitor) if not name.startswith("_")]:
-    setattr(Monitors, _name, forward(_name))
-
-
 def combined(monitors):
-    """None, the only monitor, or all of them as one."""
+    """All monitors as one, or None where there are none."""
     monitors = list(monitors)
-    return None if not monitors else monitors[0] if len(monitors) == 1 else Monitors(monitors)
+    return Monitors(monitors) if monitors else None

@@ -26,6 +26,32 @@ def describe(frame):
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
+def describe_instruction(code, offset):
+    """`file:line in function` of the instruction at byte `offset` of a code object."""
+    line = next((line for start, stop, line in code.co_lines() if start <= offset < stop), None)
+    return f"{code.co_filename}:{line} in {code.co_name}"
+
+
+@functools.cache
+def instruction_starts(code):
+    """For each two bytes of a code object, where the instruction that they belong to begins.
+
+    A frame's `f_lasti` may point behind its instruction, at the interpreter's own caches, once the interpreter has specialised it: an
+    instruction is named by where it begins.
+    """
+    starts, begun = [], 0
+    offsets = {instruction.offset for instruction in dis.get_instructions(code)}
+    for offset in range(0, len(code.co_code), 2):
+        begun = offset if offset in offsets else begun
+        starts.append(begun)
+    return starts
+
+
+def instruction(frame):
+    """(code, offset) of the instruction that a frame has come to."""
+    return frame.f_code, instruction_starts(frame.f_code)[frame.f_lasti >> 1]
+
+
 @functools.cache
 def assigned_name(code, offset):
     """The local variable that the result of the call at byte `offset` of `code` is assigned to, or "" if there is none."""

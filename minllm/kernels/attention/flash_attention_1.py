@@ -8,9 +8,10 @@ here kept divided by l as in the paper:
     m' = max(m, max_j s_j)     l' = l exp(m - m') + sum_j exp(s_j - m')     o' = (l exp(m - m') o + sum_j exp(s_j - m') v_j) / l'
 
 FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: K and V once a query head, and for every tile of keys the query and
-the state of each row that sees it: (itemsize + 8) * head_dim + 16 a row and tile. With tiles of 32 keys that is an intensity of about
-4 * 32 / (itemsize + 8) = 12.8 FLOP a byte for 16-bit types. Those trips to memory, and the grid that is parallel over heads and
-sequences alone, are what FlashAttention-2 does away with.
+the state of each row that sees it: (itemsize + 8) * head_dim + 16 a row and tile; the state's first zeros and the output,
+(2 * itemsize + 4) * head_dim + 8 a row. With tiles of 32 keys that is an intensity of about 4 * 32 / (itemsize + 8) = 12.8 FLOP a byte
+for 16-bit types. Those trips to memory, and the grid that is parallel over heads and sequences alone, are what FlashAttention-2 does
+away with.
 
 How threads map to data: grid (heads, sequences). The lanes of a warp are the keys of a tile while scores are computed, and the
 elements of head_dim while the output is; each warp takes every WARPS-th row. Rows of K are padded by one float, so that 32 keys lie

@@ -48,6 +48,7 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
     threads = row_threads * column_threads
     query_tile, key_tile = row_threads * rows_each, column_threads * keys_each
     dims_each = -(-head_dim // column_threads)
+    even = head_dim % column_threads == 0
     score_count, out_count = rows_each * keys_each, rows_each * dims_each
     stride = dims_each * column_threads + 1  # floats from one shared row to the next
     chunks = head_dim // 4
@@ -135,7 +136,9 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
             for i in range(rows_each):
                 weight = shared[weights_at + (row_thread * rows_each + i) * weights_stride + key]
                 for j in range(dims_each):
-                    acc[i * dims_each + j] += weight * shared[values_at + key * stride + column + column_threads * j]
+                    dim = column + column_threads * j
+                    if even or dim < head_dim:  # nobody loads what lies beyond
+                        acc[i * dims_each + j] += weight * shared[values_at + key * stride + dim]
 
     @kernel
     def flash_attention_2_float32_kernel(

@@ -7,10 +7,10 @@ is three kernels, one a formula. With the two that fill the cache, `fill_new_key
 kept transposed, [batch, kv_heads, head_dim, max_len]: threads that sit beside each other take neighbouring keys, and read
 neighbouring numbers.
 
-FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: K and V once a query row and head (caches help), and each score is
-written by the first kernel, read three times and written twice by the second, and read by the third: 4 * 7 bytes a pair. That is some
-9 FLOP a byte for head_dim 64, however large the caches: a GPU spends its time on the scores and not on arithmetic. And T prompt
-tokens need T^2 scores a head.
+FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: K, V and the query row once a pair (caches help), and each score is
+written by the first kernel, read three times and written twice by the second, and read by the third, by the threads of all elements
+together: 4 * 7 bytes a pair. That is some 9 FLOP a byte for head_dim 64, however large the caches: a GPU spends its time on the
+scores and not on arithmetic. And T prompt tokens need T^2 scores a head.
 
 How threads map to data: scores, one thread a key; softmax, one block a row, whose threads stride over the keys; P V, one thread an
 element of head_dim. The launcher with the ladder's common signature copies the paged K into a transposed one first: one thread a key.
@@ -114,7 +114,7 @@ def softmax_kernel(
     maximum = float32(MINUS_INFINITY)
     key = first + thread
     while key < stop:
-        maximum = max(maximum, scores[token, head, key] * scale)
+        maximum = max(maximum, scores[token, head, key])
         key += THREADS
     partial[thread] = maximum
     cuda.syncthreads()
@@ -130,7 +130,7 @@ def softmax_kernel(
     total = float32(0.0)
     key = first + thread
     while key < stop:
-        weight = ex2(scores[token, head, key] * scale - shift)
+        weight = ex2((scores[token, head, key] - shift) * scale)
         scores[token, head, key] = weight
         total += weight
         key += THREADS

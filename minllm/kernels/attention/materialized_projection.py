@@ -4,8 +4,9 @@
     k = Wk x     v = Wv x     q = Wq x          for the latest token x of each sequence
 
 FLOPs: 2 * hidden a number of k, v or q. Bytes: a weight once a token, were it not for the caches: 2 FLOP for each `itemsize` bytes,
-the arithmetic intensity of a matrix-vector product. How threads map to data: one thread a number of the result; threads beside each
-other read different rows of the weight, far apart in memory. The matmul lessons mend that; here it is one loop.
+the arithmetic intensity of a matrix-vector product (and the token's own numbers once a row of weights, out of caches). How threads
+map to data: one thread a number of the result; threads beside each other read different rows of the weight, far apart in memory. The
+matmul lessons mend that; here it is one loop.
 
 `MaterializedDecoder` owns the weights and the caches of one attention layer: K transposed, [batch, kv_heads, head_dim, max_len], and
 V as [batch, max_len, kv_heads, head_dim], which is a paged cache of one block a sequence. Lengths say how much of each row is in use,

@@ -9,7 +9,7 @@ once for the group.
 FLOPs: 4 * heads * head_dim a key. Bytes: 2 * kv_heads * head_dim * itemsize a key, read once. Arithmetic intensity: 2 * group /
 itemsize, that is `group` FLOP a byte for 16-bit caches: far below what it takes to keep a GPU's arithmetic busy (some 200), so all
 that counts is to keep enough bytes in flight. Bytes of scratch: splits * heads * (head_dim + 2) * 4 a sequence, written and read
-once.
+once. Each subgroup of lanes asks for the query of its heads, out of caches.
 
 How threads map to data: grid (splits, KV heads x head tiles, sequences). A warp is cut into subgroups of `lanes` lanes; a subgroup
 reads one key's row, each lane 16 bytes of it, and keeps those elements of all query heads in registers. For `keys_each` keys at once

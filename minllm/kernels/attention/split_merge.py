@@ -2,9 +2,10 @@
 
     M = max_s m_s          out = sum_s 2^(m_s - M) o_s / sum_s 2^(m_s - M) l_s          (online_softmax.py, for any number of states)
 
-FLOPs: 2 * head_dim a state. Bytes: 4 * (head_dim + 2) a state that is not empty, read once. How threads map to data: one block a
-query head and sequence. Each warp finds M and the weights for itself, a lane a split; then warp w adds up the outputs of splits w, w
-+ WARPS, ..., its lanes beside each other along head_dim; the warps' sums meet in shared memory.
+FLOPs: 2 * head_dim a state. Bytes: 4 * (head_dim + 2) a state that is not empty, read once (its maximum by every warp, out of
+caches). How threads map to data: one block a query head and sequence. Each warp finds M and the weights for itself, a lane a split;
+then warp w adds up the outputs of splits w, w + WARPS, ..., its lanes beside each other along head_dim; the warps' sums meet in
+shared memory.
 """
 
 import functools

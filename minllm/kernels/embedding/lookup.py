@@ -1,6 +1,6 @@
 """Embedding lookup: hidden[t] = embedding[token_ids[t]] (+ position_embedding[positions[t]], as GPT-2 learns it).
 
-T tokens of H elements of b bytes: no FLOPs (T H with positions); T H b bytes read (twice that with positions) and as many written;
+T tokens of H elements of b bytes: no FLOPs (T H with positions); T H b bytes read (twice that with positions) and T H b written;
 arithmetic intensity 0 (1 / 3b with positions), so memory sets the time, and for a few tokens its latency: id first, then row.
 
 One block a token. Its threads copy the row, 16 bytes each, one after another, so that a warp moves 512 consecutive bytes.

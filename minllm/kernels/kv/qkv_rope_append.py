@@ -5,9 +5,10 @@
     q, k    = rope(q, position), rope(k, position)              where the model has rotary positions
     key_cache[slot], value_cache[slot] = k, v                   query = q
 
-T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k; T N D b bytes read and as many
-written; arithmetic intensity about 3 / b (1.5 FLOP a byte in bf16), so memory sets the time. Five separate kernels would move the
-queries and keys three times more, and at one token each of them would cost a launch.
+T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k; T N D b bytes read and as
+many written, besides T D * 4 of the table and 2 D b of the norms, for which every head asks anew, out of caches; arithmetic intensity
+about 3 / b (1.5 FLOP a byte in bf16), so memory sets the time. Five separate kernels would move the queries and keys three times
+more, and at one token each of them would cost a launch.
 
 One warp a head, four heads a block. A lane holds pairs of components 32 apart, and both components of a pair: the norm is then one
 warp-wide sum, and the turn needs no exchange at all.

@@ -6,11 +6,11 @@ Work: 2 M N K floating-point operations on N K weights, each read once: M operat
 Nothing but the speed of memory counts, so the kernel is built to keep as many bytes in flight as it can. By Little's law, 4.8 TB/s times
 a latency of about 0.8 µs is 3.8 MB, or 29 KB for each of 132 multiprocessors, at every moment.
 
-Threads to data: a warp computes `rows` neighbouring output features. Its lanes lie along k: a lane loads 16 bytes (8 bfloat16, 4 float32)
-of each row, so that a warp's load is 512 contiguous bytes. `rows` x `unroll` such loads are issued one after another before the first is
-used: that many times 512 bytes in flight a warp. The loads bypass L1, because a weight is used once; x stays in L1, because every warp
-reads all of it. Each lane multiplies in float32, and at the end the 32 partial sums are added by shuffles, in an order that does not
-depend on the machine.
+Threads to data: a warp computes `rows` neighbouring output features. Its lanes lie along k: a lane loads 16 bytes (8 bfloat16, 4
+float32) of each row, so that a warp's load is 512 contiguous bytes. `rows` x `unroll` such loads are issued one after another before
+the first is used: that many times 512 bytes in flight a warp. The loads bypass L1, because a weight is used once; x stays in L1,
+because every warp reads all of it: M N K / rows numbers. Each lane multiplies in float32, and at the end the 32 partial sums are
+added by shuffles, in an order that does not depend on the machine.
 
 `splits` warps of a block may share the same output features and divide K among them; their sums meet in shared memory. That is for matrices
 with few, long rows, where a warp a row would leave the machine half empty.

@@ -3,8 +3,9 @@
     r = x + residual                                                            rounded to the dtype, and kept
     y = (r - mean(r)) / sqrt(mean((r - mean(r))**2) + epsilon) * weight + bias  statistics in float32
 
-T tokens of H elements of b bytes: about 8 T H FLOPs; reads x, residual, weight and bias, writes residual and y: (4 T H + 2 H) b bytes;
-arithmetic intensity about 2 / b (1 FLOP a byte in bf16), so memory sets the time.
+T tokens of H elements of b bytes: about 8 T H FLOPs; reads x, residual, weight and bias, writes residual and y: (4 T H + 2 H) b
+bytes; arithmetic intensity about 2 / b (1 FLOP a byte in bf16), so memory sets the time. Every token asks for weight and bias anew,
+out of caches; the kernel for any H walks its rows three times and asks for 3 T H b more.
 
 One block a token, as in RMSNorm. The variance is that of the centred values, a second sum over what the registers hold: the
 one-pass form E[r**2] - E[r]**2 cancels where the mean is large beside the spread.

@@ -4,7 +4,8 @@
     y = r / sqrt(mean(r**2) + epsilon) * weight            statistics in float32
 
 T tokens of H elements of b bytes: about 5 T H FLOPs; reads x, residual and weight, writes residual and y: (4 T H + H) b bytes;
-arithmetic intensity about 5 / 4b (0.6 FLOP a byte in bf16), so memory sets the time. Apart, addition and norm would move 5 T H b bytes.
+arithmetic intensity about 5 / 4b (0.6 FLOP a byte in bf16), so memory sets the time. Apart, addition and norm would move 5 T H b
+bytes. Every token asks for the weight anew, out of caches; the kernel for any H walks its rows twice and asks for 2 T H b more.
 
 One block a token. In the vector kernel each thread holds its part of the row in registers, so that the row is read once; the
 sum of squares goes through warp shuffles and one exchange in shared memory.

@@ -7,7 +7,8 @@ With c(v) how often token v was generated so far, and "seen" meaning generated o
     x_v ← x_v - π                                   for c(v) > 0       (presence penalty π)
     x_v ← -inf        for stop tokens v while step < min_tokens
 
-in this order, as vLLM and Hugging Face define them. Bytes: 4 + 1 + 4 read and 4 written per logit, less than one FLOP a byte.
+in this order, as vLLM and Hugging Face define them. Bytes: 4 + 1 + 4 read (the 1 only where c(v) is 0) and 4 written per logit, less
+than one FLOP a byte; the ban, a kernel of its own, reads and writes 4 more.
 Mapping: a thread a token, a grid row a row of the batch, in two kernels. Both may work in place.
 """
 

@@ -19,7 +19,7 @@ def specimens():
     yield Specimen("sampling/penalize", penalties.penalize_kernel, arguments, penalties.THREADS, blocks=6)
     arguments = (float_rows, int_rows, ints, ints, float_rows)
     yield Specimen("sampling/ban_stop_tokens", penalties.ban_stop_tokens_kernel, arguments, penalties.THREADS, blocks=6)
-    yield Specimen("sampling/argmax_parts", argmax.argmax_parts_kernel, (float_rows, *parts), argmax.THREADS, blocks=6, contains=wide)
+    yield Specimen("sampling/argmax_parts", argmax.argmax_parts_kernel, (float_rows, *parts), argmax.THREADS, blocks=5, contains=wide)
     yield Specimen("sampling/argmax_of_parts", argmax.argmax_of_parts_kernel, (*parts, ints), 32, blocks=16)
     arguments = (float_rows, floats, ints, floats, floats, floats)
     yield Specimen("sampling/thresholds", thresholds_kernel, arguments, radix_select.THREADS, blocks=1, contains=wide, float64=SHARES)

@@ -1,0 +1,108 @@
+"""Attention's rungs on a paged cache with its blocks in a random order: prompts in operations, decode steps in bytes of keys and values.
+
+Peers get the same keys and values gathered into contiguous memory beforehand, as [sequences, KV heads, keys, head_dim].
+"""
+
+import numpy as np
+
+from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.reference import attention_reference
+
+BLOCK_SIZE = 16
+SAMPLE_ROWS = 32  # of a sequence's queries at each end, that are computed again on the host
+PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
+
+
+def prefill_flops(sequences: int, tokens: int, heads: int, head_dim: int) -> int:
+    """Causal: query i sees i keys, and a multiply and an add in q . K and in p . V for each element of a head."""
+    return 4 * heads * head_dim * sequences * (tokens * (tokens + 1) // 2)
+
+
+def key_value_bytes(sequences: int, context: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """Keys and values of all sequences, read once."""
+    return 2 * sequences * context * kv_heads * head_dim * itemsize
+
+
+def prefill_case(
+    variant: str, sequences: int, tokens: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
+) -> KernelCase:
+    """Causal attention of whole prompts."""
+    work = prefill_flops(sequences, tokens, heads, head_dim)
+    sizes = (sequences, tokens, tokens, heads, kv_heads, head_dim)
+    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work)
+
+
+def decode_case(
+    variant: str, sequences: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
+) -> KernelCase:
+    """Attention of one new token a sequence."""
+    work = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
+    return attention_case("decode attention", variant, sequences, 1, context, heads, kv_heads, head_dim, dtype, TB_S, work)
+
+
+def attention_case(benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work) -> KernelCase:
+    """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included."""
+
+    def prepare(ops, noise, sets):
+        blocks = -(-context // BLOCK_SIZE)  # of a sequence
+        shape = (sets * sequences * blocks, BLOCK_SIZE, kv_heads, head_dim)
+        key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
+        # One cache for all sets: each has blocks of its own.
+        tables = noise.random.permutation(shape[0]).astype(np.int32).reshape(sets, sequences, blocks)
+        query = noise.array((sequences * tokens, heads, head_dim), dtype)
+        shared = dict(
+            key_cache=ops.array(key_cache),
+            value_cache=ops.array(value_cache),
+            query_start=ops.array(np.arange(sequences + 1, dtype=np.int32) * tokens),
+            context_lens=ops.array(np.full(sequences, context, np.int32)),
+        )
+        queries = [query, *(noise.array(query.shape, dtype) for _ in range(sets - 1))]
+        inputs = [
+            dict(shared, query=ops.array(queries[i]), out=ops.empty(query.shape, dtype), block_tables=ops.array(tables[i]), context=context)
+            for i in range(sets)
+        ]
+        module, scale = VARIANTS[variant], head_dim**-0.5
+        shapes = module.workspace_shapes(query, key_cache, tables[0])
+        workspace = {name: ops.empty(shape, np.dtype(scratch_dtype)) for name, (shape, scratch_dtype) in shapes.items()}
+        order = ("query", "key_cache", "value_cache", "out", "query_start", "context_lens", "block_tables")
+
+        def launch(arrays):
+            module.attention(
+                *(arrays[name] for name in order), scale, max_query_len=tokens, workspace=workspace, stream=ops.stream
+            )  # fmt: skip
+
+        expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, context, scale)
+        return Prepared(
+            [lambda arrays=arrays: launch(arrays) for arrays in inputs],
+            inputs,
+            result=lambda: ops.to_host(inputs[0]["out"]),
+            error=lambda out: relative_error(out[list(expected)], np.stack(list(expected.values()))),
+        )
+
+    set_bytes = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
+    set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
+    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}"
+    peers = PEERS if dtype == BFLOAT16 else ()  # neither takes float32
+    return KernelCase("attention", benchmark, case, variant, dtype, unit, work, set_bytes, prepare, peers)
+
+
+def sampled_rows(query, key_cache, value_cache, block_tables, tokens, context, scale) -> dict[int, np.ndarray]:
+    """Row of `query` -> [heads, head_dim] in float32: the first and last rows of the first and last sequences."""
+    rows, expected = min(tokens, SAMPLE_ROWS), {}
+    for sequence in {0, len(block_tables) - 1}:
+        for first in {0, tokens - rows}:
+            start = sequence * tokens + first
+            batch = [np.array([0, rows]), np.array([context - tokens + first + rows]), block_tables[sequence : sequence + 1]]
+            out = attention_reference(query[start : start + rows].astype(np.float32), key_cache, value_cache, *batch, scale)
+            expected.update(zip(range(start, start + rows), out, strict=True))
+    return expected
+
+
+def cases() -> list[KernelCase]:
+    """Sequences x tokens."""
+    prefill = [prefill_case(variant, 1, 512) for variant in ("materialized", "flash_attention_1", "flash_attention_2")]
+    prefill += [prefill_case("flash_attention_2", 4, 2048), prefill_case("flash_attention_2", 1, 512, dtype=FLOAT32)]
+    decode = [decode_case("materialized", 1, 1024)]
+    decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
+    return [*prefill, *decode, decode_case("split_kv", 1, 600, head_dim=64)]

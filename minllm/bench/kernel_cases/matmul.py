@@ -1,0 +1,55 @@
+"""The matrix product's rungs: how many operations a second for many rows, how much of the memory's rate for few."""
+
+import numpy as np
+
+from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error, some_of
+from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, matmul_reference
+
+SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # of the outputs, that are computed again on the host
+
+
+def matmul_flops(m: int, n: int, k: int) -> int:
+    """A multiply and an add for each of M N K."""
+    return 2 * m * n * k
+
+
+def matmul_bytes(m: int, n: int, k: int, itemsize: int) -> int:
+    """Each operand read once and the result written."""
+    return (m * k + n * k + m * n) * itemsize
+
+
+def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16) -> KernelCase:
+    """x [m, k] @ weight [n, k].T by one variant."""
+    few_rows = m <= MAX_ROWS_OF_X
+
+    def prepare(ops, noise, sets):
+        inputs, launches, on_host = [], [], None
+        for _ in range(sets):
+            x, weight = noise.array((m, k), dtype), noise.array((n, k), dtype)
+            on_host = on_host or (x, weight)
+            inputs.append(dict(x=ops.array(x), weight=ops.array(weight), out=ops.empty((m, n), dtype)))
+            launches.append(lambda a=inputs[-1]: VARIANTS[variant](a["x"], a["weight"], a["out"], stream=ops.stream))
+        rows, columns = some_of(m, SAMPLE_ROWS, noise), some_of(n, SAMPLE_COLUMNS, noise)
+        expected = matmul_reference(on_host[0][rows].astype(np.float32), on_host[1][columns].astype(np.float32))
+        return Prepared(
+            launches,
+            inputs,
+            result=lambda: ops.to_host(inputs[0]["out"]),
+            error=lambda out: relative_error(out[np.ix_(rows, columns)], expected),
+        )
+
+    moved = matmul_bytes(m, n, k, dtype.itemsize)
+    work = moved if few_rows else matmul_flops(m, n, k)
+    unit = TB_S if few_rows else TFLOP_S
+    return KernelCase("matmul", "matmul", f"{m}x{n}x{k}, {dtype.name}", variant, dtype, unit, work, moved, prepare, ("cuBLAS",))
+
+
+def cases() -> list[KernelCase]:
+    """M x N x K as the record names them: tokens x output features x input features."""
+    ladder = [matmul_case("naive", 2048, 2048, 2048)]
+    for size in (2048, 4096):
+        ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "tensor_core")]
+    ladder += [matmul_case(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled")]
+    ladder.append(matmul_case("tensor_core", 2048, 6144, 4096))
+    one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]
+    return [*ladder, *(matmul_case("gemv", 1, n, k) for n, k in one_row), matmul_case("gemv", 8, 6144, 4096)]

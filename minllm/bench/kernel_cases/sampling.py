@@ -1,0 +1,82 @@
+"""From logits to tokens, in microseconds: what each rule costs a decode step over a vocabulary of 128,256.
+
+The limit is the time of reading the logits once. The logits come from memory, as of a head that was computed long ago; in a decode step
+one row's would still be in the cache.
+"""
+
+import numpy as np
+
+from minllm.bench.kernel_case import FLOAT32, MICROSECONDS, KernelCase, Prepared
+from minllm.engine.sampling_params import SamplingParams
+from minllm.kernels.sampling import build_sampling_tensors, sample_reference
+from minllm.kernels.sampling.advance import advance, advance_reference
+from minllm.kernels.sampling.sample import SampleScratch, sample
+
+VOCABULARY = 128256
+SAMPLE_ROWS = 4  # that are sampled again on the host
+RULES = {
+    "greedy": dict(temperature=0.0),
+    "temperature": dict(temperature=0.8),
+    "top_k": dict(temperature=0.8, top_k=50),
+    "top_p": dict(temperature=0.8, top_p=0.9),
+    "top_k, top_p and min_p": dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05),
+    "penalties": dict(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.2),
+}
+
+
+def mismatches(found: np.ndarray, expected: np.ndarray) -> float:
+    """The share of rows that got another token than the reference's."""
+    return float((found != expected).mean())
+
+
+def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelCase:
+    """All rows follow one rule of RULES, each with a seed of its own."""
+    params = [SamplingParams(seed=row, **RULES[rule]) for row in range(rows)]
+    logits_bytes = rows * vocabulary * FLOAT32.itemsize
+
+    def prepare(ops, noise, sets):
+        prompts = noise.random.integers(0, vocabulary, (rows, 16)).tolist()
+        few = min(rows, SAMPLE_ROWS)
+        logits = [noise.array((rows, vocabulary), FLOAT32, deviation=3.0) for _ in range(sets)]
+        on_device, out = [ops.array(array) for array in logits], ops.empty((rows,), np.int32)
+        tensors = build_sampling_tensors(params, vocabulary, prompts).to(ops.array)
+        expected = sample_reference(logits[0][:few], build_sampling_tensors(params[:few], vocabulary, prompts[:few]))
+        scratch = SampleScratch.allocate(ops.empty, rows, vocabulary, tensors)
+        return Prepared(
+            [lambda array=array: sample(array, tensors, out, scratch, ops.stream) for array in on_device],
+            [],
+            result=lambda: ops.to_host(out),
+            error=lambda tokens: mismatches(tokens[:few], expected),
+        )
+
+    case = f"{rows}x{vocabulary}, float32"
+    return KernelCase("sampling", "sampling", case, rule, FLOAT32, MICROSECONDS, logits_bytes, logits_bytes, prepare, tolerance=0.0)
+
+
+def advance_case(rows: int = 64) -> KernelCase:
+    """The step from one decode step to the next, a few bytes a row: its time is a launch's."""
+
+    def prepare(ops, noise, sets):
+        # Every launch moves the rows on, thousands of times. A block that never ends keeps them inside of their tables.
+        endless = 2**30
+        tables, limits = np.zeros((rows, 1), np.int32), np.full(rows, endless, np.int32)
+        tokens = noise.random.integers(0, VOCABULARY, rows).astype(np.int32)
+        state = [noise.random.integers(0, 1000, rows).astype(np.int32) for _ in range(4)]
+        sampling = build_sampling_tensors([SamplingParams(temperature=0.0, seed=0)] * rows, VOCABULARY)
+        on_device, device_sampling = [ops.array(array) for array in state], sampling.to(ops.array)
+        arguments = [ops.array(tokens), *on_device, ops.array(tables), ops.array(limits), device_sampling]
+        advance_reference(tokens, *state, tables, limits, sampling, endless)
+        return Prepared(
+            [lambda: advance(*arguments, endless, ops.stream)],
+            [],
+            result=lambda: np.stack([ops.to_host(array) for array in on_device]),
+            error=lambda found: mismatches(found, np.stack(state)),
+        )
+
+    set_bytes = 2**40  # one set, whatever the cache: there is nothing to read
+    return KernelCase("sampling", "sampling", f"{rows} rows", "advance", FLOAT32, MICROSECONDS, 0, set_bytes, prepare, tolerance=0.0)
+
+
+def cases() -> list[KernelCase]:
+    """Every rule for one row and for many."""
+    return [*(sampling_case(rule, rows) for rows in (1, 64) for rule in RULES), advance_case()]

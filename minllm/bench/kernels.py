@@ -1,0 +1,131 @@
+"""`minllm bench kernels`: every kernel, checked and then timed, held against what the hardware allows and against PyTorch's.
+
+A kernel whose result is wrong gets no time: it is reported, and the command fails at its end. A peer that does not take a shape is left
+out of the row.
+"""
+
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minllm.bench.kernel_case import MICROSECONDS, KernelCase, Prepared
+from minllm.bench.kernel_cases import STAGES, kernel_cases
+from minllm.bench.noise import Noise
+from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
+from minllm.errors import DeviceError, InvalidOptionError
+
+PEER_PACKAGES = ("torch",)
+COLUMNS = "{:<18} {:<44} {:<27} {:>9} {:<8} {:>9} {:>24} {:>11}"
+HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer's speed", "error")
+
+
+def run(only: Sequence[str], against: str | None, json_file: Path | None) -> bool:
+    """Measure the stages in `only` (all, if empty), print ceilings, rows and one line of JSON, write the record; whether all went well.
+
+    against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError without a GPU.
+    """
+    unknown = [stage for stage in only if stage not in STAGES]
+    if unknown:
+        raise InvalidOptionError(f"--only {unknown[0]} is not allowed: the stages are {', '.join(STAGES)}.")
+    if against not in (None, *PEER_PACKAGES):
+        raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
+    from minllm.bench.ceilings import copy_tb_s
+    from minllm.ops.cuda_ops import CudaOps
+    from minllm.runtime.device import current_device
+
+    device = current_device()
+    peers = load_peers() if against else None
+    # With "--json -" the record is all that goes to standard output.
+    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
+    for line in ceiling_lines(device.name, ceilings):
+        print(line, file=out, flush=True)
+    print(COLUMNS.format(*HEADINGS).rstrip(), file=out, flush=True)
+    rows, failed = [], 0
+    ops = CudaOps()
+    bench = KernelBench(ops, CudaClock(), device.l2_bytes, ceilings, peers)
+    for case in kernel_cases(tuple(only) or STAGES):
+        try:
+            rows.append(bench.row(case))
+            print(as_line(rows[-1]), file=out, flush=True)
+        except Exception as error:  # of whatever kind: the other rows are still worth having
+            failed += 1
+            print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        gc.collect()  # the case's arrays and graphs, gigabytes
+        ops.memory.trim()
+        if peers:
+            peers.forget()
+    record = new_record(device.name, ceilings, rows)
+    print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
+    if json_file is not None:
+        write_json(json_file, record)
+    return not failed
+
+
+def load_peers():
+    """The module of PyTorch's kernels. Raises InvalidOptionError where it is not installed or sees no GPU."""
+    try:
+        from minllm.bench import torch_peers
+    except ImportError as error:
+        raise InvalidOptionError(f"--against torch needs PyTorch ({error}): pip install torch, or leave the option out.") from None
+    if not torch_peers.torch.cuda.is_available():
+        raise InvalidOptionError("--against torch: this PyTorch sees no GPU. Install one with CUDA, or leave the option out.")
+    return torch_peers
+
+
+class KernelBench:
+    """Makes rows of cases."""
+
+    def __init__(self, ops: Any, clock: Clock, cache_bytes: int, ceilings: dict[str, float | None], peers: Any = None):
+        """ops: CudaOps. cache_bytes: of the last-level cache. peers: the module torch_peers, or None."""
+        self.ops, self.clock, self.cache_bytes, self.ceilings, self.peers = ops, clock, cache_bytes, ceilings, peers
+        self.noise = Noise()
+
+    def row(self, case: KernelCase) -> Row:
+        """Check, time, and compare with the fastest of the case's peers. Raises DeviceError for a kernel whose result is wrong."""
+        prepared = case.prepare(self.ops, self.noise, input_sets(case.set_bytes, self.cache_bytes))
+        error = checked_error(case, prepared)
+        seconds = median_seconds(prepared.launches, self.clock)
+        if not self.peers:
+            return case.row(seconds, error, self.ceilings)
+        found = [found for name in case.peers if (found := self._peer(name, prepared))]
+        return case.row(seconds, error, self.ceilings, *min(found, key=lambda peer: peer[1], default=(None, None, None)))
+
+    def _peer(self, name: str, prepared: Prepared) -> tuple[str, float, float] | None:
+        """(name, seconds, error) of a peer, or None where it does not take this case."""
+        try:
+            peer = self.peers.PEERS[name](prepared.inputs)
+            seconds = median_seconds(peer.launches, self.peers.TorchClock())
+            return f"torch {name}", seconds, prepared.error(peer.result())
+        except RuntimeError as refusal:  # what PyTorch raises for shapes that a backend does not take
+            print(f"({name} does not take this: {str(refusal).splitlines()[0][:120]})", file=sys.stderr, flush=True)
+            return None
+
+
+def checked_error(case: KernelCase, prepared: Prepared) -> float:
+    """Launch once and return the error of what was written. Raises DeviceError if it is more than the case allows, or NaN."""
+    prepared.launches[0]()
+    found = prepared.error(prepared.result())
+    if not found <= case.allowed_error:
+        raise DeviceError(f"the result is wrong, so it was not timed: relative error {found:.2g}, allowed {case.allowed_error:.2g}")
+    return found
+
+
+def ceiling_lines(device: str, ceilings: dict[str, float | None]) -> list[str]:
+    """What the hardware was found to do."""
+    lines = [f"ceiling: a copy on {device} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written"]
+    if ceilings["bf16_tflops"]:
+        lines.append(f"ceiling: cuBLAS computes {ceilings['bf16_tflops']:.0f} TFLOP/s now, at 8192x8192x8192 in bfloat16")
+    return lines
+
+
+def as_line(row: Row) -> str:
+    """A row for people."""
+    share = "" if row.of_limit is None else f"{100 * row.of_limit:.0f} %"
+    peer = "" if row.ratio is None else f"{row.ratio:.2f} {row.peer.removeprefix('torch ')}"
+    value = f"{row.value:,.1f}" if row.unit == MICROSECONDS or row.value >= 100 else f"{row.value:.3f}"
+    return COLUMNS.format(row.benchmark, row.case, row.variant, value, row.unit, share, peer, f"{row.error:.1e}").rstrip()
+

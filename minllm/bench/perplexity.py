@@ -1,0 +1,51 @@
+"""How well a model predicts text that it has never seen: perplexity, and bits a byte, which models with other tokenizers share.
+
+The text is Python source that was held out of the bundled models' training. It is read in windows of 1,024 tokens, of which the last 512
+count: every token but those of the first window has at least 512 before it.
+
+    bits a byte = log2(perplexity) * (tokens - 1) / bytes of the text
+
+The last factors undo the mean over tokens; a compressor would need as many bits for each byte of the text.
+"""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from minllm import LLM, driver, held_out_text
+from minllm.bench.record import Row, new_record, write_json
+from minllm.engine.loading import model_directory
+
+WINDOW, STRIDE = 1024, 512
+
+
+def directory_of(model: str) -> Path:
+    """Where a model lies: "bundled" and "draft" come with the package, anything else is a path."""
+    if model not in ("bundled", "draft"):
+        return Path(model)
+    return model_directory(None).with_name(model)
+
+
+def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
+    """Measure and print, and where `json_file` is given write the record. `options` are those of LLM()."""
+    with LLM(directory_of(model), max_num_seqs=1, progress=sys.stderr.isatty(), **options) as llm:
+        measured = rows(llm, model, held_out_text())
+        device = driver.device_name() if llm.device == "cuda" else "cpu"
+    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    for row in measured:
+        print(f"{row.benchmark}: {row.value} {row.unit} ({row.case}, {row.variant})", file=out, flush=True)
+    if json_file is not None:
+        write_json(json_file, new_record(device, {"copy_tb_s": None, "bf16_tflops": None}, measured))
+
+
+def rows(llm: LLM, model: str, text: str, window: int = WINDOW, stride: int = STRIDE) -> list[Row]:
+    """The two rows of a text."""
+    tokens = llm.tokenizer.encode(text)
+    perplexity = llm.perplexity(tokens, window, stride)
+    bits_a_byte = math.log2(perplexity) * (len(tokens) - 1) / len(text.encode())
+    case, dtype = f"{model}, held-out text, window {window}, stride {stride}", str(llm.engine.ops.dtype)
+    return [
+        Row("perplexity", case, dtype, round(perplexity, 4), "a token"),
+        Row("bits a byte", case, dtype, round(bits_a_byte, 4), "bits/byte"),
+    ]

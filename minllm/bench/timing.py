@@ -1,0 +1,91 @@
+"""How long a launch takes on the GPU: medians, over several sets of inputs in turn.
+
+Time is read from events on the stream. For a short launch they would measure the host, which needs some 15 µs for each, so a launch
+that is not clearly longer than that is recorded into a CUDA graph many times over and the graph's replays are timed.
+
+The sets of inputs are used in turn, as many as it takes to fill the last-level cache several times: each launch then finds its inputs in
+memory, where a model's weights would be.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+REPLAY_BELOW = 1e-3  # seconds; the first estimate contains the host's time, so this is well above what a host needs
+GRAPH_SECONDS = 2e-3  # about what one replay should take
+WARM_UP, REPLAYS = 3, 20
+SECONDS = 0.2  # what launches that are not replayed may take together
+FEWEST, MOST = 7, 50
+CACHES_TO_FILL = 4  # times the last-level cache, that all sets of inputs take together
+
+Call = Callable[[], None]
+
+
+class Clock(Protocol):
+    """Runs calls that launch on its stream, and says how long each took there."""
+
+    def seconds(self, calls: Sequence[Call]) -> list[float]:
+        """Run the calls one after another, wait for them, and return the seconds of each."""
+
+    def graph(self, calls: Sequence[Call]) -> Call:
+        """Record what the calls launch, without running it, and return what replays it."""
+
+
+class CudaClock:
+    """The clock of our own launches, on the stream of all kernels."""
+
+    def __init__(self):
+        from minllm.runtime.stream import compute_stream
+
+        self.stream = compute_stream()
+
+    def seconds(self, calls: Sequence[Call]) -> list[float]:
+        """As in `Clock`."""
+        from cuda.bindings import driver
+
+        from minllm.runtime.device import check_driver
+        from minllm.runtime.stream import stream_handle
+
+        handle = stream_handle(self.stream)
+        events = [check_driver(driver.cuEventCreate(0), "make an event") for _ in range(len(calls) + 1)]
+        try:
+            check_driver(driver.cuEventRecord(events[0], handle), "record an event")
+            for call, event in zip(calls, events[1:], strict=True):
+                call()
+                check_driver(driver.cuEventRecord(event, handle), "record an event")
+            check_driver(driver.cuStreamSynchronize(handle), "wait for the kernels that are timed")
+            pairs = zip(events[:-1], events[1:], strict=True)
+            return [1e-3 * check_driver(driver.cuEventElapsedTime(*pair), "read the time") for pair in pairs]
+        finally:
+            for event in events:
+                driver.cuEventDestroy(event)
+
+    def graph(self, calls: Sequence[Call]) -> Call:
+        """As in `Clock`."""
+        from minllm.runtime.graph import CapturedGraph
+        from minllm.runtime.memory import device_memory
+
+        def run_all():
+            for call in calls:
+                call()
+
+        return CapturedGraph(run_all, self.stream, device_memory()).launch
+
+
+def input_sets(set_bytes: int, cache_bytes: int) -> int:
+    """How many sets of inputs, of `set_bytes` each, fill a cache of `cache_bytes` several times over."""
+    return max(1, math.ceil(CACHES_TO_FILL * cache_bytes / set_bytes))
+
+
+def median_seconds(launches: Sequence[Call], clock: Clock) -> float:
+    """Seconds of one launch; `launches` has one for each set of inputs."""
+    clock.seconds(launches)  # compiles, loads, allocates
+    estimate = statistics.median(clock.seconds(launches))
+    if estimate >= REPLAY_BELOW:
+        count = min(MOST, max(FEWEST, int(SECONDS / estimate)))
+        in_turn = [launches[i % len(launches)] for i in range(count + 1)]
+        return statistics.median(clock.seconds(in_turn)[1:])
+    rounds = max(1, round(GRAPH_SECONDS / (estimate * len(launches))))
+    replay = clock.graph(list(launches) * rounds)
+    return statistics.median(clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:]) / (rounds * len(launches))

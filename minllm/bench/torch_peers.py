@@ -1,0 +1,128 @@
+"""What else computes the same: PyTorch's own kernels, on the very arrays that ours read. Yardsticks only; nothing else imports this file.
+
+A DeviceArray becomes a tensor without a copy, through the CUDA array interface. (A NumPy array does too: without a GPU the tests run the
+peers on the CPU.)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # of as many bytes: the interface has no name for bfloat16
+FLOPS_SIZE = 8192  # of the square product whose rate counts as the tensor cores' ceiling
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer with its tensors in place."""
+
+    launches: Sequence[Callable[[], None]]  # one for each set of inputs
+    result: Callable[[], np.ndarray]  # what the first one gives, in our layout, float32
+
+
+class Interface:
+    """A DeviceArray as the CUDA array interface describes arrays."""
+
+    def __init__(self, array):
+        integer = np.dtype(INTEGERS[array.dtype.itemsize]).str
+        self.__cuda_array_interface__ = dict(shape=array.shape, typestr=integer, data=(array.pointer, False), version=2)
+        self.array = array  # keeps the memory
+
+
+def as_torch(array) -> torch.Tensor:
+    """A tensor over the memory of a DeviceArray or a NumPy array."""
+    if isinstance(array, np.ndarray):
+        tensor = torch.from_numpy(array.view(INTEGERS[array.dtype.itemsize]))
+    else:
+        tensor = torch.as_tensor(Interface(array), device="cuda")
+    return tensor.view(getattr(torch, array.dtype.name))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A float32 copy on the host."""
+    return tensor.float().cpu().numpy()
+
+
+def matmul_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
+    """x @ weight.T by cuBLAS."""
+    pairs = [(as_torch(arrays["x"]), as_torch(arrays["weight"])) for arrays in inputs]
+    return Peer([lambda pair=pair: linear(*pair) for pair in pairs], lambda: to_numpy(linear(*pairs[0])))
+
+
+def contiguous(cache: torch.Tensor, tables: torch.Tensor, context: int) -> torch.Tensor:
+    """A paged cache [blocks, block_size, kv_heads, d] as [sequences, kv_heads, context, d], which is how PyTorch wants keys and values."""
+    blocks = cache[tables.long()]  # [sequences, blocks of a sequence, block_size, kv_heads, d]
+    return blocks.flatten(1, 2)[:, :context].transpose(1, 2).contiguous()
+
+
+def attention_peer(inputs: Sequence[Mapping[str, Any]], backend: SDPBackend) -> Peer:
+    """scaled_dot_product_attention by one backend: causal for prompts, over all keys for one new token."""
+    sets = []
+    for arrays in inputs:
+        sequences, context = arrays["block_tables"].shape[0], arrays["context"]
+        query = as_torch(arrays["query"])  # [sequences * tokens, heads, d]
+        query = query.unflatten(0, (sequences, -1)).transpose(1, 2).contiguous()  # [sequences, heads, tokens, d]
+        tables = as_torch(arrays["block_tables"])
+        sets.append((query, *(contiguous(as_torch(arrays[name]), tables, context) for name in ("key_cache", "value_cache"))))
+    causal = sets[0][0].shape[2] > 1
+
+    def attend(query, key, value):
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1])
+
+    def result():
+        return to_numpy(attend(*sets[0]).transpose(1, 2).flatten(0, 1))  # [sequences * tokens, heads, d]
+
+    return Peer([lambda one=one: attend(*one) for one in sets], result)
+
+
+PEERS: dict[str, Callable[[Sequence[Mapping[str, Any]]], Peer]] = {
+    "cuBLAS": matmul_peer,
+    "SDPA FlashAttention-2": lambda inputs: attention_peer(inputs, SDPBackend.FLASH_ATTENTION),
+    "SDPA cuDNN": lambda inputs: attention_peer(inputs, SDPBackend.CUDNN_ATTENTION),
+}
+
+
+class TorchClock:
+    """timing.Clock for PyTorch's launches, on a stream of PyTorch's."""
+
+    def __init__(self):
+        torch.cuda.synchronize()  # what ours has copied and computed is there
+        self.stream = torch.cuda.Stream()
+
+    def seconds(self, calls: Sequence[Callable[[], None]]) -> list[float]:
+        """Run the calls one after another, wait for them, and return the seconds of each."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+        with torch.cuda.stream(self.stream):
+            events[0].record()
+            for call, event in zip(calls, events[1:], strict=True):
+                call()
+                event.record()
+        self.stream.synchronize()
+        return [1e-3 * before.elapsed_time(after) for before, after in zip(events[:-1], events[1:], strict=True)]
+
+    def graph(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """Record what the calls launch, without running it, and return what replays it."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for call in calls:
+                call()
+        return graph.replay
+
+
+def bf16_tflops() -> float:
+    """TFLOP/s of cuBLAS at a large square product of bfloat16 noise: the ceiling of the tensor cores here and now."""
+    from minllm.bench.timing import median_seconds
+
+    x, weight = (torch.randn(FLOPS_SIZE, FLOPS_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * FLOPS_SIZE**3 / median_seconds([lambda: linear(x, weight)], TorchClock()) / 1e12
+
+
+def forget() -> None:
+    """Give the memory of finished peers back."""
+    torch.cuda.empty_cache()

@@ -1,0 +1,136 @@
+"""Clusters: the blocks that run together on neighbouring multiprocessors, their barrier, and their distributed shared memory.
+
+A shared::cluster address, made by `mapa`, names a byte in any block's shared memory; a plain shared address names the block's own.
+PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster", "mapa", "ld", "st".
+"""
+
+import numpy as np
+from greenlet import getcurrent
+
+from minllm.ptx.instruction import instruction
+from minllm.sim.arrays import fail
+from minllm.sim.asynchrony import RANK_SHIFT, mbarrier_at, shared_bytes
+from minllm.sim.machine import collective
+
+
+def cluster_of(thread):
+    """The thread's cluster; a launch without one has clusters of one block and no emulation of their barrier."""
+    if thread.block.cluster is None:
+        fail("this launch has no clusters: launch with cluster=(x, y, z)")
+    return thread.block.cluster
+
+
+def cluster_ctarank():
+    """cluster_ctarank() -> uint32: the block's rank in its cluster. PTX ISA, "%cluster_ctarank"."""
+    return getcurrent().block.rank
+
+
+def cluster_nctarank():
+    """cluster_nctarank() -> uint32: how many blocks the cluster has. PTX ISA, "%cluster_nctarank"."""
+    cluster = getcurrent().block.cluster
+    return len(cluster.blocks) if cluster else 1
+
+
+def make_cluster_ctaid(axis):
+    """%cluster_ctaid.x, .y or .z."""
+
+    def cluster_ctaid():
+        block = getcurrent().block
+        return block.index["xyz".index(axis)] % block.cluster.dimensions["xyz".index(axis)] if block.cluster else 0
+
+    cluster_ctaid.__name__ = f"cluster_ctaid_{axis}"
+    cluster_ctaid.__doc__ = f"""cluster_ctaid_{axis}() -> uint32: the block's place in its cluster along {axis}. PTX ISA,
+    "%cluster_ctaid"."""
+    return instruction(f"mov.u32 $0, %cluster_ctaid.{axis};", "r", emulation=cluster_ctaid)
+
+
+def barrier_cluster_arrive():
+    """barrier_cluster_arrive(): come to the cluster's barrier; every thread of all its blocks does, and waits later. PTX ISA,
+    "barrier.cluster.arrive", .release."""
+    thread = getcurrent()
+    cluster_of(thread).arrive(thread)
+
+
+def barrier_cluster_wait():
+    """barrier_cluster_wait(): wait until all threads of the cluster have arrived. PTX ISA, "barrier.cluster.wait", .acquire."""
+    thread = getcurrent()
+    cluster = cluster_of(thread)
+    if thread not in cluster.arrived_in:
+        fail("barrier.cluster.wait without barrier.cluster.arrive before it")
+    cluster.wait(thread)
+
+
+def mapa(address, rank):
+    """mapa(address, rank) -> uint32: the shared::cluster address of this block's shared address in the block of that rank. PTX ISA,
+    "mapa"."""
+    thread, rank = getcurrent(), int(rank)
+    if not 0 <= rank < (len(thread.block.cluster.blocks) if thread.block.cluster else 1):
+        fail(f"mapa to rank {rank}, which the cluster does not have")
+    return (rank + 1) << RANK_SHIFT | int(address) & (1 << RANK_SHIFT) - 1 if thread.block.cluster else int(address)
+
+
+def window(address, kind):
+    """Four bytes at a shared::cluster address."""
+    block, offset = shared_bytes(address, 4)
+    return block.shared_root.window(offset, 4, kind=kind)
+
+
+def ld_shared_cluster_u32(address):
+    """ld_shared_cluster_u32(address) -> uint32 at a shared::cluster address. PTX ISA, "ld", .shared::cluster."""
+    return int(window(address, "read").view(np.uint32)[0])
+
+
+def ld_shared_cluster_f32(address):
+    """ld_shared_cluster_f32(address) -> float32 at a shared::cluster address. PTX ISA, "ld", .shared::cluster."""
+    return window(address, "read").view(np.float32)[0]
+
+
+def st_shared_cluster_u32(address, value):
+    """st_shared_cluster_u32(address, value): store a uint32 at a shared::cluster address. PTX ISA, "st", .shared::cluster."""
+    window(address, "write").view(np.uint32)[0] = int(value) & 0xFFFFFFFF
+
+
+def st_shared_cluster_f32(address, value):
+    """st_shared_cluster_f32(address, value): store a float32 at a shared::cluster address. PTX ISA, "st", .shared::cluster."""
+    window(address, "write").view(np.float32)[0] = value
+
+
+def st_async_u32(address, value, barrier):
+    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory, counted as 4 bytes by that block's mbarrier
+    (both shared::cluster addresses of the same block). PTX ISA, "st.async"."""
+    target, offset = shared_bytes(address, 4)
+    word, completes = np.array([int(value) & 0xFFFFFFFF], np.uint32), mbarrier_at(barrier)
+    if completes.block is not target:
+        fail("st.async to one block with an mbarrier of another")
+
+    def land(thread):
+        target.shared_root.window(offset, 4, kind="write", thread=thread)[:] = word.view(np.uint8)
+
+    completes.start_copy(4, land)
+
+
+def elect_sync(mask):
+    """elect_sync(mask) -> uint32: 1 in one lane of those that `mask` names, 0 in the others. PTX ISA, "elect.sync"."""
+    return collective("elect", None, lambda values: {lane: int(lane == min(values)) for lane in values}, mask)
+
+
+cluster_ctarank = instruction("mov.u32 $0, %cluster_ctarank;", "r", emulation=cluster_ctarank)
+cluster_nctarank = instruction("mov.u32 $0, %cluster_nctarank;", "r", emulation=cluster_nctarank)
+cluster_ctaid_x, cluster_ctaid_y, cluster_ctaid_z = (make_cluster_ctaid(axis) for axis in "xyz")
+barrier_cluster_arrive = instruction(
+    "barrier.cluster.arrive.release.aligned;", emulation=barrier_cluster_arrive, touches_memory=True, convergent=True
+)
+barrier_cluster_wait = instruction(
+    "barrier.cluster.wait.acquire.aligned;", emulation=barrier_cluster_wait, touches_memory=True, convergent=True
+)
+mapa = instruction("mapa.shared::cluster.u32 $0, $1, $2;", "r", "rr", emulation=mapa)
+ld_shared_cluster_u32 = instruction("ld.shared::cluster.u32 $0, [$1];", "r", "r", emulation=ld_shared_cluster_u32, touches_memory=True)
+ld_shared_cluster_f32 = instruction("ld.shared::cluster.f32 $0, [$1];", "f", "r", emulation=ld_shared_cluster_f32, touches_memory=True)
+st_shared_cluster_u32 = instruction("st.shared::cluster.u32 [$0], $1;", "", "rr", emulation=st_shared_cluster_u32, touches_memory=True)
+st_shared_cluster_f32 = instruction("st.shared::cluster.f32 [$0], $1;", "", "rf", emulation=st_shared_cluster_f32, touches_memory=True)
+st_async_u32 = instruction(
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [$0], $1, [$2];", "", "rrr", emulation=st_async_u32, touches_memory=True
+)
+elect_sync = instruction(
+    "{ .reg .pred elected; elect.sync _|elected, $1; selp.b32 $0, 1, 0, elected; }", "r", "r", emulation=elect_sync, convergent=True
+)

@@ -1,0 +1,82 @@
+"""Matrix descriptors: 64 bits that tell wgmma where a matrix lies in shared memory and how.
+
+    bits 0-13   start address / 16        bits 16-29  leading byte offset / 16      bits 32-45  stride byte offset / 16
+    bits 49-51  base offset, 0 here       bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
+
+A matrix [rows, 16 deep] of 16-bit elements is made of 8-by-8 cores, 8 lines of 16 bytes. With S bytes of swizzle a line of S bytes holds
+S/16 chunks side by side and 8 such lines follow one another (an atom); without swizzle (S = 16 in what follows) it is one chunk. Then
+
+    depth-major ("k"): a line runs along the depth. Eight rows are an atom, the next eight are `stride` bytes on. Without swizzle the second
+                       half of the depth is `leading` bytes on; with it the two lie in one line, and `leading` is not used.
+    row-major ("mn"):  a line runs along the rows, S/2 of them. Eight steps of depth are an atom. With swizzle the next eight are `stride`
+                       bytes on, and the next S/2 rows `leading` bytes on; without swizzle it is the other way round.
+
+PTX ISA, "Asynchronous warpgroup level matrix shared memory layout" and "Matrix descriptor".
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, uint64
+
+from minllm.ptx.swizzle import CHUNK_BYTES, swizzled
+from minllm.sim.arrays import fail
+
+SWIZZLE_OF_MODE = {0: 0, 1: 128, 2: 64, 3: 32}
+CORE = 8  # rows, and 16-bit elements a chunk
+
+
+@cuda.jit(device=True)
+def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle):
+    """matrix_descriptor(address, leading_bytes, stride_bytes, swizzle) -> uint64: a matrix from this shared address on; swizzle is 0,
+    32, 64 or 128, and the atoms of a swizzled matrix begin at multiples of 8 * swizzle bytes."""
+    mode = 0
+    if swizzle == 128:
+        mode = 1
+    if swizzle == 64:
+        mode = 2
+    if swizzle == 32:
+        mode = 3
+    start = uint64((address >> 4) & 0x3FFF)
+    leading = uint64((leading_bytes >> 4) & 0x3FFF)
+    stride = uint64((stride_bytes >> 4) & 0x3FFF)
+    return start | leading << uint64(16) | stride << uint64(32) | uint64(mode) << uint64(62)
+
+
+@cuda.jit(device=True)
+def advance_descriptor(descriptor, byte_count):
+    """advance_descriptor(descriptor, byte_count) -> uint64: the same layout, starting `byte_count` bytes (a multiple of 16) further on: the
+    next 16 steps of depth of a tile, for example, which for depth-major tiles lie 32 bytes on."""
+    return uint64(descriptor) + uint64(byte_count >> 4)
+
+
+def read_matrix(memory, descriptor, rows, major):
+    """The [rows, 16] matrix of 16-bit elements (uint16) that a descriptor names in a block's shared memory (uint8).
+
+    major: "k" or "mn", which axis the chunks run along.
+    """
+    descriptor = int(descriptor)
+    start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
+    swizzle = SWIZZLE_OF_MODE[descriptor >> 62]
+    if descriptor >> 49 & 7:
+        fail("a matrix descriptor with a base offset: let the tile begin at a multiple of 8 lines instead")
+    chunks = swizzled(start + chunk_offsets(rows, major, leading, stride, swizzle), swizzle)
+    if chunks.max() >= memory.size // CHUNK_BYTES:
+        fail(f"a matrix descriptor from shared address {start * CHUNK_BYTES} on reaches past the end of shared memory")
+    found = memory.view(np.uint16).reshape(-1, CORE)[chunks]
+    if major == "k":
+        return found.reshape(rows, 2 * CORE)  # chunks [rows, 2 chunks of depth]
+    return found.reshape(rows // CORE, 2 * CORE, CORE).transpose(0, 2, 1).reshape(rows, 2 * CORE)  # chunks [groups of 8 rows, 16 of depth]
+
+
+@functools.cache
+def chunk_offsets(rows, major, leading, stride, swizzle):
+    """Where the chunks of a [rows, 16] matrix lie before swizzling, from its start, in chunks; the order is read_matrix's."""
+    line = max(swizzle // CHUNK_BYTES, 1)  # chunks of a line
+    if major == "k":
+        row, half = np.arange(rows)[:, None], np.arange(2)[None]
+        return row // CORE * stride + row % CORE * line + half * (1 if swizzle else leading)
+    group, depth = np.arange(rows // CORE)[:, None], np.arange(2 * CORE)[None]
+    if swizzle:
+        return group % line + group // line * leading + depth % CORE * line + depth // CORE * stride
+    return group * stride + depth % CORE + depth // CORE * leading

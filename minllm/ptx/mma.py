@@ -1,0 +1,127 @@
+"""Tensor cores, a warp at a time: mma.sync, D [16, 8] = A [16, K] B [K, 8] + D.
+
+A row of A and a column of B are K elements, 32 bytes: K is 8 of tf32, 16 of bfloat16 or float16, 32 of int8 or fp8. Fragments live in
+`cuda.local.array`s. With E elements a word (1, 2, 4), lane l holds, g = l // 4 and t = l % 4 (PTX ISA, "Matrix fragments for mma"):
+
+    A: 4 words: row g and row g+8 from element t*E on, then both from element K/2 + t*E on
+    B: 2 words: column g from element t*E on, and from element K/2 + t*E on
+    D: 4 float32 or int32: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)
+"""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
+from minllm.ptx.matrix import registers
+from minllm.sim.machine import collective, current_thread
+
+I32, F32 = ir.IntType(32), ir.FloatType()
+TF32_BITS = np.uint32(0xFFFFE000)  # of a float32, tf32 looks at sign, exponent and the first ten bits of the fraction
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of mma.sync: PTX's name of the element type, NumPy's (of the word for tf32), and elements a word."""
+
+    element: str
+    dtype: np.dtype
+    per_word: int
+
+    @property
+    def depth(self):
+        """K."""
+        return 8 * self.per_word
+
+    @property
+    def integer(self):
+        """Whether it accumulates in int32, not float32."""
+        return self.dtype == np.int8
+
+    def values(self, raw):
+        """Bytes of words as numbers: float32, or int32 for integers."""
+        if self.element == "tf32":
+            return (raw.view(np.uint32) & TF32_BITS).view(np.float32)
+        return raw.view(self.dtype).astype(np.int32 if self.integer else np.float32)
+
+
+def places(per_word):
+    """Where each element of A [16, K] and B [K, 8] lies in the fragments of all lanes, one lane's behind the other's."""
+    depth = 8 * per_word
+    row, column = np.mgrid[0:16, 0:depth]
+    half, lane, element = column // (depth // 2), column % (depth // 2) // per_word, column % per_word
+    a = (row % 8 * 4 + lane) * 4 * per_word + (half * 2 + row // 8) * per_word + element
+    b = (row % 8 * 4 + lane) * 2 * per_word + half * per_word + element
+    return a, b[:8].T.copy()
+
+
+PLACES = {per_word: places(per_word) for per_word in (1, 2, 4)}
+ROW, COLUMN = np.mgrid[0:16, 0:8]
+D_PLACE = (ROW % 8 * 4 + COLUMN // 2) * 4 + ROW // 8 * 2 + COLUMN % 2
+D_ELEMENTS = np.argsort(D_PLACE, axis=None)  # where each lane's part of D lies in the matrix
+
+
+def warp_product(values, kind):
+    """D = A B + D of a warp: values[lane] = (bytes of A's 4 words, of B's 2, of D's 4) -> bytes of the new D, [32, 16]."""
+    a_bytes, b_bytes, d_bytes = (np.concatenate(parts) for parts in zip(*(values[lane] for lane in range(32))))
+    a_place, b_place = PLACES[kind.per_word]
+    with np.errstate(all="ignore"):
+        d = kind.values(a_bytes)[a_place] @ kind.values(b_bytes)[b_place]
+        d = d + d_bytes.view(np.int32 if kind.integer else np.float32)[D_PLACE]
+    return d.reshape(-1)[D_ELEMENTS].view(np.uint8).reshape(32, 16)
+
+
+def make_mma(kind):
+    """mma.sync.m16n8k<depth> of one kind."""
+    letter, low_type, result_name = ("r", I32, "s32") if kind.integer else ("f", F32, "f32")
+
+    def multiply(typing_context, acc, acc_at, a, a_at, b, b_at):
+        def lower(context, builder, signature, arguments):
+            starts = [
+                element_pointer(context, builder, signature.args[i], arguments[i], signature.args[i + 1], arguments[i + 1])
+                for i in (0, 2, 4)
+            ]
+            d, a_words, b_words = (
+                [builder.load(builder.gep(start, [I32(i)])) for i in range(count)] for start, count in zip(starts, (4, 4, 2))
+            )
+            text = (
+                f"mma.sync.aligned.m16n8k{kind.depth}.row.col.{result_name}.{kind.element}.{kind.element}.{result_name} "
+                "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+            )
+            constraints = [f"={letter}"] * 4 + ["r"] * 6 + [letter] * 4
+            value = assembly(text, constraints, ir.LiteralStructType([low_type] * 4), [I32] * 6 + [low_type] * 4, touches_memory=False)
+            result = call_assembly(builder, value, [*a_words, *b_words, *d], convergent=True)
+            for i in range(4):
+                builder.store(builder.extract_value(result, i), builder.gep(starts[0], [I32(i)]))
+            return context.get_dummy_value()
+
+        return types.void(acc, acc_at, a, a_at, b, b_at), lower
+
+    def product(values):
+        thread = current_thread()
+        if thread.block.monitor is not None:
+            thread.block.monitor.flops(thread, 2 * 16 * 8 * kind.depth, name)
+        return warp_product(values, kind)
+
+    def emulation(acc, acc_at, a, a_at, b, b_at):
+        result = collective(name, (registers(a, a_at, 4), registers(b, b_at, 2), registers(acc, acc_at, 4)), product)
+        registers(acc, acc_at, 4, "write")[:] = result
+
+    name = multiply.__name__ = emulation.__name__ = f"mma_m16n8k{kind.depth}_{kind.element}"
+    accumulators = "int32, wrapping around" if kind.integer else "float32"
+    emulation.__doc__ = f"""{name}(acc, at, a, a_at, b, b_at): acc[at:at+4] += A B over the whole warp; A [16, {kind.depth}] from
+    a[a_at:a_at+4], B [{kind.depth}, 8] from b[b_at:b_at+2], {kind.per_word} {kind.element} a uint32, accumulated in {accumulators}.
+    PTX ISA, "mma"."""
+    return emulated(intrinsic(multiply), emulation)
+
+
+mma_m16n8k8_tf32 = make_mma(Kind("tf32", np.dtype(np.uint32), 1))
+mma_m16n8k16_bf16 = make_mma(Kind("bf16", np.dtype(ml_dtypes.bfloat16), 2))
+mma_m16n8k16_f16 = make_mma(Kind("f16", np.dtype(np.float16), 2))
+mma_m16n8k32_s8 = make_mma(Kind("s8", np.dtype(np.int8), 4))
+mma_m16n8k32_e4m3 = make_mma(Kind("e4m3", np.dtype(ml_dtypes.float8_e4m3fn), 4))
+mma_m16n8k32_e5m2 = make_mma(Kind("e5m2", np.dtype(ml_dtypes.float8_e5m2), 4))

@@ -1,0 +1,75 @@
+"""Registers: handing them from one warpgroup to another, and pinning values to them."""
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
+from minllm.sim.arrays import fail
+
+REGISTER_TYPES = {types.float32: ("f", ir.FloatType()), types.uint32: ("r", ir.IntType(32)), types.int32: ("r", ir.IntType(32))}
+
+
+def make_setmaxnreg(action, description):
+    """setmaxnreg.dec or .inc with its literal operand."""
+
+    def setmaxnreg(typing_context, count):
+        if not isinstance(count, types.IntegerLiteral):
+            return None  # Numba asks again with the literal
+
+        def lower(context, builder, signature, arguments):
+            text = f"setmaxnreg.{action}.sync.aligned.u32 {count.literal_value};"
+            call_assembly(builder, assembly(text, [], ir.VoidType(), [], convergent=True), [], convergent=True)
+            return context.get_dummy_value()
+
+        return types.void(count), lower
+
+    def emulation(count):
+        if not 24 <= int(count) <= 256 or int(count) % 8:
+            fail(f"setmaxnreg to {int(count)} registers; it takes a multiple of 8 from 24 to 256")
+
+    setmaxnreg.__name__ = emulation.__name__ = f"setmaxnreg_{action}"
+    emulation.__doc__ = description
+    return emulated(intrinsic(setmaxnreg), emulation)
+
+
+setmaxnreg_dec = make_setmaxnreg(
+    "dec",
+    """setmaxnreg_dec(count): all threads of a warpgroup give registers back, so that each keeps `count`, a constant from 24 to 256 in steps
+    of 8. The kernel needs launch_bounds, from which ptxas knows how many each starts with. PTX ISA, "setmaxnreg".""",
+)
+setmaxnreg_inc = make_setmaxnreg(
+    "inc",
+    """setmaxnreg_inc(count): all threads of a warpgroup wait for registers that others gave back, until each has `count`. PTX ISA,
+    "setmaxnreg".""",
+)
+
+
+def keep_registers_emulation(array, count):
+    """keep_registers(array, count): the first `count` elements (a constant) of a local array are in registers at this point, and are
+    neither computed later nor read earlier than here. Put it behind wgmma_wait_group for accumulators that the wait completes, and for
+    registers that products in flight have read as their A operand. An empty instruction."""
+
+
+@intrinsic
+def keep_registers(typing_context, array, count):
+    if not isinstance(count, types.IntegerLiteral):
+        return None  # Numba asks again with the literal
+    letter, low_type = REGISTER_TYPES[array.dtype]
+    size = count.literal_value
+
+    def lower(context, builder, signature, arguments):
+        start = element_pointer(context, builder, signature.args[0], arguments[0], types.int64, ir.Constant(ir.IntType(64), 0))
+        places = [builder.gep(start, [ir.IntType(32)(i)]) for i in range(size)]
+        constraints = [f"={letter}"] * size + [str(i) for i in range(size)]
+        value = assembly("", constraints, ir.LiteralStructType([low_type] * size), [low_type] * size, convergent=True)
+        kept = call_assembly(builder, value, [builder.load(place) for place in places], convergent=True)
+        for i, place in enumerate(places):
+            builder.store(builder.extract_value(kept, i), place)
+        return context.get_dummy_value()
+
+    return types.void(array, count), lower
+
+
+keep_registers_emulation.__name__ = "keep_registers"
+emulated(keep_registers, keep_registers_emulation)

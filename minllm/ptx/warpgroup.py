@@ -1,0 +1,159 @@
+"""Tensor cores of Hopper: wgmma, with which a warpgroup (128 threads) multiplies tiles straight out of shared memory, beside its threads.
+
+A product D [64, n] += A [64, 16] B [n, 16]^T runs asynchronously: `wgmma_fence` settles the registers before, `wgmma_commit_group` closes a
+group of products, `wgmma_wait_group_0` (1, 2...) waits until at most that many groups are under way. Until then neither may the
+accumulator be looked at, nor registers of A or shared memory of A and B change. B and mostly A are named by matrix descriptors
+(descriptor.py); A can also come from registers. Thread t of a warpgroup, with warp w = t // 32, g = t % 32 // 4, i = t % 4, holds
+
+    D [64, n]:   n/2 float32: for each 8 columns, from column c on: (16w+g, c+2i), (16w+g, c+2i+1), (16w+g+8, c+2i), (16w+g+8, c+2i+1)
+    A [64, 16]:  4 words of two 16-bit elements, as for mma.m16n8k16 in rows 16w to 16w+15
+
+Keep the compiler from touching those registers while products are under way: read the SASS; a WARPGROUP.DEPBAR behind every HGMMA says that
+ptxas serialised them. PTX ISA, "Asynchronous warpgroup level matrix instructions".
+"""
+
+import functools
+
+from greenlet import getcurrent
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from minllm.errors import KernelArgumentError
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
+from minllm.ptx.warpgroup_product import WARPGROUP, Product, run_groups
+from minllm.sim.arrays import fail
+from minllm.sim.asynchrony import meet, state
+
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+@functools.cache
+def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
+    """The function for D [64, n] += A [64, 16] B [n, 16]^T, n a multiple of 8 up to 256, dtype "bf16" or "f16" of A and B.
+
+    a "shared":     wgmma(accumulator, a_descriptor, b_descriptor, scale_d)
+    a "registers":  wgmma(accumulator, a, a_at, b_descriptor, scale_d), A from the uint32 local array a[a_at:a_at+4]
+    accumulator: a float32 local array of n/2; with scale_d 0 the product replaces it, else it is added.
+    a_major, b_major: "k" where chunks of 8 elements run along the depth, "mn" where they run along rows of A or B. PTX ISA,
+    "wgmma.mma_async".
+    """
+    if n not in range(8, 257, 8) or dtype not in ("bf16", "f16") or a not in ("shared", "registers") or {a_major, b_major} - {"k", "mn"}:
+        raise KernelArgumentError(
+            f"no wgmma with n={n}, dtype={dtype!r}, a={a!r}, a_major={a_major!r}, b_major={b_major!r}: n is a multiple of 8 from 8 to 256, "
+            "dtype bf16 or f16, a shared or registers, each major k or mn"
+        )
+    name = f"wgmma_m64n{n}k16_{dtype}_{a}_{a_major}_{b_major}"
+    product = Product(name, n, dtype, a == "registers", a_major, b_major)
+    function = from_registers(product) if a == "registers" else from_shared(product)
+    function.emulation.__doc__ = function.__doc__ = make_wgmma.__doc__
+    return function
+
+
+def start_product(product, *operands):
+    """Remember a product of the running thread until its group is waited for."""
+    own = state(getcurrent())
+    if not own.registers_fenced:
+        fail("wgmma without wgmma_fence before it: its registers are not settled")
+    own.products.append((product, operands))
+
+
+def wgmma_text(product, a_operands, b_operand, scale):
+    """The instruction, with operands' numbers: accumulator first."""
+    registers = ", ".join(f"${i}" for i in range(product.n // 2))
+    majors = [] if product.a_in_registers else [int(product.a_major == "mn")]
+    flags = ", ".join(map(str, [1, 1, *majors, int(product.b_major == "mn")]))
+    text = f"wgmma.mma_async.sync.aligned.m64n{product.n}k16.f32.{product.dtype}.{product.dtype}"
+    return f"{{ .reg .pred add; setp.ne.b32 add, {scale}, 0; {text} {{{registers}}}, {a_operands}, {b_operand}, add, {flags}; }}"
+
+
+def accumulate(context, builder, signature, arguments, count, text, constraints, operands):
+    """Call the instruction with the accumulator, `count` elements of arguments[0], tied in and out."""
+    start = element_pointer(context, builder, signature.args[0], arguments[0], types.int64, I64(0))
+    places = [builder.gep(start, [I32(i)]) for i in range(count)]
+    tied = ["=f"] * count + [str(i) for i in range(count)] + constraints
+    value = assembly(text, tied, ir.LiteralStructType([F32] * count), [F32] * count + [o.type for o in operands], convergent=True)
+    result = call_assembly(builder, value, [builder.load(place) for place in places] + operands, convergent=True)
+    for i, place in enumerate(places):
+        builder.store(builder.extract_value(result, i), place)
+    return context.get_dummy_value()
+
+
+def from_shared(product):
+    """wgmma with A in shared memory."""
+    first = product.n  # number of the first operand behind n/2 outputs and n/2 tied inputs
+
+    def wgmma(typing_context, accumulator, a_descriptor, b_descriptor, scale_d):
+        def lower(context, builder, signature, arguments):
+            wanted = (types.uint64, types.uint64, types.uint32)
+            operands = [context.cast(builder, *pair) for pair in zip(arguments[1:], signature.args[1:], wanted)]
+            text = wgmma_text(product, f"${first}", f"${first + 1}", f"${first + 2}")
+            return accumulate(context, builder, signature, arguments, product.n // 2, text, ["l", "l", "r"], operands)
+
+        return types.void(accumulator, a_descriptor, b_descriptor, scale_d), lower
+
+    def emulation(accumulator, a_descriptor, b_descriptor, scale_d):
+        start_product(product, accumulator, int(a_descriptor), int(b_descriptor), bool(scale_d))
+
+    wgmma.__name__ = emulation.__name__ = product.name
+    return emulated(intrinsic(wgmma), emulation)
+
+
+def from_registers(product):
+    """wgmma with A in registers."""
+    first = product.n
+
+    def wgmma(typing_context, accumulator, a, a_at, b_descriptor, scale_d):
+        def lower(context, builder, signature, arguments):
+            start = element_pointer(context, builder, signature.args[1], arguments[1], signature.args[2], arguments[2])
+            words = [builder.load(builder.gep(start, [I32(i)])) for i in range(4)]
+            operands = [context.cast(builder, arguments[i], signature.args[i], t) for i, t in ((3, types.uint64), (4, types.uint32))]
+            registers = ", ".join(f"${first + i}" for i in range(4))
+            text = wgmma_text(product, f"{{{registers}}}", f"${first + 4}", f"${first + 5}")
+            return accumulate(context, builder, signature, arguments, product.n // 2, text, ["r"] * 4 + ["l", "r"], words + operands)
+
+        return types.void(accumulator, a, a_at, b_descriptor, scale_d), lower
+
+    def emulation(accumulator, a, a_at, b_descriptor, scale_d):
+        start_product(product, accumulator, (a, int(a_at)), int(b_descriptor), bool(scale_d))
+
+    wgmma.__name__ = emulation.__name__ = product.name
+    return emulated(intrinsic(wgmma), emulation)
+
+
+def wgmma_fence():
+    """wgmma_fence(): registers that this thread has written or read are settled before the products that follow use them: before the first
+    product, and again whenever accumulators or registers of A were touched. PTX ISA, "wgmma.fence"."""
+    state(getcurrent()).registers_fenced = True
+
+
+def wgmma_commit_group():
+    """wgmma_commit_group(): close the group of products that the warpgroup has started since the last one. PTX ISA,
+    "wgmma.commit_group"."""
+    own = state(getcurrent())
+    own.product_groups.append(own.products)
+    own.products = []
+
+
+def make_wait_group(pending):
+    """wgmma.wait_group with its literal operand."""
+
+    def wait():
+        thread = getcurrent()
+        own = state(thread)
+        if len(own.product_groups) <= pending:
+            return
+        key = ("wgmma.wait_group", thread.number // WARPGROUP)
+        meet(key, WARPGROUP, f"wgmma.wait_group {pending} of warpgroup {key[1]}", None, lambda threads: run_groups(list(threads), pending))
+        if pending == 0:
+            own.registers_fenced = False
+
+    wait.__name__ = f"wgmma_wait_group_{pending}"
+    wait.__doc__ = f"""Wait until at most {pending} groups of this warpgroup's products are under way. PTX ISA, "wgmma.wait_group"."""
+    text = f"wgmma.wait_group.sync.aligned {pending};"
+    return instruction(text, emulation=wait, touches_memory=True, convergent=True)
+
+
+wgmma_fence = instruction("wgmma.fence.sync.aligned;", emulation=wgmma_fence, touches_memory=True, convergent=True)
+wgmma_commit_group = instruction("wgmma.commit_group.sync.aligned;", emulation=wgmma_commit_group, touches_memory=True, convergent=True)
+wgmma_wait_group_0, wgmma_wait_group_1, wgmma_wait_group_2, wgmma_wait_group_3 = (make_wait_group(pending) for pending in range(4))

@@ -1,0 +1,100 @@
+"""Products of a warpgroup: computed for all of its 128 threads at once, when the last of them waits for them.
+
+Operands are read then, and no earlier: a kernel that overwrites a tile, or registers of A, while a product may still be under way gets the
+product of what it wrote.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.ptx.descriptor import read_matrix
+from minllm.sim.arrays import fail
+from minllm.sim.asynchrony import asynchronous_view
+
+WARPGROUP = 128
+DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Product:
+    """One kind of wgmma.mma_async: D [64, n] += A [64, 16] B [n, 16]^T; the majors are "k" or "mn"."""
+
+    name: str
+    n: int
+    dtype: str
+    a_in_registers: bool
+    a_major: str
+    b_major: str
+
+
+def run_groups(threads, pending):
+    """Compute all but the newest `pending` groups of a warpgroup's products -> {thread: None}."""
+    threads.sort(key=lambda thread: thread.number)
+    queues = [thread.asynchronous.product_groups for thread in threads]
+    if len({len(queue) for queue in queues}) > 1:
+        fail("the threads of a warpgroup have committed different numbers of wgmma groups")
+    accumulators = {}  # id of the first thread's array -> ([64, n] float32, the arrays of all threads)
+    while len(queues[0]) > pending:
+        for calls in zip(*(queue.popleft() for queue in queues), strict=True):
+            multiply(threads, calls, accumulators)
+    for matrix, arrays in accumulators.values():
+        scatter(matrix, arrays, threads)
+    return dict.fromkeys(threads)
+
+
+def multiply(threads, calls, accumulators):
+    """One product: calls[i] = (Product, operands) of the i-th thread."""
+    product, (accumulator, a, b, add) = calls[0]
+    same = slice(2, None) if product.a_in_registers else slice(1, None)
+    if any(call[0] is not product or call[1][same] != calls[0][1][same] for call in calls):
+        fail(f"the threads of a warpgroup do not all execute the same {product.name} on the same operands")
+    block = threads[0].block
+    if block.monitor is not None:
+        block.monitor.flops(threads[0], 2 * 64 * product.n * DEPTH, product.name)
+    memory = asynchronous_view(block)
+    left = a_from_registers(calls, product, threads) if product.a_in_registers else operand(memory, a, 64, product.a_major, product.dtype)
+    right = operand(memory, b, product.n, product.b_major, product.dtype)
+    if id(accumulator) not in accumulators:
+        arrays = [call[1][0] for call in calls]
+        accumulators[id(accumulator)] = gather(arrays, product.n, threads) if add else None, arrays
+    matrix, arrays = accumulators[id(accumulator)]
+    with np.errstate(all="ignore"):
+        accumulators[id(accumulator)] = (matrix + left @ right.T if add else left @ right.T), arrays
+
+
+def floats(words, dtype):
+    """float32 of bfloat16 or float16 given as uint16."""
+    if dtype == "bf16":
+        return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return words.view(np.float16).astype(np.float32)
+
+
+def operand(memory, descriptor, rows, major, dtype):
+    """[rows, 16] float32 of a matrix in shared memory."""
+    return floats(read_matrix(memory, descriptor, rows, major), dtype)
+
+
+def a_from_registers(calls, product, threads):
+    """[64, 16] float32 of A from four words of each thread."""
+    words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _)), thread in zip(calls, threads)])
+    # [warp, g, i, half of the depth, half of the rows, element]
+    parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, 2)
+    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, DEPTH)
+
+
+def gather(arrays, n, threads):
+    """[64, n] from the accumulators of 128 threads."""
+    # [warp, g, i, columns / 8, half of the rows, element]
+    rows = np.stack([array.window(0, 2 * n, alignment=4, thread=thread) for array, thread in zip(arrays, threads)])
+    parts = rows.view(np.float32).reshape(4, 8, 4, n // 8, 2, 2)
+    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, n)
+
+
+def scatter(matrix, arrays, threads):
+    """The rows and columns of [64, n] back to the accumulators of 128 threads."""
+    n = matrix.shape[1]
+    parts = matrix.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(WARPGROUP, n // 2)
+    parts = np.ascontiguousarray(parts, np.float32).view(np.uint8)
+    for array, part, thread in zip(arrays, parts, threads):
+        array.window(0, 2 * n, alignment=4, kind="write", thread=thread)[:] = part

@@ -1,0 +1,134 @@
+"""Tensor maps: what the copy engine knows of an array in global memory, so that one thread fetches a tile of it by naming its corner.
+
+    weight_map = tensor_map(weight, box=(256, 64))          # boxes of 256 rows of 64 columns
+    matmul_kernel[grid, block, None, shared_bytes](weight_map, ...)
+
+A NumPy array gives the map that the simulator understands, a DeviceArray one with the driver's 128-byte descriptor in GPU memory; both
+go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them.
+
+The array is C-contiguous, and the box counts elements along its axes, in its order. A tile lies in shared memory C-contiguous too, but for
+the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a line is 128 bytes, so that
+reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Elements outside of the array arrive as zeros (or NaN), and
+are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
+"""
+
+import ctypes
+import math
+
+import ml_dtypes
+import numpy as np
+from numba.cuda import types
+
+from minllm.errors import DeviceError, KernelArgumentError
+
+DESCRIPTOR_BYTES = 128
+LARGEST_BOX = 256  # elements along one axis
+DATA_TYPES = {
+    np.dtype(ml_dtypes.bfloat16): "BFLOAT16",
+    np.dtype(np.float16): "FLOAT16",
+    np.dtype(np.float32): "FLOAT32",
+    np.dtype(np.float64): "FLOAT64",
+    np.dtype(np.int32): "INT32",
+    np.dtype(np.uint32): "UINT32",
+    np.dtype(np.int64): "INT64",
+    np.dtype(np.uint64): "UINT64",
+    np.dtype(np.uint16): "UINT16",
+    np.dtype(np.int16): "UINT16",
+    np.dtype(np.uint8): "UINT8",
+    np.dtype(np.int8): "UINT8",
+    np.dtype(ml_dtypes.float8_e4m3fn): "UINT8",
+    np.dtype(ml_dtypes.float8_e5m2): "UINT8",
+}
+SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZLE_128B"}
+FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
+
+
+class TensorMap:
+    """An array and the box in which it is copied; `descriptor` is a DeviceArray of 128 bytes for arrays on a GPU, else None."""
+
+    numba_type = types.uint64  # kernels take the descriptor's address
+
+    def __init__(self, array, box, swizzle, fill, descriptor=None):
+        self.array, self.box, self.swizzle, self.fill, self.descriptor = array, box, swizzle, fill, descriptor
+
+    def __repr__(self):
+        return f"TensorMap(array of {self.array.shape} {self.array.dtype}, box={self.box}, swizzle={self.swizzle}, fill={self.fill!r})"
+
+    @property
+    def box_bytes(self):
+        """Bytes of a tile: what a copy delivers to its mbarrier, elements outside of the array included."""
+        return math.prod(self.box) * self.array.dtype.itemsize
+
+    @property
+    def kernel_parameters(self):
+        """The launch parameter: the descriptor's address."""
+        if self.descriptor is None:
+            raise KernelArgumentError("a GPU was given the tensor map of a NumPy array: copy the array there, then make its map")
+        return (ctypes.c_uint64(self.descriptor.pointer),)
+
+
+def tensor_map(array, box, swizzle=128, fill="zeros"):
+    """The TensorMap of a C-contiguous array (NumPy or DeviceArray, 1 to 5 axes) in boxes of `box` elements.
+
+    swizzle: 0, 32, 64 or 128; the box's last axis is that many bytes long. fill: what stands for elements outside, "zeros" or "nan".
+    Raises KernelArgumentError for what the copy engine does not allow.
+    """
+    box = tuple(int(extent) for extent in box)
+    check_map(array, box, swizzle, fill)
+    descriptor = None if isinstance(array, np.ndarray) else encode(array, box, swizzle, fill)
+    return TensorMap(array, box, swizzle, fill, descriptor)
+
+
+def check_map(array, box, swizzle, fill):
+    """Raise KernelArgumentError unless the copy engine can copy such boxes."""
+
+    def check(condition, message):
+        if not condition:
+            raise KernelArgumentError(f"tensor map of {array.shape} {array.dtype} in boxes of {box}: {message}")
+
+    itemsize = array.dtype.itemsize
+    row, inner = array.shape[-1] * itemsize if array.shape else 0, box[-1] * itemsize if box else 0
+    address = array.ctypes.data if isinstance(array, np.ndarray) else array.pointer
+    check(array.dtype in DATA_TYPES, f"the copy engine knows {', '.join(map(str, DATA_TYPES))}")
+    check(1 <= len(array.shape) <= 5 and len(box) == len(array.shape), "array and box need the same number of axes, 1 to 5")
+    check(all(1 <= extent <= LARGEST_BOX for extent in box), f"a box has 1 to {LARGEST_BOX} elements along each axis")
+    check(all(1 <= extent <= 2**32 for extent in array.shape), "an array has 1 to 2**32 elements along each axis")
+    check(swizzle in SWIZZLES, f"swizzle {swizzle} is none of {list(SWIZZLES)}")
+    check(fill in FILLS, f"fill {fill!r} is none of {list(FILLS)}")
+    check(fill == "zeros" or array.dtype.kind not in "iu", "only floating-point elements can be filled with NaN")
+    check(inner % 16 == 0, f"the box's last axis is {inner} bytes long; it must be a multiple of 16")
+    check(not swizzle or inner == swizzle, f"with swizzle {swizzle} the box's last axis must be {swizzle} bytes long, not {inner}")
+    check(len(array.shape) == 1 or row % 16 == 0, f"rows are {row} bytes long; pad them to a multiple of 16")
+    check(address % 16 == 0, "the array does not start at a multiple of 16 bytes")
+
+
+def encode(array, box, swizzle, fill):
+    """The driver's descriptor of an array on the GPU, in GPU memory."""
+    from cuda.bindings import driver
+
+    from minllm.runtime.device import check_driver
+    from minllm.runtime.memory import to_device
+
+    def name(group, value):
+        return getattr(getattr(driver, f"CUtensorMap{group}"), f"CU_TENSOR_MAP_{value}")
+
+    shape = array.shape
+    strides = [math.prod(shape[axis:]) * array.dtype.itemsize for axis in range(len(shape) - 1, 0, -1)]
+    fields = (
+        name("DataType", f"DATA_TYPE_{DATA_TYPES[array.dtype]}"),
+        len(shape),
+        array.pointer,
+        [driver.cuuint64_t(extent) for extent in reversed(shape)],  # the driver counts axes from the last one
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(extent) for extent in reversed(box)],
+        [driver.cuuint32_t(1)] * len(shape),
+        name("Interleave", "INTERLEAVE_NONE"),
+        name("Swizzle", SWIZZLES[swizzle]),
+        name("L2promotion", "L2_PROMOTION_L2_256B"),
+        name("FloatOOBfill", FILLS[fill]),
+    )
+    encoded = check_driver(driver.cuTensorMapEncodeTiled(*fields), "describe an array to the copy engine")
+    words = np.array([int(word) for word in encoded.opaque], np.uint64)
+    if words.nbytes != DESCRIPTOR_BYTES:
+        raise DeviceError(f"the driver's tensor map has {words.nbytes} bytes, not {DESCRIPTOR_BYTES}")
+    return to_device(words)

@@ -1,0 +1,69 @@
+"""Clusters: blocks that run at the same time, reach each other's shared memory and meet at a barrier of their own.
+
+PTX ISA, "Cluster of cooperative thread arrays". The blocks of a cluster share one queue of runnable threads, so that whoever waits for
+another block gives it the turn.
+"""
+
+from minllm.errors import SimulationError
+from minllm.sim.asynchrony import acquire, park, release, wake
+from minllm.sim.machine import Block, Dimensions, run_together
+
+LARGEST_CLUSTER = 8  # blocks; more is not portable between GPUs
+
+
+class Cluster:
+    """The blocks of one cluster, in order of rank, and their barrier.
+
+    phase: how often the barrier has been passed; arrived: threads that have arrived in this phase.
+    """
+
+    def __init__(self, dimensions, blocks):
+        self.dimensions, self.blocks = dimensions, blocks
+        self.phase, self.arrived, self.waiters = 0, 0, []
+        self.arrived_in = {}  # thread -> the phase in which it arrived last
+        for rank, block in enumerate(blocks):
+            block.cluster, block.rank, block.runnable = self, rank, blocks[0].runnable
+
+    def __str__(self):
+        return f"the cluster's barrier, where {self.arrived} of {sum(block.alive for block in self.blocks)} threads have arrived"
+
+    def arrive(self, thread):
+        """barrier.cluster.arrive."""
+        self.arrived_in[thread] = self.phase
+        release(thread, self)
+        self.arrived += 1
+        self.release()
+
+    def wait(self, thread):
+        """barrier.cluster.wait: until all living threads have arrived."""
+        if self.arrived_in[thread] == self.phase:
+            self.waiters.append(thread)
+            park(thread, self)
+        acquire(thread, self)
+
+    def release(self):
+        """Open the barrier if nobody is missing; also called when a thread ends."""
+        living = sum(block.alive for block in self.blocks)
+        if self.arrived and self.arrived >= living:
+            self.phase, self.arrived = self.phase + 1, 0
+            waiters, self.waiters = self.waiters, []
+            for waiter in waiters:
+                wake(waiter)
+
+
+def check_cluster(cluster, grid):
+    """`cluster` as Dimensions, or SimulationError if a grid cannot be cut into such clusters."""
+    cluster = Dimensions(*cluster) if isinstance(cluster, (tuple, list)) else Dimensions(int(cluster))
+    if cluster.x * cluster.y * cluster.z > LARGEST_CLUSTER or min(cluster) < 1:
+        raise SimulationError(f"a cluster of {tuple(cluster)} blocks; a cluster has 1 to {LARGEST_CLUSTER}")
+    if any(blocks % size for blocks, size in zip(grid, cluster)):
+        raise SimulationError(f"a grid of {tuple(grid)} blocks cannot be cut into clusters of {tuple(cluster)}: make it a multiple")
+    return cluster
+
+
+def run_cluster(first, dimensions, make_block, function, arguments):
+    """Run the cluster whose first block has index `first`; `make_block(index)` -> Block."""
+    places = [(x, y, z) for z in range(dimensions.z) for y in range(dimensions.y) for x in range(dimensions.x)]
+    blocks: list[Block] = [make_block(Dimensions(*(start + offset for start, offset in zip(first, place)))) for place in places]
+    Cluster(dimensions, blocks)
+    run_together(blocks, function, arguments)

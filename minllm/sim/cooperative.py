@@ -1,0 +1,52 @@
+"""Cooperative launches: `cuda.cg.this_grid().sync()`, a barrier of all blocks of a grid, which therefore all run at once.
+
+A grid of a kernel that uses it runs as one: its blocks share a queue of runnable threads. On a GPU such a grid must fit at once on its
+multiprocessors (CUDA C++ Programming Guide, "Grid Synchronization").
+"""
+
+from greenlet import getcurrent
+
+from minllm.sim.arrays import fail
+from minllm.sim.machine import block_scheduler_switch, run_together
+
+COOPERATIVE_NAMES = {"this_grid"}  # a kernel that refers to one of these is launched cooperatively
+
+
+class Grid:
+    """The blocks of a cooperative grid, and their barrier."""
+
+    def __init__(self, blocks):
+        self.blocks, self.waiting = blocks, []
+        self.count = sum(block.alive for block in blocks)
+        for block in blocks:
+            block.cooperative, block.runnable = self, blocks[0].runnable
+
+    def sync(self):
+        """Wait for all threads of the grid; those that have ended never come."""
+        thread = getcurrent()
+        self.waiting.append(thread)
+        if len(self.waiting) == self.count:
+            waiting, self.waiting = self.waiting, []
+            for block in self.blocks:
+                if block.monitor is not None:
+                    block.monitor.barrier(block, [other for other in waiting if other.block is block])
+            self.blocks[0].runnable.extend(other for other in waiting if other is not thread)
+            return 0
+        thread.waiting_for = "the grid's barrier"
+        block_scheduler_switch(thread)
+        return 0
+
+
+def this_grid():
+    """`cuda.cg.this_grid()`."""
+    grid = getcurrent().block.cooperative
+    if grid is None:
+        fail("cuda.cg.this_grid() in a launch by clusters, or behind another module's name: the simulator runs such blocks in turn")
+    return grid
+
+
+def run_cooperatively(indices, make_block, function, arguments):
+    """Run the blocks of a grid at once; `make_block(index)` -> Block."""
+    blocks = [make_block(index) for index in indices]
+    Grid(blocks)
+    run_together(blocks, function, arguments)

@@ -1,0 +1,108 @@
+"""`cuda.shared`, `cuda.local`, `cuda.const` and `cuda.atomic` inside a simulated kernel."""
+
+import math
+import sys
+
+import numpy as np
+from greenlet import getcurrent
+
+from minllm.sim.arrays import checked, fail, poisoned
+from minllm.sim.machine import SHARED_MEMORY_BYTES
+from minllm.sim.place import assigned_name, instruction
+from minllm.sim.scalars import dtype_of
+
+
+class SharedMemory:
+    """`cuda.shared`."""
+
+    def array(self, shape, dtype, alignment=None):
+        """A static array: one per block and place in the code; shape 0 is the dynamic memory from its start."""
+        block, dtype = getcurrent().block, dtype_of(dtype)
+        key = instruction(sys._getframe(1))
+        if key not in block.shared_arrays:
+            start, stop = self.place(block, shape, dtype, alignment)
+            data = block.shared[start:stop].view(dtype)
+            data = data if shape == 0 else data.reshape(shape)
+            block.shared_arrays[key] = checked(data, "shared", start, assigned_name(*key), block.monitor, block.shared_root)
+        return block.shared_arrays[key]
+
+    def place(self, block, shape, dtype, alignment):
+        """First byte of an array in the block's shared memory, and the byte behind it."""
+        if shape == 0:
+            return 0, block.dynamic_bytes // dtype.itemsize * dtype.itemsize
+        alignment = max(alignment or dtype.itemsize, 16)
+        start = -(-block.shared_top // alignment) * alignment
+        count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
+        block.shared_top = start + count * dtype.itemsize
+        if block.shared_top > SHARED_MEMORY_BYTES:
+            fail(f"shared arrays of {block.shared_top} bytes do not fit the {SHARED_MEMORY_BYTES} bytes of a block")
+        return start, block.shared_top
+
+
+class LocalMemory:
+    """`cuda.local`."""
+
+    def array(self, shape, dtype, alignment=None):
+        """A thread's own array, full of NaN until written."""
+        name = assigned_name(*instruction(sys._getframe(1)))
+        return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
+
+
+class ConstantMemory:
+    """`cuda.const`."""
+
+    def array_like(self, array):
+        """A read-only copy of a host array."""
+        name = assigned_name(*instruction(sys._getframe(1)))
+        data = np.array(array, order="C")
+        data.flags.writeable = False
+        return checked(data, "constant", 0, name, getcurrent().block.monitor)
+
+
+class Atomic:
+    """`cuda.atomic`: each reads, changes, and returns the old value."""
+
+    def __getattr__(self, name):
+        fail(f"cuda.atomic.{name} is not known to the simulator")
+
+    def add(self, array, index, value):
+        return array.atomic(index, lambda old: old + value)
+
+    def sub(self, array, index, value):
+        return array.atomic(index, lambda old: old - value)
+
+    def max(self, array, index, value):
+        return array.atomic(index, lambda old: max(old, value))
+
+    def min(self, array, index, value):
+        return array.atomic(index, lambda old: min(old, value))
+
+    def exch(self, array, index, value):
+        return array.atomic(index, lambda old: value)
+
+    def and_(self, array, index, value):
+        return array.atomic(index, lambda old: int(old) & int(value))
+
+    def or_(self, array, index, value):
+        return array.atomic(index, lambda old: int(old) | int(value))
+
+    def xor(self, array, index, value):
+        return array.atomic(index, lambda old: int(old) ^ int(value))
+
+    def nanmax(self, array, index, value):
+        return array.atomic(index, lambda old: np.fmax(old, value))
+
+    def nanmin(self, array, index, value):
+        return array.atomic(index, lambda old: np.fmin(old, value))
+
+    def dec(self, array, index, value):
+        return array.atomic(index, lambda old: value if old == 0 or old > value else old - 1)
+
+    def compare_and_swap(self, array, old, value):
+        return self.cas(array, 0, old, value)
+
+    def inc(self, array, index, value):
+        return array.atomic(index, lambda old: 0 if old >= value else old + 1)
+
+    def cas(self, array, index, old, value):
+        return array.atomic(index, lambda found: value if found == old else found)

@@ -1,0 +1,45 @@
+"""Detectors: monitors that raise SimulationError for what a GPU lets pass in silence, with file, line, block and thread.
+
+    simulate(kernel, grid, block, *arrays, detect=True)
+    kernel.simulate[grid, block](*arrays, detect=True)
+    with detecting(): ...                                     # every simulation inside, through launchers too
+
+    unwritten    reads of global, shared or local memory that nobody wrote
+    races        two threads at one place in shared memory, one of them writing, with nothing that orders them
+    barriers     block barriers that some threads have left out, or that threads reach at different places; warp-wide instructions too
+    overflow     32-bit casts that changed an index
+
+Bounds, alignment, deadlocks and lanes missing from a warp-wide instruction are checked always (arrays.py, machine.py).
+"""
+
+import contextlib
+import contextvars
+
+from minllm.sim.detectors.barriers import MeetingPlaces
+from minllm.sim.detectors.overflow import IndexOverflow
+from minllm.sim.detectors.races import SharedMemoryRaces
+from minllm.sim.detectors.unwritten import UnwrittenReads, unwritten
+
+__all__ = ["IndexOverflow", "MeetingPlaces", "SharedMemoryRaces", "UnwrittenReads", "detecting", "detectors", "unwritten"]
+
+_detecting = contextvars.ContextVar("detecting", default=False)
+
+
+def detectors():
+    """A new set of all detectors, for one launch."""
+    return [UnwrittenReads(), SharedMemoryRaces(), MeetingPlaces(), IndexOverflow()]
+
+
+def is_detecting():
+    """Whether simulations run with detectors unless they say otherwise."""
+    return _detecting.get()
+
+
+@contextlib.contextmanager
+def detecting(on=True):
+    """Simulations inside this context run with detectors, or without them, unless they say otherwise themselves."""
+    token = _detecting.set(on)
+    try:
+        yield
+    finally:
+        _detecting.reset(token)

@@ -1,0 +1,56 @@
+"""Barriers and warp-wide instructions that not all threads reach, or not at the same place in the code.
+
+A block barrier in a branch that only some threads take is undefined, even where the hardware happens to count enough arrivals. Shuffles,
+votes and syncwarp may be met from different places by the lanes that their mask names (PTX ISA, "shfl.sync"); the instructions that
+PTX calls .aligned, such as ldmatrix and mma, may not.
+"""
+
+import sys
+
+from minllm.errors import SimulationError
+from minllm.sim.monitor import Monitor
+from minllm.sim.place import describe, describe_instruction, instruction, kernel_frame
+
+ALIGNED = ("ldmatrix", "stmatrix", "mma", "wgmma")
+
+
+class MeetingPlaces(Monitor):
+    """Raises SimulationError where threads that meet do not stand at the same instruction, or have ended without coming."""
+
+    def barrier(self, block, threads):
+        self.compare(block, threads, "a block barrier")
+        if len(threads) < len(block.threads):
+            here = {thread.number for thread in threads}
+            gone = [thread for thread in block.threads if thread.number not in here]
+            place = f"{describe(waiting_frame(threads[0]))}, block {tuple(block.index)}, first of them thread {tuple(gone[0].index)}"
+            raise SimulationError(f"{len(gone)} threads have ended without reaching a barrier where {len(threads)} wait ({place})")
+
+    def collective(self, warp, kind, lanes, mask, frame):
+        if kind.startswith(ALIGNED):
+            self.compare(warp.threads[0].block, [warp.threads[lane] for lane in lanes], kind)
+
+    def compare(self, block, threads, what):
+        """All threads stand at one instruction, reached by the same calls."""
+        first = calls(threads[0])
+        for thread in threads[1:]:
+            other = calls(thread)
+            if other != first:
+                one, two = (describe_instruction(*next(pair[i] for pair in zip(first, other) if pair[0] != pair[1])) for i in (0, 1))
+                raise SimulationError(
+                    f"threads of block {tuple(block.index)} meet at {what} from different places: thread {tuple(threads[0].index)} at "
+                    f"{one}, thread {tuple(thread.index)} at {two}; all must reach the same one"
+                )
+
+
+def waiting_frame(thread):
+    """The kernel's frame at which a thread that waits, or runs at this moment, stands."""
+    return kernel_frame(thread.gr_frame or sys._getframe(1))
+
+
+def calls(thread):
+    """The instructions in progress of a thread, innermost first: (code, offset) of each of the kernel's frames."""
+    frame, found = waiting_frame(thread), []
+    while frame is not None:
+        found.append(instruction(frame))
+        frame = kernel_frame(frame.f_back)
+    return found

@@ -1,0 +1,85 @@
+"""Integer overflow in index arithmetic: a 32-bit cast that wraps, on the way to an index.
+
+    x[int32(row * stride + column)]          # beyond 2**31 elements the cast wraps, and the kernel reads somewhere else
+
+Casts that wrap are common and right in random numbers and hashes. So while a detector listens, a cast that wraps gives a `Wrapped`
+integer, which also carries the exact value and the place of the cast through sums, differences, products and quotients. Only an index
+whose value differs from the exact one is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders end the trail.
+"""
+
+import functools
+import sys
+
+from minllm.sim.arrays import fail
+from minllm.sim.monitor import Monitor
+from minllm.sim.place import describe_instruction, kernel_frame
+from minllm.sim.scalars import ScalarType, simulated_type
+
+
+class Wrapped(int):
+    """An integer that a cast has wrapped; .exact is what it would have been, .place the instruction: (code, offset)."""
+
+    def __new__(cls, value, exact, place):
+        made = super().__new__(cls, value)
+        made.exact, made.place = exact, place
+        return made
+
+
+def exactly(value):
+    """The value without wrap-around."""
+    return value.exact if type(value) is Wrapped else value
+
+
+def carry(name):
+    """An operator of int that keeps the exact value beside its result."""
+    plain = getattr(int, name)
+
+    def operate(self, other):
+        value = plain(self, other)
+        if value is NotImplemented or type(other) not in (int, Wrapped):
+            return value
+        exact = plain(self.exact, exactly(other))
+        return value if value == exact else Wrapped(value, exact, self.place)
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "floordiv", "lshift"):
+    setattr(Wrapped, f"__{_name}__", carry(f"__{_name}__"))
+    if _name in ("add", "sub", "mul"):
+        setattr(Wrapped, f"__r{_name}__", carry(f"__r{_name}__"))
+
+
+class WatchedIntegerType(ScalarType):
+    """An integer cast that remembers when it wraps."""
+
+    def __call__(self, value):
+        wrapped = ScalarType.__call__(self, value)
+        if self.bits < 32:
+            return wrapped
+        exact = exactly(value)
+        if wrapped == exact or isinstance(exact, float) or int(exact) == wrapped:
+            return wrapped
+        if type(value) is Wrapped:
+            return Wrapped(wrapped, int(exact), value.place)
+        frame = kernel_frame(sys._getframe(1))
+        return Wrapped(wrapped, int(exact), (frame.f_code, frame.f_lasti))
+
+
+@functools.cache
+def watched_type(numba_type):
+    """As scalars.simulated_type, with integer casts that remember when they wrap."""
+    plain = simulated_type(numba_type)
+    return WatchedIntegerType(plain.dtype) if isinstance(plain, ScalarType) and plain.kind in "iu" else plain
+
+
+class IndexOverflow(Monitor):
+    """Raises SimulationError at an index that a 32-bit cast has changed."""
+
+    scalar_type = staticmethod(watched_type)  # what kernels use for casts while this monitor listens
+
+    def index(self, thread, array, index):
+        for position in index if type(index) is tuple else (index,):
+            if type(position) is Wrapped:
+                cast = describe_instruction(*position.place)
+                fail(f"index {int(position)} into the {array} has overflowed: it is {position.exact} without the 32-bit cast at {cast}")

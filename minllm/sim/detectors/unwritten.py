@@ -1,0 +1,67 @@
+"""Reads of memory that nobody wrote.
+
+Every byte of shared and local memory has a mark that a write sets. A global array counts as written by the host, but for the elements
+that hold the poison, all bits set: in floating-point arrays, where it is a NaN that no arithmetic produces, and in arrays made by
+`unwritten`, whatever their dtype.
+"""
+
+import numpy as np
+
+from minllm.sim.arrays import fail, poisoned
+from minllm.sim.monitor import Monitor
+
+MARK = b"\1"
+ALL_MARKED = MARK * 4096
+
+
+class Unwritten(np.ndarray):
+    """An array whose elements count as unwritten as long as they hold the poison."""
+
+
+def unwritten(shape, dtype):
+    """An array for a kernel to write: all bits set, and a simulated kernel that reads an element before it wrote it is reported."""
+    return poisoned(shape, np.dtype(dtype)).view(Unwritten)
+
+
+def marks_of_host(data):
+    """A mark a byte, b"\\0" for the elements that hold the poison; None if all are written."""
+    if data.dtype.kind in "iub" and not isinstance(data, Unwritten):
+        return None
+    poison = (data.reshape(-1).view(np.uint8).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
+    return bytearray(np.repeat(~poison, data.dtype.itemsize).astype(np.uint8).tobytes()) if poison.any() else None
+
+
+class UnwrittenReads(Monitor):
+    """Raises SimulationError at a read of a byte that was never written."""
+
+    def start(self, launch):
+        for array in launch.arrays.values():
+            root = array.root
+            if root.size and "written" not in root.notes:
+                root.notes["written"] = marks_of_host(root.data)
+
+    def access(self, thread, array, start_byte, byte_count, kind, frame):
+        notes = array.root.notes
+        try:
+            marks = notes["written"]
+        except KeyError:
+            marks = notes["written"] = None if array.space == "constant" else bytearray(array.root.flat_bytes.size)
+        if marks is None:
+            return
+        stop = start_byte + byte_count
+        if kind != "write" and marks.find(b"\0", start_byte, stop) >= 0:
+            self.report(thread, array, marks.find(b"\0", start_byte, stop), start_byte, byte_count)
+        if kind != "read":
+            marks[start_byte:stop] = ALL_MARKED[:byte_count] if byte_count <= len(ALL_MARKED) else MARK * byte_count
+
+    def report(self, thread, array, first, start_byte, byte_count):
+        """Name the array and the element."""
+        if array.space == "shared":
+            fail(f"a {byte_count}-byte read of shared memory that nobody wrote: {thread.block.shared_name(first)} (address {first})")
+        fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")
+
+
+def element_at(root, byte):
+    """The index of the element that holds a byte of a root array."""
+    index = np.unravel_index(byte // root.itemsize, root.shape)
+    return "element " + "[" + ", ".join(str(int(i)) for i in index) + "]"

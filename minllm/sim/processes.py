@@ -1,0 +1,90 @@
+"""A launch spread over processes: each runs some of the blocks on arrays in memory that all of them share.
+
+For kernels whose blocks do not speak to each other. Atomics on global memory would not be atomic between processes, and are refused.
+"""
+
+import mmap
+import multiprocessing
+import pickle
+
+import numpy as np
+
+from minllm.errors import SimulationError
+
+
+def check_spreading(monitors, cluster, names):
+    """Raise SimulationError for a launch that has to stay in one process."""
+    reason = None
+    if "fork" not in multiprocessing.get_all_start_methods():
+        reason = "this system cannot fork"
+    elif monitors:
+        reason = "its monitors are to see all blocks"
+    elif cluster is not None:
+        reason = "it runs by clusters"
+    elif names & {"atomic", "this_grid"}:
+        reason = f"its blocks speak to each other ({', '.join(sorted(names & {'atomic', 'this_grid'}))})"
+    if reason:
+        raise SimulationError(f"a launch cannot be spread over processes: {reason}; leave `processes` at 1")
+
+
+class SharedArguments:
+    """A launch's arguments, with every array copied to memory that forked processes share; the same array twice stays one."""
+
+    def __init__(self, arguments):
+        self.copies = {}  # id of the caller's array -> (that array, its copy)
+        self.arguments = [self.share(argument) for argument in arguments]
+
+    def share(self, argument):
+        """The copy of an array; other arguments as they are."""
+        if not isinstance(argument, np.ndarray) or not argument.size:
+            return argument
+        if id(argument) not in self.copies:
+            memory = np.frombuffer(mmap.mmap(-1, argument.nbytes), np.uint8)
+            copy = memory.view(argument.dtype).reshape(argument.shape).view(type(argument))
+            copy[...] = argument
+            self.copies[id(argument)] = argument, copy
+        return self.copies[id(argument)][1]
+
+    def run(self, steps, processes):
+        """Run the steps, every `processes`-th in one process, and copy the arrays back. Raises the first process's error."""
+        context = multiprocessing.get_context("fork")
+        workers = []
+        for number in range(min(processes, len(steps))):
+            receiver, sender = context.Pipe(duplex=False)
+            worker = context.Process(target=work, args=(steps[number::processes], sender))
+            worker.start()
+            sender.close()
+            workers.append((worker, receiver))
+        errors = [result(receiver) for _, receiver in workers]
+        for worker, _ in workers:
+            worker.join()
+        for original, copy in self.copies.values():
+            if original.flags.writeable:
+                original[...] = copy
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def work(steps, sender):
+    """What a process does: run its steps, and send None or the exception."""
+    error = None
+    try:
+        for step in steps:
+            step()
+    except Exception as raised:  # the caller's process raises it
+        error = raised
+    try:
+        pickle.dumps(error)
+    except Exception:
+        error = SimulationError(f"{type(error).__name__}: {error}")
+    sender.send(error)
+    sender.close()
+
+
+def result(receiver):
+    """What a process has sent, or an error if it ended without."""
+    try:
+        return receiver.recv()
+    except EOFError:
+        return SimulationError("a process that simulated some of the blocks ended before it was done")

@@ -1,0 +1,85 @@
+"""A trace as tables for people."""
+
+import io
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+
+def tables(trace):
+    """A rich renderable: a line about the launch, global memory by array, shared memory by line, warps that were not whole, totals."""
+    parts = [Text(f"{trace.kernel}   grid {trace.grid}   block {trace.block}", style="bold"), arrays_table(trace)]
+    if trace.shared:
+        parts.append(shared_table(trace))
+    if trace.partial:
+        parts.append(partial_table(trace))
+    parts.append(Text("\n".join(totals(trace))))
+    return Group(*parts)
+
+
+def text(trace, width=140):
+    """The tables as plain text, `width` columns wide."""
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(tables(trace))
+    return console.file.getvalue()
+
+
+def new_table(title, *columns):
+    """A table with its words to the left and its numbers to the right; a column is "name" or ">name"."""
+    table = Table(title=title, title_justify="left", title_style="", show_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
+    return table
+
+
+def arrays_table(trace):
+    """Global memory: a row for each array and way, and the sum."""
+    columns = ("array", "access", ">requests", ">bytes asked", ">bytes in sectors", ">sectors/request", ">different bytes")
+    table = new_table("global memory", *columns)
+    for array in trace.arrays.values():
+        for kind in ("read", "write", "atomic"):
+            traffic = getattr(array, kind)
+            if traffic.requests:
+                table.add_row(array.name, kind, *traffic_cells(traffic))
+    table.add_section()
+    table.add_row("in all", "", *traffic_cells(trace.total))
+    return table
+
+
+def traffic_cells(traffic):
+    """The numbers of one row of the table of arrays."""
+    counts = (traffic.requests, traffic.bytes, traffic.sector_bytes)
+    return [*(f"{count:,}" for count in counts), f"{traffic.sectors_per_request:.2f}", f"{traffic.unique_bytes:,}"]
+
+
+def shared_table(trace):
+    """Shared memory: a row for each source line, array and way."""
+    columns = ("place", ">line", "array", "access", ">requests", ">bytes asked", ">turns", ">conflicts", ">worst")
+    table = new_table("shared memory", *columns)
+    for line in trace.shared:
+        worst = "none" if line.worst == 1 else f"{line.worst}-way"
+        counts = (line.requests, line.bytes, line.turns, line.conflicts)
+        table.add_row(line.place, str(line.line), line.array, line.kind, *(f"{count:,}" for count in counts), worst)
+    return table
+
+
+def partial_table(trace):
+    """Lines that only part of a warp executed."""
+    table = new_table("memory accesses by part of a warp (a divergent branch, or a guard at an edge)", "place", ">line", ">of", ">partial")
+    for line in trace.partial:
+        table.add_row(line.place, str(line.line), f"{line.requests:,}", f"{line.partial:,}")
+    return table
+
+
+def totals(trace):
+    """The lines below the tables."""
+    lines = [f"barriers {trace.barriers:,} (once a block), bank conflicts {trace.bank_conflicts:,} turns"]
+    if trace.collectives:
+        lines.append("warp-wide instructions: " + ", ".join(f"{name} {count:,}" for name, count in sorted(trace.collectives.items())))
+    if trace.flops:
+        counted = ", ".join(f"{name} {count:,}" for name, count in sorted(trace.flops.items()))
+        lines.append(f"counted operations {trace.total_flops:,}: {counted}")
+        intensity = f"{trace.arithmetic_intensity:.2f} FLOP a byte in sectors, {trace.best_arithmetic_intensity:.2f} FLOP a different byte"
+        lines.append(f"arithmetic intensity: {intensity}")
+    return lines

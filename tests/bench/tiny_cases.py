@@ -1,0 +1,37 @@
+"""Every benchmark of a kernel at a size that the simulator runs in a moment; tests/gpu runs them on a device."""
+
+from minllm.bench.kernel_case import FLOAT32
+from minllm.bench.kernel_cases import attention, glue, matmul, projection, sampling
+
+TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
+TINY_CASES = [
+    matmul.matmul_case("naive", 9, 7, 33),
+    matmul.matmul_case("tiled", 9, 17, 40, FLOAT32),
+    matmul.matmul_case("tensor_core", 9, 18, 64),
+    matmul.matmul_case("gemv", 1, 9, 64),
+    attention.prefill_case("materialized", 2, 5, **TINY_HEADS),
+    attention.prefill_case("flash_attention_1", 1, 17, **TINY_HEADS),
+    attention.prefill_case("flash_attention_2", 2, 5, **TINY_HEADS),
+    attention.prefill_case("flash_attention_2", 1, 5, **TINY_HEADS, dtype=FLOAT32),
+    attention.decode_case("split_kv", 2, 20, **TINY_HEADS),
+    projection.fill_case(3, 32, 1, 16),
+    projection.project_case(32, 2, 1, 16, 4),
+    glue.embedding_case(5, 16, 7),
+    glue.embedding_case(5, 16, 7, with_positions=True),
+    glue.rms_norm_case(3, 32),
+    glue.layer_norm_case(3, 32),
+    glue.rope_case(3, 2, 16),
+    glue.silu_case(3, 16),
+    glue.gelu_case("none", 3, 16),
+    glue.gelu_case("tanh", 3, 16),
+    glue.append_case(17, 1, 16),
+    glue.qkv_rope_append_case(5, 2, 1, 16),
+    glue.qkv_rope_append_case(5, 2, 1, 16, with_norm=True),
+    *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
+    sampling.advance_case(5),
+]
+
+
+def name_of(case) -> str:
+    """For pytest's ids."""
+    return f"{case.variant}-{case.case}".replace(" ", "_")

@@ -1,0 +1,67 @@
+"""Two whole kernels in the vocabulary of Hopper: right and fast in the simulator, and compiled as they have to be for sm_90a."""
+
+import time
+
+import pytest
+
+from minllm.sim import detecting
+from tests.ptx.cases_hopper import (
+    attention_arguments,
+    check_attention,
+    check_matmul,
+    matmul_arguments,
+    run_attention,
+)
+from tests.ptx.hopper_attention_kernel import hopper_attention_kernel
+from tests.ptx.hopper_matmul_kernel import hopper_matmul_kernel
+
+
+def count(sass, word):
+    """Lines of machine code with a word in them."""
+    return sum(word in line for line in sass)
+
+
+def test_a_matrix_product(device):
+    check_matmul(128, 256, 192, device)
+
+
+def test_a_matrix_product_of_several_blocks_and_rounds_of_the_ring(device):
+    check_matmul(256, 256, 320, device)
+
+
+def test_causal_attention(device):
+    check_attention(1, 1, 384, device)
+
+
+def test_causal_attention_of_grouped_heads(device):
+    check_attention(2, 1, 128, device)
+
+
+@pytest.mark.parametrize("detect, budget", [(False, 0.5), (True, 3)])
+def test_384_causal_queries_take_no_longer_than_they_may(detect, budget, device):
+    arguments, _ = attention_arguments(1, 1, 384, device)
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=budget) >= budget:
+        with detecting(detect):
+            start = time.process_time()
+            run_attention(arguments)
+            seconds.append(time.process_time() - start)
+    assert min(seconds) < budget, f"{seconds} seconds of processor time"
+
+
+def test_the_matrix_product_compiles_without_spills_and_without_serialised_products(device):
+    compiled = hopper_matmul_kernel.compile(*matmul_arguments(128, 256, 192, device)[0])
+    sass = compiled.sass()
+    assert count(sass, "HGMMA.64x256x16.F32.BF16") == 4
+    assert count(sass, "WARPGROUP.DEPBAR") == 2  # one in the loop, one behind it
+    assert (count(sass, "UTMALDG.2D"), count(sass, "USETMAXREG")) == (2, 2)
+    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
+
+
+def test_attention_compiles_without_spills_and_without_serialised_products(device):
+    compiled = hopper_attention_kernel.compile(*attention_arguments(1, 1, 128, device)[0])
+    sass = compiled.sass()
+    assert count(sass, "HGMMA.64x128x16.F32.BF16") == 32  # scores and values, once in the loop and once outside
+    assert count(sass, "WARPGROUP.DEPBAR") == 4
+    assert (count(sass, "USETMAXREG"), count(sass, "F64")) == (2, 0)
+    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)

@@ -1,0 +1,107 @@
+"""How a launch is run: spread over processes, with progress where it is long, and under pdb."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from minllm.errors import SimulationError
+from minllm.sim import simulate
+from minllm.sim.monitor import Monitor
+from minllm.sim.progress import run_in_turn
+
+
+def double(x, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = 2 * x[i]
+
+
+@pytest.mark.parametrize("processes", [2, 3, 9])
+def test_blocks_spread_over_processes_give_the_same(processes):
+    x, out = np.arange(21, dtype=np.float32), np.zeros(21, np.float32)
+    simulate(double, 6, 4, x, out, processes=processes)
+    assert out.tolist() == (2 * x).tolist()
+    simulate(double, 6, 4, x, x, processes=processes)  # the same array twice stays one
+    assert x.tolist() == out.tolist()
+
+
+def test_an_error_in_another_process_is_raised_here():
+    def reach(out):
+        out[cuda.blockIdx.x * 2] = 1
+
+    with pytest.raises(SimulationError, match=r"out of bounds for the global array out .*block \(3, 0, 0\)"):
+        simulate(reach, 4, 1, np.zeros(6, np.int32), processes=2)
+
+
+def test_launches_that_must_stay_in_one_process_say_why():
+    def count(out):
+        cuda.atomic.add(out, 0, 1)
+
+    out = np.zeros(4, np.int32)
+    with pytest.raises(SimulationError, match="its blocks speak to each other"):
+        simulate(count, 4, 1, out, processes=2)
+    with pytest.raises(SimulationError, match="monitors"):
+        simulate(double, 4, 1, out, out, processes=2, monitors=[Monitor()])
+    with pytest.raises(SimulationError, match="clusters"):
+        simulate(double, 4, 1, out, out, processes=2, cluster=2)
+
+
+def test_a_long_launch_says_so_first_and_a_short_one_says_nothing(capsys):
+    def run(seconds_a_block):
+        clock, calls = [0.0], []
+
+        def step():
+            clock[0] += seconds_a_block
+            calls.append(1)
+
+        run_in_turn([step] * 10, "slow_kernel", now=lambda: clock[0])
+        assert len(calls) == 10
+        return capsys.readouterr().err
+
+    assert "simulating 10 blocks of slow_kernel will take about 2 minutes" in run(12)
+    assert run(5) == ""
+
+
+def test_pdb_steps_through_a_simulated_kernel(tmp_path):
+    """Breakpoint, stack, variables, and a step over a barrier, where other threads run in between."""
+    script = tmp_path / "stepped.py"
+    script.write_text(
+        textwrap.dedent("""\
+        import numpy as np
+        from numba import cuda, float32
+        from minllm.sim import simulate
+
+        @cuda.jit(device=True)
+        def halved(value):
+            return value / 2
+
+        def kernel(x, out):
+            tile = cuda.shared.array(4, float32)
+            i = cuda.threadIdx.x
+            tile[i] = x[i]
+            if i == 2:
+                breakpoint()
+            cuda.syncthreads()
+            result = halved(tile[3 - i])
+            out[i] = result
+
+        out = np.zeros(4, np.float32)
+        simulate(kernel, 1, 4, np.arange(4, dtype=np.float32), out)
+        print("out", out.tolist())
+        """)
+    )
+    commands = ["next", "p 'i is', i", "next", "p 'tile is', tile[3]", "step", "step", "p 'value is', float(value)", "where", "continue"]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run(
+        [sys.executable, str(script)], input="\n".join(commands) + "\n", capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": root, "PYTHONBREAKPOINT": "pdb.set_trace"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "('i is', 2)" in done.stdout and "out [1.5, 1.0, 0.5, 0.0]" in done.stdout
+    assert re.search(r"stepped\.py\(1[5-7]\)kernel\(\)", done.stdout), done.stdout

@@ -1,0 +1,127 @@
+"""Run every kernel under NVIDIA's compute-sanitizer: wild accesses, races in shared memory, uninitialised reads, misused barriers.
+
+    python tools/check_memory.py                    all four tools
+    python tools/check_memory.py --tool memcheck    one of them; may be repeated
+
+The kernels are those of a few hundred small tests of tests/gpu: a sanitizer slows a kernel down a hundredfold. A first run without one
+compiles the kernels. Needs a GPU, and compute-sanitizer from the CUDA toolkit. Exit code 1 where anything was found or a test failed.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from minllm.runtime.device import is_available
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = {
+    "memcheck": "accesses out of bounds, misaligned, or after the memory was freed",
+    "racecheck": "threads of a block that read and write shared memory without a barrier between",
+    "initcheck": "reads of memory that nobody wrote",
+    "synccheck": "barriers that not all threads of a block or warp reach",
+}
+# Every kernel, at the sizes of the simulator's cases.
+SELECTED = (
+    r"test_benchmarked_kernels.py::test_results_are_right",
+    r"test_attention_kernels.py::.*heads2x",
+    r"test_attention_kernels.py::test_decoding_token_after_token",
+    r"test_matmul_kernels.py::test_random_numbers.*-\d{1,2}x\d{1,2}x\d{1,3}-",
+    r"test_glue_kernels.py::.*tokens=[23],.*(hidden|features|head_dim)=\d{1,3},",
+    r"test_sampling_kernels.py::test_(philox|advance|penalties\[3-)",
+    r"test_sampling_kernels.py::.*\[111-(normal|ties|masked)\]",
+)
+FOUND_SOMETHING = 86  # the exit code that the sanitizer is told to use, none of pytest's
+SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
+SECONDS = 600
+LINES_SHOWN = 60  # of what a sanitizer found
+PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/extras/compute-sanitizer")
+
+
+def find_sanitizer() -> str | None:
+    """The compute-sanitizer of this machine: on the PATH, in the toolkit that CUDA_HOME names, or where toolkits are installed."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    in_home = [str(Path(home) / "bin"), str(Path(home) / "compute-sanitizer")] if home else []
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=os.pathsep.join([*in_home, *PLACES]))
+
+
+def pytest_command(*arguments: str) -> list[str]:
+    """pytest in this Python; a test may take as long as it needs."""
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=0", *arguments]
+
+
+def selected_tests() -> list[str]:
+    """The ids of the tests that are run."""
+    done = subprocess.run(pytest_command("--collect-only", "tests/gpu"), cwd=ROOT, capture_output=True, text=True)
+    ids = [line for line in done.stdout.splitlines() if line.startswith("tests/gpu/")]
+    return [test for test in ids if any(re.search(pattern, test) for pattern in SELECTED)]
+
+
+def run(tests: Path, prefix: list[str]) -> tuple[int, str]:
+    """(exit code, output) of the tests named in a file, with `prefix` before the command; exit code -1 if they take too long."""
+    environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    try:
+        done = subprocess.run(
+            [*prefix, *pytest_command(f"@{tests}")], cwd=ROOT, env=environment, timeout=SECONDS, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        return -1, f"{output}\nnot finished after {SECONDS} s"
+    return done.returncode, done.stdout
+
+
+def verdict(code: int, output: str) -> tuple[bool, str]:
+    """(whether all is well, in a few words) of a run under a sanitizer: it has to say so itself, and the tests have to pass."""
+    summaries = SUMMARY.findall(output)
+    tests = next((line.strip("= ") for line in reversed(output.splitlines()) if " passed" in line or " failed" in line), "no test ran")
+    words = f"{'; '.join(summaries) or 'no summary: the sanitizer did not run to its end'}; {tests}"
+    return code == 0 and bool(summaries), words
+
+
+def main() -> int:
+    """0 where no tool found anything, 1 where one did, 2 where they cannot run here."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", action="append", choices=list(TOOLS), help="may be repeated; default: all")
+    options = parser.parse_args()
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        print("compute-sanitizer was not found: install the CUDA toolkit, and put its bin folder on the PATH", file=sys.stderr)
+        return 2
+    if not is_available():
+        print("no usable NVIDIA GPU was found: this check runs kernels on one; `minllm doctor` shows what is missing", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        tests = Path(folder) / "tests.txt"
+        chosen = selected_tests()
+        tests.write_text("\n".join(chosen) + "\n", encoding="utf-8")
+        start = time.monotonic()
+        print(f"{len(chosen)} tests, first without a sanitizer", flush=True)
+        code, output = run(tests, [])
+        if code != 0:
+            print(output[-8000:], "the tests fail without a sanitizer already: mend them first", sep="\n", file=sys.stderr)
+            return 1
+        print(f"passed in {time.monotonic() - start:.0f} s", flush=True)
+        return max([check(sanitizer, tool, tests) for tool in options.tool or TOOLS])
+
+
+def check(sanitizer: str, tool: str, tests: Path) -> int:
+    """Run one tool and print its line of the table; 1 if it found anything."""
+    start = time.monotonic()
+    arguments = ["--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND_SOMETHING), "--report-api-errors", "no"]
+    code, output = run(tests, [sanitizer, *arguments])
+    well, words = verdict(code, output)
+    print(f"{tool:<10} {'ok' if well else 'FAILED':<7} {time.monotonic() - start:6.0f} s   {words}", flush=True)
+    if not well:
+        found = [line for line in output.splitlines() if line.startswith("=====")] or output.splitlines()
+        print(f"           looks for {TOOLS[tool]}", *found[:LINES_SHOWN], sep="\n", flush=True)
+    return int(not well)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
