@@ -1,0 +1,43 @@
+"""What is computed of compiled kernels without a GPU, against what the driver says of them on one."""
+
+import pytest
+
+from minllm.kernels.specimens import all_specimens
+from minllm.occupancy import multiprocessor_of, occupancy
+from minllm.runtime.device import check_driver, current_device
+from minllm.runtime.kernel import DEFAULT_SHARED_BYTES, LoadedKernel
+
+SPECIMENS = all_specimens()
+
+
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_registers_and_occupancy_are_those_of_the_driver(name):
+    from cuda.bindings import driver
+
+    specimen, device = SPECIMENS[name], current_device()
+    compiled = specimen.compile(device.compute_capability)
+    loaded = LoadedKernel(compiled, device)
+    registers = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+    assert check_driver(driver.cuKernelGetAttribute(registers, loaded.kernel, device.index), "ask for registers") == compiled.registers
+    if specimen.shared_bytes > DEFAULT_SHARED_BYTES:
+        loaded.allow_shared_bytes(specimen.shared_bytes)
+    question = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.function, specimen.threads, specimen.shared_bytes)
+    shared_bytes = compiled.shared_bytes + specimen.shared_bytes
+    found = occupancy(device.compute_capability, specimen.threads, compiled.registers, shared_bytes)
+    assert found.blocks == check_driver(question, "ask for the occupancy")
+
+
+def test_the_table_of_limits_is_right_for_this_gpu():
+    from cuda.bindings import driver
+
+    device, attribute = current_device(), driver.CUdevice_attribute
+    has = multiprocessor_of(device.compute_capability)
+    wanted = {
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: 32 * has.warps,
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: has.blocks,
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: has.shared_kib * 1024,
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: has.block_shared_bytes,
+        attribute.CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: has.reserved_kib * 1024,
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: 65_536,
+    }
+    assert {key: check_driver(driver.cuDeviceGetAttribute(key, device.index), "ask") for key in wanted} == wanted
