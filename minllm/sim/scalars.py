@@ -11,11 +11,18 @@ from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
 
-class IntegerType:
+class Cast:
     """Callable like a cast, and accepted wherever a dtype is (shared and local arrays)."""
 
     def __init__(self, dtype):
         self.dtype = np.dtype(dtype)
+
+
+class IntegerType(Cast):
+    """The cast to an integer type."""
+
+    def __init__(self, dtype):
+        super().__init__(dtype)
         self.bits = 8 * self.dtype.itemsize
         limits = np.iinfo(self.dtype)
         self.least, self.greatest = int(limits.min), int(limits.max)
@@ -43,4 +50,4 @@ def dtype_of(dtype):
     """The NumPy dtype of a cast, Numba type or NumPy dtype."""
     if isinstance(dtype, types.Type):
         dtype = simulated_type(dtype)
-    return dtype.dtype if isinstance(dtype, IntegerType) else np.dtype(dtype)
+    return dtype.dtype if isinstance(dtype, Cast) else np.dtype(dtype)
