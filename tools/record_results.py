@@ -5,7 +5,8 @@
     python tools/record_results.py /tmp/1b.json             what `minllm bench ... --json /tmp/1b.json` measured before
 
 Rows that were measured again replace the old ones; all others stay. A part that fails is reported, the others are recorded, and the exit
-code is 1. Run it from a clean checkout: the commit is part of the record. Where there is no git, name it with --commit.
+code is 1. The tables in README.md and docs/results.md follow the record of the H200. Run it from a clean checkout: the commit is part of
+the record. Where there is no git, name it with --commit.
 """
 
 import argparse
@@ -19,8 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minllm.bench.record import Record, Row, file_name, merged
+from minllm.bench.results_table import full_table, replace_between_markers, short_table
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+SHOWN = RESULTS / "h200.json"  # the record whose tables stand in README.md and docs/results.md
 LENGTHS = ("--prompt-tokens", "512", "--tokens", "128")
 SECONDS = 300  # after which a part counts as failed
 BENCHMARKS = (
@@ -74,6 +78,12 @@ def record(measured: dict, results: Path = RESULTS) -> Path:
     return path
 
 
+def write_tables(shown: dict) -> None:
+    """Put the record's tables into the README and the page of results."""
+    replace_between_markers(ROOT / "README.md", short_table(shown))
+    replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
+
+
 def main() -> int:
     """Record the files named on the command line, or measure first; 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,6 +102,8 @@ def main() -> int:
         if options.commit:
             one["commit"] = options.commit
         print(record(one, options.results), flush=True)
+    if options.results == RESULTS and SHOWN.exists():
+        write_tables(json.loads(SHOWN.read_text(encoding="utf-8")))
     return int(failed)
 
 

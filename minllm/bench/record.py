@@ -7,6 +7,7 @@ A record is what `docs/results/*.json` hold and what `--json` writes:
 A row that was measured again replaces the old one; what tells rows apart is benchmark, case and variant.
 """
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -71,9 +72,12 @@ def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) 
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
-    """Those of `packages` that are installed, with their versions."""
-    found = {distribution.metadata["Name"].lower(): distribution.version for distribution in importlib.metadata.distributions()}
-    return {name: found[name] for name in packages if name in found}
+    """Those of `packages` that are installed, with their versions: of several copies on the path, the one that is imported."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def commit() -> str:

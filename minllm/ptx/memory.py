@@ -30,7 +30,8 @@ def plain_words(builder, pointer):
 def streaming_words(builder, pointer):
     """The same from global memory, past L1.
 
-    Not ld.global.nc: ptxas moves read-only loads across any fence, down to where their values are used, and then only one is in flight at a time.
+    Not ld.global.nc: ptxas moves read-only loads across any fence, down to where their values are used, and then only one is in
+    flight at a time.
     """
     text = "ld.global.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
     words = call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64]), [builder.ptrtoint(pointer, I64)])

@@ -143,7 +143,7 @@ class MonitoredArray(CheckedArray):
         self.strides = data.strides
 
     def part(self, data, offset):
-        return MonitoredArray(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
 
     def start_byte(self, index):
         """Where an element that exists begins, in bytes from the start of the root."""
@@ -195,8 +195,10 @@ class MonitoredArray(CheckedArray):
 
 
 def checked(data, space="global", base=0, name="", monitor=None, root=None):
-    """A CheckedArray, or a MonitoredArray where there is a monitor."""
-    return CheckedArray(data, space, base, name) if monitor is None else MonitoredArray(data, space, base, name, monitor, root)
+    """A CheckedArray, or a MonitoredArray where there is a monitor (of the monitor's own kind if it has one)."""
+    if monitor is None:
+        return CheckedArray(data, space, base, name)
+    return (monitor.array_class or MonitoredArray)(data, space, base, name, monitor, root)
 
 
 def poisoned(shape, dtype):

@@ -28,6 +28,7 @@ class Monitor:
     """
 
     scalar_type = None  # a function from a Numba type to the cast that kernels use instead of the usual one, if the monitor has one
+    array_class = None  # a subclass of arrays.MonitoredArray that kernels are given instead of it, if the monitor has one
 
     def start(self, launch):
         """The launch is about to begin."""
@@ -82,6 +83,7 @@ class Monitors(Monitor):
     def __init__(self, monitors):
         self.monitors = list(monitors)
         self.scalar_type = next((monitor.scalar_type for monitor in self.monitors if monitor.scalar_type is not None), None)
+        self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
         for name in HOOKS:
             wanted = [monitor for monitor in self.monitors if getattr(type(monitor), name) is not getattr(Monitor, name)]
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in wanted]))

@@ -53,6 +53,7 @@ def rewrite(function, done):
     namespace = dict(function.__globals__)
     closure = function.__closure__ and tuple(python_types.CellType() for _ in function.__closure__)
     twin = python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, closure)
+    twin.simulated_twin_of = function
     done[function] = twin
     names = names_used(function.__code__)
     done.names |= names

@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from minllm.sim import simulator
+from minllm.sim.float_operations import CountedArray, count_in, operations
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import instruction_starts, is_own
 from minllm.sim.trace_numbers import ArrayTraffic, PartialLine, Request, SharedLine, Trace
@@ -63,6 +64,8 @@ def shared_name(block, address):
 class Tracer(Monitor):
     """A Monitor that builds a Trace; `when_done` is called with it after the last block."""
 
+    array_class = CountedArray
+
     def __init__(self, when_done=None):
         self.trace, self.when_done = None, when_done
         self.requests = defaultdict(lambda: defaultdict(list))  # block -> request key -> [LaneAccess]
@@ -75,6 +78,8 @@ class Tracer(Monitor):
         self.pipeline = Pipeline()
 
     def start(self, launch):
+        operations.clear()
+        count_in(launch.function, set())
         name = getattr(launch.kernel, "__name__", launch.function.__name__)
         self.trace = Trace(name, launch.grid, launch.block, launch.shared_bytes)
         for argument, array in launch.arrays.items():
@@ -177,7 +182,7 @@ class Tracer(Monitor):
         found.shared = sorted(self.shared_lines.values(), key=lambda entry: (entry.place, entry.line))
         found.partial = sorted((e for e in self.partial_lines.values() if e.partial), key=lambda entry: (entry.place, entry.line))
         found.examples = list(self.examples.values())
-        found.flops, found.collectives = dict(self.flops_by_kind), dict(self.collectives)
+        found.flops, found.collectives = dict(self.flops_by_kind + operations), dict(self.collectives)
         found.pipeline, found.step_flops = self.pipeline.groups, self.pipeline.step_flops
         if self.when_done is not None:
             self.when_done(found)

@@ -1,6 +1,7 @@
 """Counts of a trace, against examples small enough to count by hand."""
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -11,7 +12,7 @@ from numba import cuda, float32, float64, uint16, uint32
 
 from minllm import ptx
 from minllm.runtime.kernel import kernel, launch
-from minllm.sim import detecting, trace, tracing
+from minllm.sim import detecting, simulate, trace, tracing
 from minllm.sim.traffic import LaneAccess, sectors, turns
 
 WARP = 32
@@ -212,6 +213,44 @@ def test_tensor_core_operations_and_the_pipeline_that_feeds_them():
     assert counts.step_flops == [0, 4096, 4096, 4096]
     picture = ElementTree.fromstring(counts.timeline())
     assert sum("group" in (text.text or "") for text in picture.iter("{http://www.w3.org/2000/svg}text")) == 3
+
+
+@cuda.jit(device=True)
+def scaled(value, factor):
+    return value * factor
+
+
+def test_float32_operations_are_counted_and_integers_and_comparisons_are_not():
+    def arithmetic(x, out, factor):
+        i = cuda.grid(1)
+        pair = cuda.local.array(2, float32)
+        pair[0], pair[1] = ptx.load_float32(x, 4 * i)[:2]
+        total = scaled(pair[0] * pair[1], factor) - float32(x[i]) / pair[1]  # 4 operations
+        total += math.exp(-total) + ptx.ex2(total) + 1.0  # 3 sums, 2 functions
+        total = cuda.fma(total, total, pair[0])  # 2
+        out[i] = max(total, float32(i * 3 + 1))
+
+    x = np.full(256, 2, np.float32)
+    counts = trace(arithmetic, 1, 64, x, np.zeros(64, np.float32), 0.5)
+    expected = {"float32 multiply": 2, "float32 add": 4, "float32 divide": 1, "float32 function": 2, "float32 multiply-add": 2}
+    assert counts.flops == {kind: 64 * count for kind, count in expected.items()} and counts.tensor_core_flops == 0
+    assert counts.total_flops == 64 * 11
+    assert counts.best_arithmetic_intensity == 64 * 11 / (1024 + 64 * 4)  # x[i] lies inside of what the vectors touch
+
+
+def test_counting_changes_no_result_and_no_function_outside_of_the_launch():
+    def normalize(x, out):
+        i = cuda.grid(1)
+        out[i] = scaled(x[i], float32(3)) / math.sqrt(x[i])
+
+    x, plain, traced = np.linspace(0.1, 9, 32, dtype=np.float32), np.zeros(32, np.float32), np.zeros(32, np.float32)
+    simulate(normalize, 1, WARP, x, plain)
+    counts = trace(normalize, 1, WARP, x, traced)
+    np.testing.assert_array_equal(plain, traced)
+    assert counts.total_flops == 32 * 3
+    with tracing() as traces:
+        assert trace(normalize, 1, WARP, x, traced).flops == traces[0].flops == counts.flops
+    assert math.sqrt(np.float32(4)).__class__ is float and scaled.py_func(np.float32(2), np.float32(3)).__class__ is np.float32
 
 
 def test_lines_that_part_of_a_warp_executes_are_listed():

@@ -2,8 +2,8 @@
 
     out = silu(gate) * up,    silu(g) = g / (1 + exp(-g)) = g * sigmoid(g)
 
-T tokens of I intermediate elements of b bytes: about 5 T I FLOPs (the exponential and the reciprocal counted as one each); reads
-2 T I b bytes and writes T I b; arithmetic intensity 5 / 3b (0.8 FLOP a byte in bf16), so memory sets the time.
+T tokens of I intermediate elements of b bytes: 6 T I FLOPs (the reciprocal counted as one, the exponential as two: a product
+and a power of 2); reads 2 T I b bytes and writes T I b; arithmetic intensity 2 / b (1 FLOP a byte in bf16), so memory sets the time.
 
 A thread computes one 16-byte vector: two loads that do not wait for each other, and one store. Blocks are small, so that a single
 token already spreads over many multiprocessors.

@@ -145,8 +145,8 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
                 tile_maximum = max(tile_maximum, max(scores[first_score + 4 * i], scores[first_score + 4 * i + 1]))
             tile_maximum = max(tile_maximum, cuda.shfl_xor_sync(ALL_LANES, tile_maximum, 1))
             tile_maximum = max(tile_maximum, cuda.shfl_xor_sync(ALL_LANES, tile_maximum, 2))
-            # Subtracted before it is scaled: the likeliest key then weighs exactly 1. A fused scores * scale - shift would keep the rounding
-            # error of shift, which at logits of 1e5 is a part in 300, in the sum but not in the weights, which are rounded to 16 bits.
+            # Subtracted before it is scaled: the likeliest key then weighs exactly 1. A fused scores * scale - shift would keep the
+            # rounding error of shift (at logits of 1e5 a part in 300) in the sum, but not in the weights, which are rounded to 16 bits.
             shift = finite_or_zero(tile_maximum)
             correction = ex2((maxima[half] - shift) * scale)
             maxima[half] = tile_maximum

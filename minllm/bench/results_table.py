@@ -1,0 +1,80 @@
+"""The record of measurements as Markdown: the README's short table, and the page with every row.
+
+The tables in README.md and docs/results.md stand between two marker comments and are what these functions make of docs/results/h200.json;
+`tools/record_results.py` writes them, and a test holds them against the record.
+"""
+
+from pathlib import Path
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+# The README's rows: (benchmark, the beginning of the case, variant, what the reader is told)
+SHORT = (
+    ("decode", "llama-3.2-1b", "bfloat16", "decode, Llama 3.2 1B shape, batch 1"),
+    ("decode", "llama-3.1-8b", "bfloat16", "decode, Llama 3.1 8B shape, batch 1"),
+    ("decode", "bundled", "bfloat16", "decode, the bundled 8M model, batch 1"),
+    ("matmul", "1x4096x14336", "gemv", "one row x 4096x14336 (`gemv`)"),
+    ("matmul", "1x128256x2048", "gemv", "one row x 128256x2048 (`gemv`)"),
+    ("matmul", "4096x4096x4096", "tensor_core", "4096x4096x4096 (`tensor_core`)"),
+    ("prefill attention", "4x2048", "flash_attention_2", "prefill attention 4x2048 (`flash_attention_2`)"),
+    ("decode attention", "64x1024", "split_kv", "decode attention 64x1024 (`split_kv`)"),
+    ("normalization", "", "rms_norm", "RMSNorm with residual, 16384x4096"),
+)
+
+
+def number(value: float | None) -> str:
+    """Three or four significant figures, as a reader wants them."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def line(row: dict, name: str) -> str:
+    """One table row: what, value, share of the limit, peer, ratio."""
+    share = "" if row["of_limit"] is None else f"{100 * row['of_limit']:.0f} %"
+    peer = "" if row["peer_value"] is None else f"{row['peer']} {number(row['peer_value'])}"
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    return f"| {name} | {number(row['value'])} {row['unit']} | {share} | {peer} | {ratio} |"
+
+
+HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds |\n| --- | --- | --- | --- | --- |"
+
+
+def provenance(record: dict) -> str:
+    """Which machine, when, with what and by which command."""
+    packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
+    return (
+        f"One {record['device']}, driver {record['driver']}, {record['date']}, commit {record['commit']} ({packages}), by "
+        f"`python tools/record_results.py`. Limits were measured in the same run: a copy moves {record['ceilings']['copy_tb_s']:.2f} TB/s, "
+        f"cuBLAS multiplies at {record['ceilings']['bf16_tflops']:.0f} TFLOP/s in bfloat16."
+    )
+
+
+def short_table(record: dict) -> str:
+    """The README's table: the few rows of SHORT."""
+    lines = []
+    for benchmark, case, variant, name in SHORT:
+        (row,) = (
+            row
+            for row in record["rows"]
+            if row["benchmark"] == benchmark and row["case"].startswith(case) and row["variant"] == variant and "float32" not in row["case"]
+        )
+        lines.append(line(row, name))
+    return "\n".join([HEADER, *lines, "", provenance(record)])
+
+
+def full_table(record: dict) -> str:
+    """Every row, by benchmark."""
+    parts = [provenance(record)]
+    for benchmark in dict.fromkeys(row["benchmark"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["benchmark"] == benchmark]
+        lines = [line(row, f"{row['case']}, {row['variant']}") for row in rows]
+        parts.append("\n".join([f"## {benchmark[0].upper()}{benchmark[1:]}", "", HEADER, *lines]))
+    return "\n\n".join(parts)
+
+
+def replace_between_markers(path: Path, table: str) -> None:
+    """Write `table` between the two marker comments of a Markdown file, keeping all else."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")

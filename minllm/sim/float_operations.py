@@ -1,0 +1,139 @@
+"""Counting a kernel's float32 arithmetic: numbers that count what is done with them.
+
+While a kernel is traced, every float32 that comes from an array, a cast, a math function or an emulated instruction is a
+`CountedFloat32`: still a float32 with the same arithmetic, but each sum, difference, product and quotient that it takes part in is one
+operation. A fused multiply-add is two, a function (exp, 1 / sqrt(x), ex2, ...) one. Comparisons, minima, maxima, signs, conversions and
+integers are none: what is left is what is called FLOPs.
+"""
+
+import types as python_types
+from collections import Counter
+
+import numpy as np
+
+from minllm.sim.arrays import MonitoredArray
+from minllm.sim.rewrite import CUDA, LIBDEVICE, MATH, SimulatedModule, names_used
+from minllm.sim.scalars import ScalarType
+
+NOT_ARITHMETIC = {"fabs", "fabsf", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "copysign", "min", "max", "fmin", "fmax"}
+COUNTED_INSTRUCTIONS = {"ex2", "rcp", "tanh_approx"}
+
+operations = Counter()  # of the launch that is being traced, by kind
+
+
+class CountedFloat32(np.float32):
+    """A float32 whose arithmetic is counted."""
+
+    __slots__ = ()
+
+
+def counted(value):
+    """A float32 as one whose arithmetic is counted, in a tuple too; other values as they are."""
+    if type(value) is np.float32:
+        return CountedFloat32(value)
+    return tuple(map(counted, value)) if type(value) is tuple else value
+
+
+def operator(name, kind):
+    """An arithmetic operator of CountedFloat32."""
+    plain = getattr(np.float32, name)
+
+    def operate(self, other):
+        value = plain(self, other)
+        if value is not NotImplemented:
+            operations[kind] += 1
+        return CountedFloat32(value) if type(value) is np.float32 else value
+
+    return operate
+
+
+for _name, _kind in dict(add="add", sub="add", mul="multiply", truediv="divide").items():
+    for _side in ("", "r"):
+        setattr(CountedFloat32, f"__{_side}{_name}__", operator(f"__{_side}{_name}__", f"float32 {_kind}"))
+CountedFloat32.__neg__ = lambda self: CountedFloat32(np.float32.__neg__(self))
+CountedFloat32.__abs__ = lambda self: CountedFloat32(np.float32.__abs__(self))
+
+
+class CountedArray(MonitoredArray):
+    """A MonitoredArray whose float32 elements are counted."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index):
+        return counted(MonitoredArray.__getitem__(self, index))
+
+
+class CountedCast(ScalarType):
+    """The cast to float32."""
+
+    def __call__(self, value):
+        return CountedFloat32(value)
+
+
+class CountedModule:
+    """A module that a kernel uses; `change(name, value)` gives what stands for each of its names."""
+
+    def __init__(self, module, change):
+        self._module, self._change = module, change
+
+    def __getattr__(self, name):
+        return self._change(name, getattr(self._module, name))
+
+
+def counted_function(function, count):
+    """The function, its float32 results counted from now on, and itself counted as `count` operations if it gives one."""
+
+    def call(*arguments):
+        value = counted(function(*arguments))
+        if count and type(value) is CountedFloat32:
+            operations["float32 function" if count == 1 else "float32 multiply-add"] += count
+        return value
+
+    call.__name__ = getattr(function, "__name__", "")
+    return call
+
+
+def counted_math(name, found):
+    """A name of `math` or libdevice: its functions are operations, fused multiply-adds two."""
+    if not callable(found) or name in NOT_ARITHMETIC:
+        return found
+    return counted_function(found, 2 if name.startswith("fma") else 1)
+
+
+def counted_cuda(name, found):
+    """A name of `numba.cuda`: only fma is arithmetic."""
+    return counted_function(found, 2) if name == "fma" else found
+
+
+REPLACED = {
+    id(CUDA): CountedModule(CUDA, counted_cuda),
+    id(MATH): CountedModule(MATH, counted_math),
+    id(LIBDEVICE): CountedModule(LIBDEVICE, counted_math),
+}
+
+
+def count_in(function, done):
+    """Make a simulated twin of a kernel, which no other launch uses, count: what it refers to is replaced in place, recursively."""
+    if function not in done:
+        done.add(function)
+        for name in names_used(function.__code__) & set(function.__globals__):
+            function.__globals__[name] = replacement(function.__globals__[name], done)
+        for cell in function.__closure__ or ():
+            cell.cell_contents = replacement(cell.cell_contents, done)
+    return function
+
+
+def replacement(value, done):
+    """What a kernel is to use instead of `value` in order to be counted."""
+    if id(value) in REPLACED:
+        return REPLACED[id(value)]
+    if isinstance(value, SimulatedModule):
+        return CountedModule(value, lambda name, found: replacement(found, done))
+    if type(value) is ScalarType and value.dtype == np.float32:
+        return CountedCast(value.dtype)
+    if not isinstance(value, python_types.FunctionType):
+        return value
+    if hasattr(value, "simulated_twin_of"):
+        return count_in(value, done)
+    is_instruction = value.__module__.startswith("minllm.ptx.")
+    return counted_function(value, int(value.__name__ in COUNTED_INSTRUCTIONS)) if is_instruction else value
