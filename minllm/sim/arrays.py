@@ -71,6 +71,8 @@ class CheckedArray:
         return indices
 
     def __getitem__(self, index):
+        if type(index) is int and self.ndim == 1 and 0 <= index < self.size:  # the common case, and the quick one
+            return self.data.item(index) if self.integer else self.data[index]
         # NumPy itself refuses what is too large; only negative indices, which it would count from the end, are looked at here.
         try:
             if (min(index) if type(index) is tuple else index) < 0:
@@ -84,12 +86,12 @@ class CheckedArray:
         return int(found) if self.integer else found
 
     def __setitem__(self, index, value):
-        if self.integer:
-            # Integers wrap on the GPU, where NumPy would refuse them.
-            bits = 8 * self.dtype.itemsize
-            value = int(value) & (1 << bits) - 1
-            value -= (1 << bits) if self.signed and value >> bits - 1 else 0
+        if self.integer and type(value) is not int:
+            value = int(value)
         try:
+            if type(index) is int and self.ndim == 1 and 0 <= index < self.size:
+                self.data[index] = value
+                return
             if (min(index) if type(index) is tuple else index) < 0:
                 self.check(index)
             if (len(index) if type(index) is tuple else 1) != self.ndim:
@@ -97,6 +99,10 @@ class CheckedArray:
             self.data[index] = value
         except (IndexError, TypeError):
             self.data[self.check(index)] = value
+        except OverflowError:  # integers wrap on the GPU, where NumPy refuses them
+            bits = 8 * self.itemsize
+            value &= (1 << bits) - 1
+            self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
         except ValueError:
             if self.data.flags.writeable:
                 raise

@@ -13,7 +13,7 @@ import numpy as np
 
 from minllm.sim.arrays import MonitoredArray
 from minllm.sim.rewrite import CUDA, LIBDEVICE, MATH, SimulatedModule, names_used
-from minllm.sim.scalars import ScalarType
+from minllm.sim.scalars import Cast
 
 NOT_ARITHMETIC = {"fabs", "fabsf", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "copysign", "min", "max", "fmin", "fmax"}
 COUNTED_INSTRUCTIONS = {"ex2", "rcp", "tanh_approx"}
@@ -63,7 +63,7 @@ class CountedArray(MonitoredArray):
         return counted(MonitoredArray.__getitem__(self, index))
 
 
-class CountedCast(ScalarType):
+class CountedCast(Cast):
     """The cast to float32."""
 
     def __call__(self, value):
@@ -129,8 +129,8 @@ def replacement(value, done):
         return REPLACED[id(value)]
     if isinstance(value, SimulatedModule):
         return CountedModule(value, lambda name, found: replacement(found, done))
-    if type(value) is ScalarType and value.dtype == np.float32:
-        return CountedCast(value.dtype)
+    if value is np.float32:
+        return CountedCast(value)
     if not isinstance(value, python_types.FunctionType):
         return value
     if hasattr(value, "simulated_twin_of"):

@@ -11,33 +11,43 @@ from numba.cuda import types
 from numba.cuda.np.numpy_support import as_dtype
 
 
-class ScalarType:
+class Cast:
     """Callable like a cast, and accepted wherever a dtype is (shared and local arrays)."""
 
     def __init__(self, dtype):
         self.dtype = np.dtype(dtype)
+
+
+class IntegerType(Cast):
+    """The cast to an integer type."""
+
+    def __init__(self, dtype):
+        super().__init__(dtype)
         self.bits = 8 * self.dtype.itemsize
-        self.kind = self.dtype.kind
+        limits = np.iinfo(self.dtype)
+        self.least, self.greatest = int(limits.min), int(limits.max)
 
     def __call__(self, value):
-        if self.kind in "iu":
-            wrapped = int(value) & (1 << self.bits) - 1
-            return wrapped - (1 << self.bits) if self.kind == "i" and wrapped >> self.bits - 1 else wrapped
-        return self.dtype.type(value)
+        if type(value) is not int:
+            value = int(value)
+        if self.least <= value <= self.greatest:
+            return value
+        return (value - self.least & (1 << self.bits) - 1) + self.least
 
 
 @functools.cache
 def simulated_type(numba_type):
-    """The ScalarType of a Numba scalar type; other Numba types stay what they are."""
+    """The IntegerType or NumPy float type of a Numba scalar type; other Numba types stay what they are."""
     if numba_type == types.bfloat16:
-        return ScalarType(ml_dtypes.bfloat16)
+        return ml_dtypes.bfloat16
     if isinstance(numba_type, types.Number):
-        return ScalarType(as_dtype(numba_type))
+        dtype = as_dtype(numba_type)
+        return IntegerType(dtype) if dtype.kind in "iu" else dtype.type
     return numba_type
 
 
 def dtype_of(dtype):
-    """The NumPy dtype of a ScalarType, Numba type or NumPy dtype."""
+    """The NumPy dtype of a cast, Numba type or NumPy dtype."""
     if isinstance(dtype, types.Type):
         dtype = simulated_type(dtype)
-    return dtype.dtype if isinstance(dtype, ScalarType) else np.dtype(dtype)
+    return dtype.dtype if isinstance(dtype, Cast) else np.dtype(dtype)

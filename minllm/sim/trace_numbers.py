@@ -97,9 +97,10 @@ class Request:
 
 @dataclass
 class CopyGroup:
-    """One group of asynchronous copies of a warp: the step in which it was issued, and the step whose wait it arrived in.
+    """One group of asynchronous copies of a warp, or one bulk copy: the step in which it was issued, and the first step that has its data.
 
-    Steps are counted by the first lane's waits: what happens before its first wait is step 0. arrived is None if nobody waited.
+    Steps are counted by the first lane's waits, or by arrivals: what happens before the first is step 0. arrived is None if nobody
+    waited. copies and bytes are one lane's.
     """
 
     number: int
@@ -117,9 +118,11 @@ class Trace:
 
     arrays: traffic to global memory by argument. shared: shared memory by source line. flops: counted operations by instruction.
     collectives: warp-wide instructions by name. barriers: block barriers, once a block. partial: lines where warps were not whole.
-    pipeline: the copy groups of the first warp that started any; step_flops: that warp's counted operations in each of its steps.
+    pipeline: the copy groups of the first warp that started any (of the first block, for bulk copies); step_flops: its tensor-core
+    operations in each of its steps.
 
-    Accesses are counted as the source makes them; a compiler may merge some, never add any.
+    Accesses are counted as the source makes them; a compiler may merge some, never add any. What tensor cores read from shared memory by
+    descriptor (wgmma) takes no turns here.
     """
 
     kernel: str

@@ -123,7 +123,7 @@ def bank_map(request):
 
 
 def timeline(trace):
-    """The copy groups of a Trace's first copying warp as bars from their issue to the wait they arrive in, over the steps' operations.
+    """The copy groups of a Trace's pipeline as bars from their issue to the wait they arrive in, over the steps' operations.
 
     A row is a place in the ring of stages: a group takes the first that is free.
     """
@@ -135,7 +135,7 @@ def timeline(trace):
         free_from[row : row + 1] = [end]
         x, y, length = LEFT + group.issued * width, TOP + row * CELL, (end - group.issued) * width
         when = "nobody waits for it" if group.arrived is None else f"there from step {group.arrived} on"
-        hint = f"group {group.number}, line {group.line}: {group.copies} copies, {group.bytes} bytes a lane, {when}"
+        hint = f"group {group.number}, line {group.line}: {group.copies} copies, {group.bytes} bytes, {when}"
         parts += [box(x, y, length - 2, CELL - 2, colour(group.number, 8), hint=hint)]
         parts += [label(x + length / 2, y + 14, f"group {group.number}", "in")]
     bottom, most = TOP + (len(free_from) + 2) * CELL, max(trace.step_flops)
@@ -145,5 +145,5 @@ def timeline(trace):
             parts.append(box(LEFT + step * width, bottom - height, width - 2, height, "hsl(210, 55%, 60%)", hint=f"{count:,} operations"))
     names = [label(LEFT - 8, TOP - 6, "step", "end"), label(LEFT - 8, TOP + 14, "under way", "end")]
     names.append(label(LEFT - 8, bottom - 6, "operations", "end"))
-    title = f"{trace.kernel}: asynchronous copies of one warp, and its operations, between its waits"
+    title = f"{trace.kernel}: asynchronous copies, and tensor-core operations between the waits for them"
     return picture(title, parts + names, max(LEFT + steps * width, 560) + 8, bottom + 8)

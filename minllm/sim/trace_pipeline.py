@@ -1,7 +1,9 @@
-"""Asynchronous copies as a trace follows them: which are under way, and how the groups of one warp overlap its computing.
+"""Asynchronous copies as a trace follows them: which are under way, and how they overlap the computing.
 
-A thread starts copies, closes them into a group, and later waits until all but the newest n groups have arrived (PTX ISA, "cp.async").
-The first lane that starts a copy stands for its warp: its waits count the steps of the timeline.
+cp.async: a thread starts copies, closes them into a group, and later waits until all but the newest n groups have arrived (PTX ISA,
+"cp.async"). The first lane that starts a copy stands for its warp: its waits count the steps of the timeline. Bulk copies: each is a
+group by itself, from its start until somebody waits for its mbarrier; a step ends where copies arrive after some computing, and the
+operations are those of the whole block.
 """
 
 from collections import Counter, defaultdict
@@ -12,11 +14,11 @@ WAIT = "cp_async_wait_group_"
 
 
 class Pipeline:
-    """Fed by a Tracer with every event; `groups` and `step_flops` are the timeline of the first warp that copied."""
+    """Fed by a Tracer with every event; `groups` and `step_flops` are the timeline of the first warp or block that copied."""
 
     def __init__(self):
         self.under_way = defaultdict(Counter)  # shared memory of a block -> addresses that a copy is still to write
-        self.lane = None
+        self.lane, self.memory = None, None  # whose cp.async, or the shared memory whose bulk copies, are followed
         self.open = []  # copies since the last group was closed: (address, bytes, line)
         self.groups, self.step_flops = [], [0]
 
@@ -25,10 +27,16 @@ class Pipeline:
         if byte_count:
             self.under_way[array.root][address] += 1
         if event == "cp_async":
-            if self.lane is None:
+            if self.lane is None and self.memory is None:
                 self.lane = thread
             if thread is self.lane:
                 self.open.append((address, byte_count, frame.f_lineno))
+        elif event == "bulk":
+            if self.lane is None and self.memory is None:
+                self.memory = array.root
+            if array.root is self.memory:
+                group = CopyGroup(len(self.groups), len(self.step_flops) - 1, None, 1, byte_count, address, frame.f_lineno)
+                self.groups.append(group)
         elif thread is self.lane:
             if event == "cp_async_commit_group":
                 self.close_group()
@@ -55,9 +63,19 @@ class Pipeline:
         if not waiting or not waiting[address]:
             return False
         waiting[address] -= 1
+        if array.root is self.memory:
+            self.bulk_arrival(address)
         return True
 
+    def bulk_arrival(self, address):
+        """The oldest copy to an address has arrived; it opens a step unless it comes together with others, before any computing."""
+        group = next(group for group in self.groups if group.address == address and group.arrived is None)
+        if self.step_flops[-1] or group.issued == len(self.step_flops) - 1:
+            self.step_flops.append(0)
+        group.arrived = len(self.step_flops) - 1
+
     def flops(self, thread, count):
-        """Operations of a warp: those of the warp that is followed go to its current step."""
-        if self.lane is not None and thread.warp is self.lane.warp:
+        """Operations of a warp or more: those of the warp or block that is followed go to the current step."""
+        followed = thread.warp is self.lane.warp if self.lane is not None else thread.block.shared_root is self.memory
+        if followed:
             self.step_flops[-1] += count

@@ -28,7 +28,7 @@ from minllm.sim.monitor import Monitor
 from minllm.sim.place import instruction_starts, is_own
 from minllm.sim.trace_numbers import ArrayTraffic, PartialLine, Request, SharedLine, Trace
 from minllm.sim.trace_pipeline import Pipeline
-from minllm.sim.traffic import LaneAccess, sectors, turns
+from minllm.sim.traffic import WIDEST, LaneAccess, sectors, turns
 
 
 def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **options):
@@ -146,7 +146,7 @@ class Tracer(Monitor):
                 self.examples[space, name, kind, instruction] = Request(place, line, space, name, kind, sorted(request))
             entry = self.partial_lines.setdefault((place, line), PartialLine(place, line))
             entry.requests += 1
-            entry.partial += len(request) < len(block.warps[warp].threads)
+            entry.partial += request[0].width <= WIDEST and len(request) < len(block.warps[warp].threads)
             if space == "global":
                 self.count_global(name, kind, request)
             else:

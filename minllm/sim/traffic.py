@@ -8,6 +8,8 @@ A request is one memory instruction of one warp: up to 32 lanes, each with a sta
                     A request takes as many turns as its busiest bank has different words. Lanes with 8 or 16 bytes each are served
                     half a warp or a quarter of a warp at a time, since 32 banks hold 128 bytes: the least is then 2 or 4 turns.
 
+What the copy engine moves, in lines of a tile, takes sectors of global memory and no turns of shared memory.
+
 Atomic operations on one word of shared memory are served one lane after the other.
 
 Source: CUDA C++ Programming Guide, "Device Memory Accesses" and "Shared Memory" (compute capability 5.x and later); Nsight Compute
@@ -19,6 +21,7 @@ from typing import NamedTuple
 
 SECTOR_BYTES = 32
 BANKS, BANK_BYTES = 32, 4
+WIDEST = 16  # bytes that a lane's instruction moves at most; a wider access is a bulk copy, which one thread starts
 
 
 class LaneAccess(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import cuda, float32, float64, uint16, uint32
+from numba import cuda, float32, float64, uint16, uint32, uint64
 
 from minllm import ptx
 from minllm.runtime.kernel import kernel, launch
@@ -213,6 +213,34 @@ def test_tensor_core_operations_and_the_pipeline_that_feeds_them():
     assert counts.step_flops == [0, 4096, 4096, 4096]
     picture = ElementTree.fromstring(counts.timeline())
     assert sum("group" in (text.text or "") for text in picture.iter("{http://www.w3.org/2000/svg}text")) == 3
+
+
+def test_bulk_copies_are_followed_from_their_start_to_the_wait_for_their_mbarrier():
+    @kernel
+    def fetch(x, out, rounds):
+        tile = cuda.shared.array(64, float32, 128)
+        barrier = cuda.shared.array(1, uint64, 8)
+        full = ptx.shared_address(barrier, 0)
+        lane = cuda.threadIdx.x
+        if lane == 0:
+            ptx.mbarrier_init(full, 1)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        for i in range(rounds):
+            if lane == 0:
+                ptx.mbarrier_arrive_expect_tx(full, 256)
+                ptx.cp_async_bulk_shared_global(ptx.shared_address(tile, 0), x, 64 * i, 256, full)
+            ptx.mbarrier_wait_parity(full, i & 1)
+            out[lane] = tile[lane]
+            cuda.syncthreads()
+
+    x, out = np.arange(128, dtype=np.float32), np.zeros(WARP, np.float32)
+    counts = fetch.trace[1, WARP](x, out, 2)
+    assert out.tolist() == list(range(64, 96))
+    assert (counts.arrays["x"].read.bytes, counts.arrays["x"].read.sectors, counts.arrays["x"].read.unique_bytes) == (512, 16, 512)
+    # The copies' own writes of shared memory are no turns of the threads, and no warp is in parts for them.
+    assert [(line.kind, line.turns, line.array) for line in counts.shared] == [("read", 2, "tile")] and not counts.partial
+    assert [(group.issued, group.arrived, group.bytes) for group in counts.pipeline] == [(0, 1, 256), (1, 2, 256)]
 
 
 @cuda.jit(device=True)

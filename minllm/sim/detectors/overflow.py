@@ -13,7 +13,7 @@ import sys
 from minllm.sim.arrays import fail
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
-from minllm.sim.scalars import ScalarType, simulated_type
+from minllm.sim.scalars import IntegerType, simulated_type
 
 
 class Wrapped(int):
@@ -50,11 +50,11 @@ for _name in ("add", "sub", "mul", "floordiv", "lshift"):
         setattr(Wrapped, f"__r{_name}__", carry(f"__r{_name}__"))
 
 
-class WatchedIntegerType(ScalarType):
+class WatchedIntegerType(IntegerType):
     """An integer cast that remembers when it wraps."""
 
     def __call__(self, value):
-        wrapped = ScalarType.__call__(self, value)
+        wrapped = IntegerType.__call__(self, value)
         if self.bits < 32:
             return wrapped
         exact = exactly(value)
@@ -70,7 +70,7 @@ class WatchedIntegerType(ScalarType):
 def watched_type(numba_type):
     """As scalars.simulated_type, with integer casts that remember when they wrap."""
     plain = simulated_type(numba_type)
-    return WatchedIntegerType(plain.dtype) if isinstance(plain, ScalarType) and plain.kind in "iu" else plain
+    return WatchedIntegerType(plain.dtype) if isinstance(plain, IntegerType) else plain
 
 
 class IndexOverflow(Monitor):

@@ -1,0 +1,118 @@
+"""`python -m minllm.bench.simulator`: how fast the simulator runs kernels on this machine, without and with detectors. Needs no GPU.
+
+The simulator is what the test suite runs kernels in, so its speed is held against budgets: seconds of one core, where one is set. Each
+case runs once to warm up; the best of the runs after it counts.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from minllm.bench.record import Row, new_record, write_json
+from minllm.kernels.attention import flash_attention_2
+from minllm.kernels.matmul import gemv, tensor_core
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.sim import detecting
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+COLUMNS = "{:<56} {:<14} {:>9} {:>9} {:>10}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch, and its budgets in seconds without and with detectors, where it has any."""
+
+    name: str
+    run: Callable[[], None]
+    budget: float | None = None
+    budget_detecting: float | None = None
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """bfloat16 noise."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(BFLOAT16)
+
+
+def tensor_core_tile() -> None:
+    """One block of the tensor-core matrix product."""
+    tiling = tensor_core.TensorCoreTiling(128, 128, 32, 2, 2, 4)
+    tensor_core.matmul_tensor_core(normal(0, 128, 128), normal(1, 128, 128), np.empty((128, 128), BFLOAT16), tiling=tiling)
+
+
+def causal_attention() -> None:
+    """384 queries of one head over their own keys."""
+    tokens, head_dim, block_size = 384, 64, 16
+    caches = [normal(seed, tokens // block_size, block_size, 1, head_dim) for seed in (1, 2)]
+    flash_attention_2.attention(
+        normal(0, tokens, 1, head_dim), *caches, np.empty((tokens, 1, head_dim), BFLOAT16),
+        np.array([0, tokens], np.int32), np.array([tokens], np.int32),
+        np.arange(tokens // block_size, dtype=np.int32)[None], head_dim**-0.5,
+    )  # fmt: skip
+
+
+def matrix_vector() -> None:
+    """64 outputs of a decode step's product."""
+    gemv.matmul_gemv(normal(0, 1, 4096), normal(1, 64, 4096), np.empty((1, 64), BFLOAT16))
+
+
+def normalization() -> None:
+    """Four tokens."""
+    rms_norm(normal(0, 4, 4096), normal(1, 4096), np.empty((4, 4096), BFLOAT16), 1e-5)
+
+
+CASES = (
+    Case("a 128x128x128 tile on tensor cores (mma.sync)", tensor_core_tile, 1.0, 5.0),
+    Case("384 causal queries of FlashAttention-2, head_dim 64", causal_attention),
+    Case("64 outputs of a matrix-vector product, K = 4096", matrix_vector),
+    Case("RMS norm of 4 tokens of 4096", normalization),
+)
+
+
+def best_seconds(run: Callable[[], None], detect: bool, repeats: int) -> float:
+    """Seconds of this process's own time for `run`: the best of `repeats`, after one to warm up."""
+    times = []
+    with detecting(detect):
+        for _ in range(repeats + 1):
+            start = time.process_time()
+            run()
+            times.append(time.process_time() - start)
+    return min(times[1:])
+
+
+def measure(cases: tuple[Case, ...], repeats: int) -> list[Row]:
+    """Two rows a case: without and with detectors."""
+    rows = []
+    for case in cases:
+        for detect, budget in ((False, case.budget), (True, case.budget_detecting)):
+            seconds = best_seconds(case.run, detect, repeats)
+            variant = "detectors on" if detect else "detectors off"
+            of_budget = seconds / budget if budget else None
+            rows.append(Row("simulator", case.name, variant, round(seconds, 4), "s", limit=budget, of_limit=of_budget))
+    return rows
+
+
+def main(arguments: list[str] | None = None, cases: tuple[Case, ...] = CASES) -> int:
+    """Measure, print the table, write the record where asked to; 1 if a budget is overrun."""
+    parser = argparse.ArgumentParser(prog="python -m minllm.bench.simulator", description="How fast the simulator runs kernels here.")
+    parser.add_argument("--repeats", type=int, default=3, help="runs after the warm-up; the best counts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the record as JSON; - is standard output")
+    options = parser.parse_args(arguments)
+    out = sys.stderr if str(options.json) == "-" else sys.stdout
+    rows = measure(cases, max(1, options.repeats))
+    print(COLUMNS.format("case", "variant", "seconds", "budget", "of budget"), file=out)
+    for row in rows:
+        budget, share = (f"{row.limit:.1f}", f"{row.of_limit:.0%}") if row.limit else ("", "")
+        print(COLUMNS.format(row.case, row.variant, f"{row.value:.3f}", budget, share).rstrip(), file=out)
+    if options.json is not None:
+        write_json(options.json, new_record("cpu", {}, rows))
+    return int(any(row.of_limit is not None and row.of_limit > 1 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
