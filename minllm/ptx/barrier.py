@@ -10,7 +10,8 @@ from numba import cuda
 
 from minllm.ptx.instruction import instruction
 from minllm.sim.arrays import fail
-from minllm.sim.asynchrony import MBarrier, fence_mbarriers, mbarrier_at, meet, shared_bytes, state
+from minllm.sim.asynchrony import fence_mbarriers, meet, shared_bytes, state
+from minllm.sim.mbarrier import MBarrier, mbarrier_at
 
 
 def mbarrier_init(address, count):

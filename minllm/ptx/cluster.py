@@ -9,8 +9,9 @@ from greenlet import getcurrent
 
 from minllm.ptx.instruction import instruction
 from minllm.sim.arrays import fail
-from minllm.sim.asynchrony import RANK_SHIFT, mbarrier_at, shared_bytes
+from minllm.sim.asynchrony import RANK_SHIFT, shared_bytes
 from minllm.sim.machine import collective
+from minllm.sim.mbarrier import mbarrier_at
 
 
 def cluster_of(thread):

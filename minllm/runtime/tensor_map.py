@@ -54,6 +54,10 @@ class TensorMap:
     def __repr__(self):
         return f"TensorMap(array of {self.array.shape} {self.array.dtype}, box={self.box}, swizzle={self.swizzle}, fill={self.fill!r})"
 
+    def with_array(self, change):
+        """The same map of `change(array)`: the simulator puts a checked array, or a copy, in place of a NumPy array."""
+        return TensorMap(change(self.array), self.box, self.swizzle, self.fill, self.descriptor)
+
     @property
     def box_bytes(self):
         """Bytes of a tile: what a copy delivers to its mbarrier, elements outside of the array included."""

@@ -35,7 +35,9 @@ class SharedArguments:
         self.arguments = [self.share(argument) for argument in arguments]
 
     def share(self, argument):
-        """The copy of an array; other arguments as they are."""
+        """The copy of an array, or of one that an argument holds; other arguments as they are."""
+        if hasattr(argument, "with_array"):
+            return argument.with_array(self.share)
         if not isinstance(argument, np.ndarray) or not argument.size:
             return argument
         if id(argument) not in self.copies:

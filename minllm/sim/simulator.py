@@ -101,6 +101,8 @@ def prepare(argument, name="", monitor=None, arrays=None):
         root = next((a.root for a in seen.values() if monitor is not None and a.data.__array_interface__["data"][0] == address), None)
         seen[name] = checked(argument, "global", 0, name, monitor, root)
         return seen[name]
+    if hasattr(argument, "with_array"):  # what holds an array, as a tensor map does
+        return argument.with_array(lambda array: prepare(array, name, monitor, arrays))
     if isinstance(argument, float):
         return np.float32(argument)
     return int(argument) if isinstance(argument, np.integer) else argument

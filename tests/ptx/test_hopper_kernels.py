@@ -2,9 +2,11 @@
 
 import time
 
+import numpy as np
 import pytest
 
-from minllm.sim import detecting
+from minllm.sim import detecting, simulate
+from tests.ptx import hopper_matmul_kernel as matmul
 from tests.ptx.cases_hopper import (
     attention_arguments,
     check_attention,
@@ -35,6 +37,24 @@ def test_causal_attention(device):
 
 def test_causal_attention_of_grouped_heads(device):
     check_attention(2, 1, 128, device)
+
+
+def test_bytes_and_operations_are_counted(device):
+    m, n, k = 256, 512, 128
+    arguments, _ = matmul_arguments(m, n, k, device)
+    trace = hopper_matmul_kernel.trace[(n // 256, m // 128), matmul.THREADS, None, matmul.SHARED_BYTES](*arguments)
+    assert trace.arrays["a_map"].read.bytes == m * k * 2 * (n // 256)  # each column of blocks reads all of A
+    assert trace.arrays["b_map"].read.bytes == n * k * 2 * (m // 128)
+    assert trace.arrays["c"].write.bytes == m * n * 2
+    assert sum(trace.flops.values()) == 2 * m * n * k
+
+
+def test_blocks_may_be_spread_over_processes(device):
+    arguments, (a, b) = matmul_arguments(256, 256, 64, device)
+    with detecting(False):
+        simulate(hopper_matmul_kernel, (1, 2), matmul.THREADS, *arguments, shared_bytes=matmul.SHARED_BYTES, processes=2)
+    exact = a.astype(np.float64) @ b.astype(np.float64).T
+    np.testing.assert_allclose(arguments[2].astype(np.float64), exact, rtol=2**-8, atol=1e-2)
 
 
 @pytest.mark.parametrize("detect, budget", [(False, 0.5), (True, 3)])

@@ -1,0 +1,91 @@
+"""mbarriers: barriers in shared memory that also count the bytes which copies deliver. PTX ISA, "mbarrier".
+
+A copy that completes on an mbarrier lands no sooner than it has to: when a thread waits for the barrier's phase, and no arrival is missing.
+"""
+
+from collections import deque
+
+from greenlet import getcurrent
+
+from minllm.sim.arrays import fail
+from minllm.sim.asynchrony import acquire, park, release, shared_bytes, state, wake
+
+LARGEST_TRANSACTION = (1 << 20) - 1
+
+
+class MBarrier:
+    """An mbarrier object: a phase that completes once all arrivals have come and all expected bytes have landed.
+
+    PTX ISA, "mbarrier": `count` arrivals a phase, `pending` of them missing, `transactions` bytes expected and not yet landed.
+    """
+
+    def __init__(self, block, offset, count, thread):
+        self.block, self.offset, self.count, self.pending = block, offset, count, count
+        self.phase, self.transactions = 0, 0
+        self.copies, self.waiters = deque(), []
+        self.unfenced_by = thread
+
+    def __str__(self):
+        missing = self.transactions - sum(size for size, _, _ in self.copies)
+        return (
+            f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}, whose phase of parity {self.phase} lacks "
+            f"{self.pending} of {self.count} arrivals and {missing} bytes that nobody sends"
+        )
+
+    def expect(self, byte_count):
+        """More bytes are to land in this phase."""
+        self.transactions += byte_count
+        if self.transactions > LARGEST_TRANSACTION:
+            fail(f"{self} expects more than {LARGEST_TRANSACTION} bytes")
+
+    def arrive(self, count=1):
+        """One arrival, or several."""
+        if count > self.pending:
+            fail(f"one arrival too many at {self}")
+        self.pending -= count
+        release(getcurrent(), self)
+        self.settle()
+
+    def start_copy(self, byte_count, land):
+        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there."""
+        if self.unfenced_by is not None:
+            fail(f"a copy completes on {self}, whose initialisation no fence.mbarrier_init or fence.proxy.async has made visible")
+        self.copies.append((byte_count, land, getcurrent()))
+        self.settle()
+
+    def settle(self):
+        """Let copies land if somebody waits for them and arrivals are complete; complete the phase if nothing is missing."""
+        if self.pending:
+            return
+        while self.waiters and self.copies:
+            byte_count, land, starter = self.copies.popleft()
+            land(starter)
+            release(starter, self)
+            self.transactions -= byte_count
+        if self.transactions == 0:
+            self.phase, self.pending = self.phase ^ 1, self.count
+            thread, waiters, self.waiters = getcurrent(), self.waiters, []
+            for waiter in waiters:
+                if waiter is not thread:
+                    wake(waiter)
+
+    def wait(self, parity):
+        """Suspend the running thread until the phase of this parity has completed."""
+        thread = getcurrent()
+        if self.phase == parity:
+            self.waiters.append(thread)
+            self.settle()
+            if self.phase == parity:
+                park(thread, self)
+        acquire(thread, self)
+
+
+def mbarrier_at(address):
+    """The mbarrier at a shared address; SimulationError if none was initialised there."""
+    block, offset = shared_bytes(address, 8)
+    found = state(block).mbarriers.get(offset)
+    if found is None:
+        fail(f"no mbarrier has been initialised at shared address {offset} of block {tuple(block.index)}")
+    if found.unfenced_by is not None and block is not getcurrent().block:
+        fail(f"another block uses {found}, whose initialisation no fence.mbarrier_init has made visible to the cluster")
+    return found

@@ -1,0 +1,55 @@
+"""What the driver is told of an array and of a launch with clusters: no GPU needed to say it."""
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+from minllm.runtime import memory
+from minllm.runtime.kernel import Launch, flatten
+from minllm.runtime.tensor_map import DESCRIPTOR_BYTES, tensor_map
+
+DATA_TYPE, SWIZZLE, FILL = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle, driver.CUtensorMapFloatOOBfill
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The fields that the driver was given, and what was copied to the GPU."""
+    seen = SimpleNamespace()
+
+    def encode(*fields):
+        seen.fields = fields
+        return driver.CUresult.CUDA_SUCCESS, driver.CUtensorMap()
+
+    def to_device(host):
+        seen.copied = host
+        return SimpleNamespace(pointer=0x7000)
+
+    monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
+    monkeypatch.setattr(memory, "to_device", to_device)
+    return seen
+
+
+def numbers(values):
+    return [int(value) for value in values]
+
+
+def test_the_driver_counts_axes_from_the_fastest(told):
+    array = SimpleNamespace(shape=(7, 5, 64), dtype=np.dtype(ml_dtypes.bfloat16), pointer=0x1000)
+    made = tensor_map(array, (2, 3, 32), swizzle=64, fill="nan")
+    kind, rank, address, extents, strides, box, steps, _, swizzle, _, fill = told.fields
+    assert (kind, rank, address) == (DATA_TYPE.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, 0x1000)
+    assert (numbers(extents), numbers(strides), numbers(box), numbers(steps)) == ([64, 5, 7], [128, 640], [32, 3, 2], [1, 1, 1])
+    assert swizzle == SWIZZLE.CU_TENSOR_MAP_SWIZZLE_64B and fill == FILL.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
+    assert told.copied.nbytes == DESCRIPTOR_BYTES and made.box_bytes == 2 * 3 * 64
+    assert [word.value for word in flatten(made)] == [0x7000]
+
+
+def test_a_launch_with_clusters_counts_blocks():
+    configuration = Launch(None, (4, 6), 128, None, 1000, (2, 3)).driver_configuration(7)
+    assert (configuration.gridDimX, configuration.gridDimY, configuration.gridDimZ) == (4, 6, 1)
+    assert (configuration.blockDimX, configuration.sharedMemBytes, int(configuration.hStream)) == (128, 1000, 7)
+    size = configuration.attrs[0].value.clusterDim
+    assert (configuration.numAttrs, size.x, size.y, size.z) == (1, 2, 3, 1)
