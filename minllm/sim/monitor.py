@@ -88,7 +88,12 @@ class Monitors(Monitor):
         for name in HOOKS:
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
         self.report_to = {space: self.access_to(space) for space in Monitor.spaces}  # by space: whom arrays tell of accesses
+        self.access = self.route
 
+
+    def route(self, thread, array, *rest):
+        """Report an access to those that listen to the array's space."""
+        self.report_to[array.space](thread, array, *rest)
 
     def access_to(self, space):
         """The function that accesses to memory of this space are reported to."""
