@@ -1,6 +1,14 @@
 """The PTX instructions that Numba has no name for, one function each, with its emulation beside it.
 
-Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual.
+Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. What is where:
+
+    arithmetic, convert, convert_fp8     fast functions, and floats of 16 and 8 bits
+    memory                               128-bit loads and stores, cp.async
+    matrix, mma                          tiles to and from registers, and a warp's tensor-core products
+    barrier, fence                       mbarriers, named barriers, and what makes stores visible to asynchronous units
+    bulk_copy, tensor_copy               copies of runs and tiles beside the threads; swizzle says how tiles lie
+    warpgroup, descriptor, register      wgmma, the matrices that it reads, and the registers that it needs
+    cluster, launch                      blocks that work together, and kernels that overlap
 """
 
 from minllm.ptx.arithmetic import (

@@ -4,7 +4,8 @@
     matmul_kernel[grid, block, None, shared_bytes](weight_map, ...)
 
 A NumPy array gives the map that the simulator understands, a DeviceArray one with the driver's 128-byte descriptor in GPU memory; both
-go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them.
+go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them. The descriptor lies in memory that may have held
+another one before: the thread that starts copies calls `ptx.fence_proxy_tensormap_acquire` first, so that the copy engine looks again.
 
 The array is C-contiguous, and the box counts elements along its axes, in its order. A tile lies in shared memory C-contiguous too, but for
 the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a line is 128 bytes, so that

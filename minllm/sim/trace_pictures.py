@@ -146,4 +146,4 @@ def timeline(trace):
     names = [label(LEFT - 8, TOP - 6, "step", "end"), label(LEFT - 8, TOP + 14, "under way", "end")]
     names.append(label(LEFT - 8, bottom - 6, "operations", "end"))
     title = f"{trace.kernel}: asynchronous copies, and tensor-core operations between the waits for them"
-    return picture(title, parts + names, max(LEFT + steps * width, 560) + 8, bottom + 8)
+    return picture(title, parts + names, max(LEFT + steps * width, 720) + 8, bottom + 8)

@@ -103,6 +103,9 @@ def fetch_tile(tile, tensor_map, row, barrier):
 @cuda.jit(device=True)
 def produce(query_map, key_map, value_map, tiles, barriers, query_row, key_row, key_tiles):
     """One thread fetches the queries, then keys and values from the last tile back to the first."""
+    ptx.fence_proxy_tensormap_acquire(query_map)
+    ptx.fence_proxy_tensormap_acquire(key_map)
+    ptx.fence_proxy_tensormap_acquire(value_map)
     keys, values = tiles + TILE, tiles + TILE * (1 + STAGES)
     fetch_tile(tiles, query_map, query_row, barriers)
     for j in range(key_tiles):

@@ -35,6 +35,8 @@ def hopper_matmul_kernel(a_map, b_map, c, k_tiles):
     if role == 0:
         ptx.setmaxnreg_dec(40)
         if thread == 0:
+            ptx.fence_proxy_tensormap_acquire(a_map)
+            ptx.fence_proxy_tensormap_acquire(b_map)
             for t in range(k_tiles):
                 stage, phase = t % STAGES, t // STAGES & 1
                 ptx.mbarrier_wait_parity(empty + 8 * stage, phase ^ 1)
