@@ -139,11 +139,11 @@ class MonitoredArray(CheckedArray):
     root: the whole array that this is a part of. notes (of a root): what monitors attach to the memory.
     """
 
-    __slots__ = ("monitor", "root", "notes", "strides")
+    __slots__ = ("monitor", "report", "root", "notes", "strides")
 
     def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
         super().__init__(data, space, base, name)
-        self.monitor = monitor
+        self.monitor, self.report = monitor, monitor.report_to[space]
         self.root = self if root is None else root
         self.notes = {} if root is None else None
         self.strides = data.strides
@@ -166,37 +166,39 @@ class MonitoredArray(CheckedArray):
             for position in index:
                 if type(position) is not int:
                     self.monitor.index(getcurrent(), self, index)
-        else:
+        elif type(index) is not int:
             self.monitor.index(getcurrent(), self, index)
 
     def __getitem__(self, index):
-        if type(index) is not int:
+        if type(index) is int and self.ndim == 1:  # the common case, and the quick one
+            found = CheckedArray.__getitem__(self, index)
+            start = self.base + index * self.itemsize
+        else:
             self.look_at(index)
-        found = CheckedArray.__getitem__(self, index)
-        if not isinstance(found, CheckedArray):
-            self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "read", kernel_frame(sys._getframe(1)))
+            found = CheckedArray.__getitem__(self, index)
+            if isinstance(found, CheckedArray):
+                return found
+            start = self.start_byte(index)
+        self.report(getcurrent(), self, start, self.itemsize, "read", kernel_frame(sys._getframe(1)))
         return found
 
     def __setitem__(self, index, value):
-        if type(index) is not int:
-            self.look_at(index)
+        self.look_at(index)
         CheckedArray.__setitem__(self, index, value)
-        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
+        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
 
     def atomic(self, index, change):
-        if type(index) is not int:
-            self.look_at(index)
+        self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         CheckedArray.__setitem__(self, index, change(old))
-        self.monitor.access(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
+        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
-        if type(index) is not int:
-            self.look_at(index)
+        self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
         start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
-        self.monitor.access(getcurrent() if thread is None else thread, self, start, count, kind, frame)
+        self.report(getcurrent() if thread is None else thread, self, start, count, kind, frame)
         return found
 
 

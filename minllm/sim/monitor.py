@@ -28,6 +28,7 @@ class Monitor:
     """
 
     scalar_type = None  # a function from a Numba type to the cast that kernels use instead of the usual one, if the monitor has one
+    spaces = ("global", "shared", "local", "constant")  # those whose accesses the monitor wants to hear of
     array_class = None  # a subclass of arrays.MonitoredArray that kernels are given instead of it, if the monitor has one
 
     def start(self, launch):
@@ -85,8 +86,23 @@ class Monitors(Monitor):
         self.scalar_type = next((monitor.scalar_type for monitor in self.monitors if monitor.scalar_type is not None), None)
         self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
         for name in HOOKS:
-            wanted = [monitor for monitor in self.monitors if getattr(type(monitor), name) is not getattr(Monitor, name)]
-            setattr(self, name, in_turn([getattr(monitor, name) for monitor in wanted]))
+            setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
+        self.report_to = {space: self.access_to(space) for space in Monitor.spaces}  # by space: whom arrays tell of accesses
+        self.access = self.route
+
+
+    def route(self, thread, array, *rest):
+        """Report an access to those that listen to the array's space."""
+        self.report_to[array.space](thread, array, *rest)
+
+    def access_to(self, space):
+        """The function that accesses to memory of this space are reported to."""
+        return in_turn([monitor.access for monitor in self.monitors if hears(monitor, "access") and space in monitor.spaces])
+
+
+def hears(monitor, name):
+    """Whether a monitor overrides the method of this name."""
+    return getattr(type(monitor), name) is not getattr(Monitor, name)
 
 
 def in_turn(methods):

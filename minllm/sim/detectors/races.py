@@ -15,19 +15,20 @@ from minllm.sim.place import describe_instruction
 
 
 class Cell:
-    """The last write of a granule of memory, and the reads and atomic changes of an epoch: stamps of (clock, code, offset, kind)."""
+    """What happened to a granule of memory in an epoch: the last write, reads and atomic changes, as (clock, code, offset, kind)."""
 
-    __slots__ = ("write_epoch", "writer", "write", "epoch", "reads", "atomics")
+    __slots__ = ("epoch", "writer", "write", "reads", "atomics")
 
-    def __init__(self):
-        self.write_epoch, self.writer, self.write = -1, None, None
-        self.epoch, self.reads, self.atomics = -1, {}, {}  # by thread number
+    def __init__(self, epoch):
+        self.epoch = epoch
+        self.writer, self.write = None, None
+        self.reads, self.atomics = {}, {}  # by thread number
 
     def copy(self):
         """The same, for a part of the granule."""
-        twin = Cell()
-        twin.write_epoch, twin.writer, twin.write = self.write_epoch, self.writer, self.write
-        twin.epoch, twin.reads, twin.atomics = self.epoch, dict(self.reads), dict(self.atomics)
+        twin = Cell(self.epoch)
+        twin.writer, twin.write = self.writer, self.write
+        twin.reads, twin.atomics = dict(self.reads), dict(self.atomics)
         return twin
 
 
@@ -74,6 +75,8 @@ class BlockHistory:
 class SharedMemoryRaces(Monitor):
     """Raises SimulationError at the second of two accesses that race."""
 
+    spaces = ("shared",)
+
     def start_block(self, block):
         block.shared_root.notes["history"] = BlockHistory(block)
 
@@ -117,42 +120,38 @@ class SharedMemoryRaces(Monitor):
             known = history.known[thread.number]
             np.maximum(known, history.released[thing], out=known)
 
-    def access(self, thread, array, start_byte, byte_count, kind, frame):
-        if array.space == "shared":
-            self.look(thread, array, start_byte, byte_count, kind, frame)
-
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
         if array.space == "shared" and event in ("cp_async", "bulk"):
-            self.look(thread, array, start_byte, byte_count, "write", frame)
+            self.access(thread, array, start_byte, byte_count, "write", frame)
 
-    def look(self, thread, array, start_byte, byte_count, kind, frame):
+    def access(self, thread, array, start_byte, byte_count, kind, frame):
         """Compare an access with those before it, and remember it. Those of a cluster's other blocks are not followed."""
         history = array.root.notes["history"]
         if thread.block is not history.block:
             return
-        granule, epoch, number = history.granule, history.epoch, thread.number
-        while start_byte % granule or byte_count % granule:
-            granule //= 2
-        if granule != history.granule:
-            history.refine(granule)
+        while (start_byte | byte_count) & (history.granule - 1):
+            history.refine(history.granule // 2)
+        granule, epoch, number, cells = history.granule, history.epoch, thread.number, history.cells
         stamp = history.clocks[number], frame.f_code, frame.f_lasti, kind
-        cells = history.cells
         for key in range(start_byte // granule, (start_byte + byte_count) // granule):
             cell = cells.get(key)
-            if cell is None:
-                cell = cells[key] = Cell()
-            if cell.write_epoch == epoch and cell.writer != number and not history.ordered(cell.writer, cell.write[0], thread):
+            if cell is None or cell.epoch != epoch:
+                cell = cells[key] = Cell(epoch)
+            elif cell.writer is not None and cell.writer != number and not history.ordered(cell.writer, cell.write[0], thread):
                 self.report(thread, key * granule, kind, cell.writer, cell.write)
-            if cell.epoch != epoch:
-                cell.epoch, cell.reads, cell.atomics = epoch, {}, {}
-            if kind != "read":
+            if kind == "read":
+                if cell.atomics:
+                    self.compare(thread, key * granule, kind, history, cell.atomics)
+                cell.reads[number] = stamp
+                continue
+            if cell.reads:
                 self.compare(thread, key * granule, kind, history, cell.reads)
-            if kind != "atomic":
+            if kind == "atomic":
+                cell.atomics[number] = stamp
+                continue
+            if cell.atomics:
                 self.compare(thread, key * granule, kind, history, cell.atomics)
-            if kind == "write":
-                cell.write_epoch, cell.writer, cell.write = epoch, number, stamp
-            else:
-                (cell.reads if kind == "read" else cell.atomics)[number] = stamp
+            cell.writer, cell.write = number, stamp
 
     def compare(self, thread, address, kind, history, accesses):
         """Report the first of the accesses, by thread number, that nothing orders before this one."""
