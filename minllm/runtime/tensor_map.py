@@ -119,6 +119,7 @@ def encode(array, box, swizzle, fill):
 
     shape = array.shape
     strides = [math.prod(shape[axis:]) * array.dtype.itemsize for axis in range(len(shape) - 1, 0, -1)]
+    strides = strides or [16]  # one axis has no stride, but the driver refuses an empty list
     fields = (
         name("DataType", f"DATA_TYPE_{DATA_TYPES[array.dtype]}"),
         len(shape),
