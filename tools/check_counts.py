@@ -14,8 +14,8 @@ A row is a kernel and one of four counts, which may differ by 2 %:
 
 Turns can also be lost to what other instructions do in the same cycle, which the simulator does not model and the counter may include: what
 ncu counts by added instructions is recorded beside it, under "counters". A counter that this ncu does not know, or gives no number for, is
-"not measured", and so is its row where that leaves open whether the two agree. Exit code 1 if a row differs or a kernel has no counts, 2 where ncu
-or a GPU is missing or ncu may not read the counters.
+"not measured", and so is its row where that leaves open whether the two agree. Exit code 1 if a row differs or a kernel has no counts, 2
+where ncu or a GPU is missing or ncu may not read the counters.
 """
 
 import argparse
