@@ -113,7 +113,10 @@ def run_split_kv(put):
     context, heads, kv_heads, head_dim = 128, 4, 2, 64
     caches = [numbers(put, 8, 16, kv_heads, head_dim) for _ in range(2)]
     lens = indices(put, 0, 1), indices(put, context), put(np.arange(8, dtype=np.int32)[None, ::-1].copy())
-    split_kv.attention(numbers(put, 1, heads, head_dim), *caches, numbers(put, 1, heads, head_dim), *lens, 0.125, splits=2)
+    query, out = (numbers(put, 1, heads, head_dim) for _ in range(2))
+    scratch = split_kv.workspace_shapes(query, caches[0], lens[2], splits=2)
+    workspace = {name: numbers(put, *shape, dtype=np.dtype(dtype)) for name, (shape, dtype) in scratch.items()}
+    split_kv.attention(query, *caches, out, *lens, 0.125, splits=2, workspace=workspace)
 
 
 CASES = {

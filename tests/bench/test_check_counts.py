@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from minllm.bench.hardware_counters import COUNTERS, COUNTS, compared, measured, number, parse
+from minllm.runtime.array import DeviceArray
+from minllm.runtime.kernel import Launch
 
 LOADED, STORED = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"
 PAST_L1 = "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum"
@@ -106,6 +108,14 @@ def test_the_simulator_s_counts_of_a_tile_turned_without_padding(tool, monkeypat
     [(case, kernel, counts)] = tool.simulated()
     # A warp loads 4 sectors and stores 32; a store to a column of the tile and a load of one take 31 turns too many.
     assert (case, kernel, counts) == ("turn a tile", "turn_tile_kernel", simulated(32 * 4, 32 * 32, 32 * 31, 32 * 31))
+
+
+def test_every_case_launches_the_same_kernels_with_arrays_of_a_gpu(tool, monkeypatch):
+    launched = []
+    monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: launched.append(self.kernel.__name__))
+    for run in tool.CASES.values():
+        run(lambda host: DeviceArray(4096, host.shape, host.dtype, None, None))
+    assert launched == [kernel for _, kernel, _ in tool.simulated()]
 
 
 def a_profiler(folder, counted):
