@@ -1,0 +1,151 @@
+"""Reading Nsight Compute's table and matching it with simulated launches, on tables written here: no GPU and no ncu."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from minllm.bench.hardware_counters import COUNTERS, COUNTS, compared, measured, number, parse
+from minllm.runtime.array import DeviceArray
+from minllm.runtime.kernel import Launch
+
+LOADED, STORED = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"
+PAST_L1 = "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum"
+CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
+UNKNOWN = "smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum"
+TABLE = f'''==PROF== Connected to process 41 (/usr/bin/python3.12)
+==PROF== Profiling "first_kernel" - 0: 0%....50%....100% - 2 passes
+==PROF== Disconnected from process 41
+"ID","Process ID","Kernel Name","Block Size","{LOADED}","{STORED}","{PAST_L1}","{CONFLICTS}"
+"","","","","sector","Ksector","sector",""
+"0","41","package::first_kernel(Array<float, 1>, float)","(32, 1, 1)","1,024","1.5","n/a","31"
+"1","41","somebody_elses(int)","(32, 1, 1)","7","7","7","7"
+"2","41","package::second_kernel[abi:v1]","(64, 1, 1)","96","0","4","(!) nan"
+'''
+
+
+@pytest.fixture
+def tool():
+    spec = importlib.util.spec_from_file_location("check_counts", Path(__file__).parents[2] / "tools" / "check_counts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def simulated(loaded, stored=0, loads=0, stores=0):
+    return dict(zip(COUNTS, (loaded, stored, loads, stores)))
+
+
+@pytest.mark.parametrize(
+    "text, unit, value",
+    [("1,234,567", "sector", 1234567), ("1.5", "Ksector", 1500), ("12", "", 12), ("2", "M", 2e6), ("n/a", "", None), ("", "", None)],
+)
+def test_numbers_with_separators_and_scaled_units(text, unit, value):
+    assert number(text, unit) == value
+
+
+def test_not_a_number_and_units_that_are_no_counts_are_not_measured():
+    assert number("nan") is None and number("5", "cycle/second") is None
+
+
+def test_the_table_is_found_between_other_lines_and_read_by_column():
+    launches = parse(TABLE)
+    assert [name.split("::")[-1].split("(")[0] for name, _ in launches] == ["first_kernel", "somebody_elses", "second_kernel[abi:v1]"]
+    first = launches[0][1]
+    assert set(first) == set(COUNTERS)
+    assert (first[LOADED], first[STORED], first[PAST_L1], first[CONFLICTS]) == (1024, 1500, None, 31)
+    assert launches[2][1][CONFLICTS] is None
+
+
+def test_no_table_is_no_launches():
+    assert parse("==ERROR== ERR_NVGPUCTRPERM\n") == [] == parse("")
+
+
+def test_asynchronous_copies_are_added_to_loads():
+    assert measured("sectors loaded", {LOADED: 96.0, PAST_L1: 4.0}) == (100, False)  # those through L1 are unknown
+    through_l1 = PAST_L1.replace("bypass", "access")
+    assert measured("sectors loaded", {LOADED: 96.0, PAST_L1: 4.0, through_l1: 1.0}) == (101, True)
+    assert measured("sectors loaded", {PAST_L1: 4.0})[0] is None
+
+
+@pytest.mark.parametrize("loaded, agrees", [(1500, None), (1024, True), (900, False)])
+def test_a_sum_without_one_of_its_counters_judges_only_what_is_too_low(loaded, agrees):
+    rows, _ = compared([("a", "first_kernel", simulated(loaded))], [("first_kernel", {LOADED: 1024.0})])
+    assert rows[0].agrees is agrees
+
+
+def test_launches_are_matched_by_name_and_in_order():
+    launches = [("a", "first_kernel", simulated(1024, 1500, 31)), ("b", "second_kernel", simulated(99))]
+    rows, counters = compared(launches, parse(TABLE))
+    by_count = {(row.case, row.count): row for row in rows}
+    assert len(rows) == 8 and [entry["kernel"] for entry in counters] == ["first_kernel", "second_kernel"]
+    assert all(by_count["a", count].agrees and by_count["a", count].ratio == 1 for count in ("sectors loaded", "sectors stored"))
+    assert by_count["b", "sectors loaded"].hardware == 100 and by_count["b", "sectors loaded"].agrees  # 1 % off
+    assert by_count["b", "sectors stored"].ratio == 1  # none and none
+    unknown = by_count["b", "conflicts of loads"]
+    assert unknown.hardware is None and unknown.agrees is None
+
+
+@pytest.mark.parametrize("stored, agrees", [(1500, True), (1530, True), (1531, False), (1469, False), (0, False)])
+def test_more_than_two_percent_differ(stored, agrees):
+    rows, _ = compared([("a", "first_kernel", simulated(1024, stored))], parse(TABLE))
+    assert rows[1].agrees is agrees
+
+
+def test_a_count_where_the_hardware_has_none_differs():
+    rows, _ = compared([("b", "second_kernel", simulated(96, stored=1))], parse(TABLE))
+    assert rows[1].agrees is False and rows[1].ratio is None
+
+
+def test_a_kernel_that_was_not_launched_is_not_measured():
+    rows, counters = compared([("c", "third_kernel", simulated(1))], parse(TABLE))
+    assert all(row.hardware is None for row in rows) and counters[0]["counters"] == {}
+
+
+def test_the_simulator_s_counts_of_a_tile_turned_without_padding(tool, monkeypatch):
+    monkeypatch.setattr(tool, "CASES", {"turn a tile": tool.CASES["turn a tile"]})
+    [(case, kernel, counts)] = tool.simulated()
+    # A warp loads 4 sectors and stores 32; a store to a column of the tile and a load of one take 31 turns too many.
+    assert (case, kernel, counts) == ("turn a tile", "turn_tile_kernel", simulated(32 * 4, 32 * 32, 32 * 31, 32 * 31))
+
+
+def test_every_case_launches_the_same_kernels_with_arrays_of_a_gpu(tool, monkeypatch):
+    launched = []
+    monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: launched.append(self.kernel.__name__))
+    for run in tool.CASES.values():
+        run(lambda host: DeviceArray(4096, host.shape, host.dtype, None, None))
+    assert launched == [kernel for _, kernel, _ in tool.simulated()]
+
+
+def a_profiler(folder, counted):
+    """A program in ncu's place: it fails on a counter that it does not know, the first time, and then counts."""
+    path = folder / "ncu"
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--version*) echo "Version 2026.1"; exit 0;; *{UNKNOWN}*)\n'
+        f' echo "==ERROR== Failed to find metric {UNKNOWN}"; exit 1;; esac\n'
+        f'cat <<\'END\'\n"ID","Kernel Name","{LOADED}"\n"","","sector"\n"0","x::turn_tile_kernel","{counted}"\nEND\n',
+        encoding="utf-8",
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("counted, code", [("128", 0), ("140", 1)])
+def test_what_was_compared_is_written_and_the_exit_code_says_whether_it_agrees(tool, monkeypatch, tmp_path, capsys, counted, code):
+    monkeypatch.setattr(tool, "CASES", {"turn a tile": tool.CASES["turn a tile"]})
+    monkeypatch.setattr(tool, "launch_all", lambda: None)
+    monkeypatch.setattr(tool, "current_device", lambda: type("Device", (), {"name": "NVIDIA H200"}))
+    profiler = a_profiler(tmp_path, counted)
+    assert tool.check(profiler, tmp_path) == code
+    record = json.loads((tmp_path / "h200_counts.json").read_text())
+    assert record["device"] == "NVIDIA H200" and record["ncu"] == "Version 2026.1"
+    assert [row["hardware"] for row in record["rows"]] == [float(counted), None, None, None]
+    assert "once more without" in capsys.readouterr().out
+
+
+def test_without_ncu_the_exit_code_is_2(tool, monkeypatch, capsys):
+    monkeypatch.setattr(tool, "find_ncu", lambda: None)
+    monkeypatch.setattr("sys.argv", ["check_counts.py"])
+    assert tool.main() == 2 and "install Nsight Compute" in capsys.readouterr().err
