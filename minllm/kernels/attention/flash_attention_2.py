@@ -86,7 +86,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     keys_at = query_tile * row_words  # shared memory, in words: Q, then K, then V
     values_at = keys_at + key_tile * row_words
     shared_bytes = 4 * (values_at + key_tile * row_words)
-    copy_query_tile, copy_cache_tile, whole_passes = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
+    copy_query_tile, copy_cache_tile = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
     query_in_registers = padded_dim * row_tiles <= 128  # else its fragments are read again for every tile of keys
     query_words = 4 * steps * row_tiles if query_in_registers else 4 * row_tiles
     weight_words = 4 * row_tiles
@@ -94,7 +94,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
 
     # Blocks that ptxas is to fit into a multiprocessor's 65,536 registers, so that one computes while others wait; all without spills.
     registers = -(-(query_words + score_count + out_count + 40 * row_tiles) // 8) * 8
-    limit = 2 if not query_in_registers else 4 if padded_dim <= 64 else 3 if whole_passes and block_size > 1 else 2
+    limit = 3 if query_in_registers and padded_dim <= 64 else 2
     blocks_at_once = max(1, min(limit, 65536 // (threads * registers)))
 
     @cuda.jit(device=True)

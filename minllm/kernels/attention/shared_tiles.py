@@ -24,7 +24,7 @@ def row_words_of(head_dim):
 
 @functools.cache
 def make_tile_copies(head_dim, block_size, query_tile, key_tile, threads):
-    """(copy_query_tile, copy_cache_tile, whether both go evenly): device functions for blocks of `threads` threads.
+    """(copy_query_tile, copy_cache_tile): device functions for blocks of `threads` threads.
 
     The caller commits the copies to a group and waits for it.
     """
@@ -64,4 +64,4 @@ def make_tile_copies(head_dim, block_size, query_tile, key_tile, threads):
                 index = element_of(blocks[i], position, key_stride, within)  # outside: somewhere, and nothing is read
                 cp_async_16(uint32(to + 4 * i * rows_at_once * row_words), cache, index, 16 if inside else 0)
 
-    return copy_query_tile, copy_cache_tile, whole_passes and all_copy
+    return copy_query_tile, copy_cache_tile

@@ -17,9 +17,6 @@ from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 BLOCK_SIZE = 16
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
 SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
-# {(head_dim, query rows, keys, warps): {target: bytes}}: these tiles ask for one block more on a multiprocessor than their registers quite
-# allow (launch_bounds in flash_attention_2.py), and pay with a few spilled registers.
-SPILLS = {(64, 64, 64, 4): {(10, 0): 12}, (128, 64, 64, 4): {(8, 9): 4, (9, 0): 28, (10, 0): 8}}
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
 
@@ -77,8 +74,8 @@ def flash_attention_2_specimens(dtype):
             kernel, threads, shared_bytes = flash_attention_2.make_kernel(dtype, head_dim, BLOCK_SIZE, *tiles)
             arguments = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32)
             name = f"attention/flash_attention_2/{head_dim}/{tiles[0]}x{tiles[1]}/{dtype}"
-            blocks, spills = kernel.options["launch_bounds"][1], SPILLS.get((head_dim, *tiles), {})
-            yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, TENSOR_CORES, spills=spills)
+            blocks = kernel.options["launch_bounds"][1]
+            yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, TENSOR_CORES)
 
 
 def flash_attention_2_float32_specimens():
