@@ -2,7 +2,7 @@
 
 A tensor map describes the array and the box in which it is copied, and how a tile lies in shared memory (runtime/tensor_map.py). The
 tile is named by the coordinates of its corner, the fastest axis first, as PTX does; what lies outside of the array is filled when it is
-fetched and left out when it is stored. How to wait for a copy: bulk_copy.py.
+fetched and left out when it is stored; only a fetch may begin before the array. How to wait for a copy: bulk_copy.py.
 PTX ISA, "Data movement and conversion instructions: tensor copy".
 """
 
@@ -145,6 +145,8 @@ def make_tensor_store(axes):
         *coordinates, address = operands
         block, offset = tile_place(address, tensor_map)
         corner, chunks = corner_of(coordinates, tensor_map), tile_chunks(offset, tensor_map)
+        if min(corner) < 0:
+            fail(f"a tile is stored at {corner}: a GPU traps at a negative coordinate (an illegal instruction), though it fetches from one")
         report_tile(tensor_map, corner, "write")
 
         def read():
@@ -156,7 +158,8 @@ def make_tensor_store(axes):
     store.__name__ = f"cp_async_bulk_tensor_{axes}d_global_shared"
     places = ", ".join(f"c{axis}" for axis in range(axes))
     store.__doc__ = f"""{store.__name__}(tensor_map, {places}, address): start copying a tile from a shared address, a multiple of 128,
-    to these coordinates (fastest axis first), in the thread's open bulk group. PTX ISA, "cp.async.bulk.tensor"."""
+    to these coordinates (fastest axis first), in the thread's open bulk group. A tile may reach beyond the array's end, where nothing is
+    written, but must not begin before it: an H200 traps at a negative coordinate of a store. PTX ISA, "cp.async.bulk.tensor"."""
     corner = ", ".join(f"${1 + axis}" for axis in range(axes))
     text = f"cp.async.bulk.tensor.{axes}d.global.shared::cta.bulk_group [$0, {{{corner}}}], [${1 + axes}];"
     return instruction(text, "", "l" + "r" * axes + "r", emulation=store, touches_memory=True)
