@@ -26,6 +26,7 @@ from numba import cuda, float32, uint32
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
+from minllm.kernels.reduction import warp_sum
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
@@ -50,14 +51,6 @@ def warp_max(value):
     """The largest value of a warp's lanes, in every lane."""
     for distance in (16, 8, 4, 2, 1):
         value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
-    return value
-
-
-@cuda.jit(device=True)
-def warp_sum(value):
-    """The sum of a warp's lanes, in every lane."""
-    for distance in (16, 8, 4, 2, 1):
-        value += cuda.shfl_xor_sync(ALL_LANES, value, distance)
     return value
 
 
