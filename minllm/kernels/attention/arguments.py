@@ -92,7 +92,7 @@ def scratch_arrays(workspace, shapes, query):
     if workspace is None:
         missing = "attention was called on a GPU without its workspace; allocate what workspace_shapes(...) lists: "
         check(isinstance(query, np.ndarray) or not shapes, missing + ", ".join(shapes))
-        return {name: np.full(shape, np.nan, dtype) for name, (shape, dtype) in shapes.items()}
+        return make_workspace(shapes, lambda shape, dtype: np.full(shape, np.nan, dtype), np.zeros)
     for name, (shape, dtype) in shapes.items():
         check(name in workspace, f"the workspace lacks {name!r}; workspace_shapes(...) lists what it must hold")
         array = workspace[name]
@@ -101,3 +101,8 @@ def scratch_arrays(workspace, shapes, query):
             f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {np.dtype(dtype).name} {tuple(shape)}",
         )
     return workspace
+
+
+def make_workspace(shapes, empty, zeros):
+    """An array for each name in `shapes`: zeros(shape, dtype) for counts, which must begin as zeros, empty(shape, dtype) for all others."""
+    return {name: (zeros if dtype == "int32" else empty)(shape, np.dtype(dtype)) for name, (shape, dtype) in shapes.items()}
