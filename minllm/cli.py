@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, inspect, doctor.
+"""The command line: generate, chat, bench, inspect, doctor, exercise, check.
 
 Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
 Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
@@ -239,6 +239,34 @@ def doctor() -> None:
             if finding.mend:
                 console.print(f"        to mend it: {finding.mend}", markup=False)
         if is_broken(findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def exercise(
+    lesson: Annotated[
+        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number or an exercise's name.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write them.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
+) -> None:
+    """List the course's exercises, or write some to work on: a Python file and a notebook each, and a test."""
+    with user_errors():
+        from minllm.course import commands
+
+        commands.exercise(lesson, out, force)
+
+
+@app.command()
+def check(
+    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="The file to check; its exercise's name may come first.")],
+    file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
+) -> None:
+    """Check an exercise's file: a ladder of cases, up to the first that fails. Needs no GPU."""
+    with user_errors():
+        from minllm.course import commands
+
+        if not commands.check(name_or_file, file):
             raise typer.Exit(1)
 
 
