@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, plan, inspect, doctor.
+"""The command line: generate, chat, bench, plan, inspect, doctor, exercise, check.
 
 Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
 Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
@@ -207,6 +207,22 @@ def bench_perplexity(
         benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
 
 
+@bench_app.command("simulator")
+def bench_simulator(
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,
+    suite: Annotated[bool, typer.Option("--suite", help="Run and time every simulated test too: some minutes, in a clone.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """How fast the simulator runs kernels on this processor, held against what is allowed; exit code 1 beyond it. Needs no GPU."""
+    with user_errors():
+        from minllm.bench import simulator as benchmark
+
+        if not benchmark.run(repeats, json_file, suite):
+            raise typer.Exit(1)
+
+
 @app.command()
 def plan(
     model: Annotated[
@@ -265,6 +281,34 @@ def doctor() -> None:
             if finding.mend:
                 console.print(f"        to mend it: {finding.mend}", markup=False)
         if is_broken(findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def exercise(
+    lesson: Annotated[
+        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number or an exercise's name.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write them.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
+) -> None:
+    """List the course's exercises, or write some to work on: a Python file and a notebook each, and a test."""
+    with user_errors():
+        from minllm.course import commands
+
+        commands.exercise(lesson, out, force)
+
+
+@app.command()
+def check(
+    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="The file to check; its exercise's name may come first.")],
+    file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
+) -> None:
+    """Check an exercise's file: a ladder of cases, up to the first that fails. Needs no GPU."""
+    with user_errors():
+        from minllm.course import commands
+
+        if not commands.check(name_or_file, file):
             raise typer.Exit(1)
 
 
