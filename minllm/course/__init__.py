@@ -1,36 +1,41 @@
-"""What lessons are made of: kernels' own source on the page, recorded measurements, predictions, and figures that suit both colour schemes.
+"""The course's machinery: exercises and their checks, detective cases, and what lessons are made of.
 
-Nothing of the engine imports this, and it needs nothing that the engine does not. lessons/README.md shows how a lesson uses it.
+Lessons import from here: the package's own source on the page, recorded measurements, predictions, and figures for both colour schemes.
+lessons/README.md shows how. Nothing of the engine imports the course, and nothing is imported with it until a name is used.
 """
 
-from minllm.course.bars import Bar, bars
-from minllm.course.curves import curves
-from minllm.course.figure import Figure
-from minllm.course.heat_map import heat_map
-from minllm.course.machine import has_gpu, machine_line, timed
-from minllm.course.prediction import Prediction
-from minllm.course.records import Measurement, load_record, recorded
-from minllm.course.roofline import Dot, roofline
-from minllm.course.source import show_docstring, show_source
-from minllm.course.timeline import Span, timeline
+from importlib import import_module
 
-__all__ = [
-    "Bar",
-    "Dot",
-    "Figure",
-    "Measurement",
-    "Prediction",
-    "Span",
-    "bars",
-    "curves",
-    "has_gpu",
-    "heat_map",
-    "load_record",
-    "machine_line",
-    "recorded",
-    "roofline",
-    "show_docstring",
-    "show_source",
-    "timed",
-    "timeline",
-]
+_HOMES = {
+    "Bar": "figures.bars",
+    "Dot": "figures.roofline",
+    "Figure": "figures.figure",
+    "Measurement": "records",
+    "Prediction": "prediction",
+    "Span": "figures.timeline",
+    "bars": "figures.bars",
+    "curves": "figures.curves",
+    "has_gpu": "machine",
+    "heat_map": "figures.heat_map",
+    "load_record": "records",
+    "machine_line": "machine",
+    "recorded": "records",
+    "roofline": "figures.roofline",
+    "show_docstring": "source",
+    "show_exercises": "exercise_page",
+    "show_source": "source",
+    "timed": "machine",
+    "timeline": "figures.timeline",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    """Imports what a lesson names."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'minllm.course' has no attribute {name!r}")
+    return getattr(import_module(f"minllm.course.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@
 Guessing first, and being shown the difference, is what makes the number stick.
 """
 
-from minllm.course.scale import short
+from minllm.course.figures.scale import short
 from minllm.errors import LessonError
 
 

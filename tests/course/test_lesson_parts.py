@@ -94,3 +94,21 @@ def test_a_prediction_is_held_against_what_came(guess, actual, words):
 def test_what_was_not_predicted_cannot_be_compared():
     with pytest.raises(LessonError, match="bytes"):
         Prediction(bytes=1.0).against(flops=1.0)
+
+
+def test_exercises_on_a_page_are_the_checkers_own():
+    from minllm.course import show_exercises
+    from minllm.course.exercises import EXERCISES
+
+    lesson = EXERCISES[0].lesson
+    markdown = show_exercises(lesson)._repr_markdown_()
+    for exercise in EXERCISES:
+        assert (exercise.name in markdown) == (exercise.lesson == lesson)
+    assert EXERCISES[0].task in markdown and EXERCISES[0].rungs[-1].name in markdown
+
+
+def test_what_a_lesson_imports_is_there_and_stays_what_it_is():
+    import minllm.course
+
+    for name in minllm.course.__all__:
+        assert callable(getattr(minllm.course, name)) and callable(getattr(minllm.course, name))

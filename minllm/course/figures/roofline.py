@@ -9,9 +9,9 @@ Left of the ridge the slope of memory bounds a kernel, right of it the flat roof
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.course.figure import FONT_SIZE, MUTED, Figure, colour, element, label, text_width, titled
-from minllm.course.plane import HEIGHT, RIGHT, WIDTH, Plane
-from minllm.course.scale import short
+from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.course.figures.plane import HEIGHT, RIGHT, WIDTH, Plane
+from minllm.course.figures.scale import short
 
 
 @dataclass(frozen=True)
