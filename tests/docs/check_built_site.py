@@ -16,7 +16,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'minllm[check-site]'")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'minllm[check-site]'")
-from bs4 import BeautifulSoup
+bs4 = pytest.importorskip("bs4", reason="pip install 'minllm[docs]'")
 
 SITE = Path(__file__).parents[2] / "site"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -128,11 +128,11 @@ def test_links_of_all_pages_lead_somewhere():
 
     def anchors(path):
         if path not in ids:
-            ids[path] = {element["id"] for element in BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find_all(id=True)}
+            ids[path] = {element["id"] for element in bs4.BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find_all(id=True)}
         return ids[path]
 
     for address in PAGES:
-        html = BeautifulSoup((SITE / address / "index.html").read_text(encoding="utf-8"), "html.parser")
+        html = bs4.BeautifulSoup((SITE / address / "index.html").read_text(encoding="utf-8"), "html.parser")
         for element, attribute in [(one, "href") for one in html.select("a[href], link[href]")] + [
             (one, "src") for one in html.select("[src]")
         ]:

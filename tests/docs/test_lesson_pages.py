@@ -26,6 +26,10 @@ LESSON = """# %% [markdown]
 #
 # $$y = x_1 + x_2$$
 #
+# | | head |
+# | --- | --- |
+# | a | b |
+#
 # ```mermaid
 # flowchart LR
 #     a --> b
@@ -190,6 +194,13 @@ def test_a_term_is_linked_once_a_page_and_not_in_headings(site, lesson):
     assert len(links) == 1 and links[0]["href"].endswith("glossary/#widget") and "部件" in links[0]["title"]
     start = BeautifulSoup((site / "index.html").read_text(encoding="utf-8"), "html.parser")
     assert [link["href"] for link in start.select("a.term")] == ["glossary/#widget"]
+
+
+def test_no_header_cell_is_empty(lesson):
+    table = lesson.select_one("article table")
+    assert table.select_one("thead tr").find(["td", "th"]).name == "td" and not [
+        cell for cell in table.select("th") if not cell.get_text(strip=True)
+    ]
 
 
 def test_every_source_file_is_a_page(site):
