@@ -146,7 +146,7 @@ def test_flash_attention_steps_by_keyboard_to_the_plain_softmax(open_page):
     for _ in range(2):
         page.keyboard.press("Enter")
     assert "rises from −∞ to 712" in page.inner_text(".verdict")
-    assert page.locator(".key-cell.now").count() == 3
+    assert page.locator(".score-cell.now").count() == 3
     page.keyboard.press("ArrowLeft")
     assert "Load keys 1 to 3" in page.inner_text(".verdict")
     page.focus("#last")

@@ -31,7 +31,7 @@ function keyCell(score, index, state) {
   const inTile = state.tile && index >= state.tile[0] && index < state.tile[1];
   const done = state.kind === "divide" || (state.tile && index < state.tile[0]);
   const weight = inTile && state.kind === "add" ? shown(state.weights[index - state.tile[0]]) : " ";
-  return element("li", { class: inTile ? "key-cell now" : done ? "key-cell done" : "key-cell", "aria-current": inTile ? "true" : null },
+  return element("li", { class: inTile ? "score-cell now" : done ? "score-cell done" : "score-cell", "aria-current": inTile ? "true" : null },
     element("span", { class: "small" }, `key ${index + 1}`), element("strong", {}, shown(score)),
     element("span", { class: "small" }, `v ${vector(VALUES[index])}`), element("span", { class: "small weight" }, inTile && state.kind === "add" ? `weight ${weight}` : " "));
 }
@@ -51,7 +51,7 @@ function comparison(state, scores) {
 
 function start(place) {
   let step = 0, passed = [], scores = [];
-  const keys = element("ol", { class: "keys", "aria-label": "Keys, in tiles" });
+  const keys = element("ol", { class: "key-row", "aria-label": "Keys, in tiles" });
   const said = element("p", { class: "verdict", role: "status" }), numbers = element("div", {}), final = element("p", {});
   const buttons = Object.fromEntries([["first", "First"], ["back", "Back"], ["forward", "Forward"], ["last", "Last"]].map(([id, text]) =>
     [id, element("button", { id, type: "button", class: "md-button" }, text)]));
