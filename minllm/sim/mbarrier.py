@@ -9,6 +9,7 @@ from greenlet import getcurrent
 
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import acquire, park, release, shared_bytes, state, wake
+from minllm.sim.transfer import end_transfer
 
 LARGEST_TRANSACTION = (1 << 20) - 1
 
@@ -26,7 +27,7 @@ class MBarrier:
         self.unfenced_by = thread
 
     def __str__(self):
-        missing = self.transactions - sum(size for size, _, _ in self.copies)
+        missing = self.transactions - sum(copy[0] for copy in self.copies)
         return (
             f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}, whose phase of parity {self.phase} lacks "
             f"{self.pending} of {self.count} arrivals and {missing} bytes that nobody sends"
@@ -46,11 +47,14 @@ class MBarrier:
         release(getcurrent(), self)
         self.settle()
 
-    def start_copy(self, byte_count, land):
-        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there."""
+    def start_copy(self, byte_count, land, transfer=None):
+        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there.
+
+        transfer: what monitors know it as; without one it counts as something that the thread itself does when it lands.
+        """
         if self.unfenced_by is not None:
             fail(f"a copy completes on {self}, whose initialisation no fence.mbarrier_init or fence.proxy.async has made visible")
-        self.copies.append((byte_count, land, getcurrent()))
+        self.copies.append((byte_count, land, getcurrent(), transfer))
         self.settle()
 
     def settle(self):
@@ -58,9 +62,12 @@ class MBarrier:
         if self.pending:
             return
         while self.waiters and self.copies:
-            byte_count, land, starter = self.copies.popleft()
+            byte_count, land, starter, transfer = self.copies.popleft()
             land(starter)
-            release(starter, self)
+            if transfer is None:
+                release(starter, self)
+            else:
+                end_transfer(transfer, thing=self)
             self.transactions -= byte_count
         if self.transactions == 0:
             self.phase, self.pending = self.phase ^ 1, self.count

@@ -127,6 +127,10 @@ class Tracer(Monitor):
         if event == "cp_async":
             self.note(thread, "shared", "", start_byte, byte_count, "write", frame)
 
+    def transfer_ends(self, transfer, threads, thing):
+        if transfer.unit == "a bulk copy" and transfer.kind == "write":
+            self.pipeline.arrival(transfer.block.shared_root, transfer.start)
+
     def barrier(self, block, threads):
         self.trace.barriers += 1
 
