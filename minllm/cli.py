@@ -207,6 +207,22 @@ def bench_perplexity(
         benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
 
 
+@bench_app.command("simulator")
+def bench_simulator(
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,
+    suite: Annotated[bool, typer.Option("--suite", help="Run and time every simulated test too: some minutes, in a clone.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """How fast the simulator runs kernels on this processor, held against what is allowed; exit code 1 beyond it. Needs no GPU."""
+    with user_errors():
+        from minllm.bench import simulator as benchmark
+
+        if not benchmark.run(repeats, json_file, suite):
+            raise typer.Exit(1)
+
+
 @app.command()
 def inspect(
     kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
