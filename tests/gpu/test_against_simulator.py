@@ -1,6 +1,8 @@
 """Every kernel of the package on a GPU and in the simulator: the same arguments, and then the same bits in every array.
 
-Each launch is compared by itself: what the simulator has written goes on to the next one, so that no difference is inherited.
+Each launch is compared by itself: what the simulator has written goes on to the next one, so that no difference is inherited. Some kernels
+differ by a few roundings of float32, for three reasons that are named below with the kernels; all that is 16 bits wide, and every integer,
+is the same to the last bit.
 """
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 from minllm.runtime.kernel import Simulation
 from minllm.sim import simulate
-from tests.sim.every_kernel import ROWS
+from tests.sim.every_kernel import ROUNDED, ROUNDING, ROWS
 
 
 def run_on_both(row, device, monkeypatch):
@@ -34,12 +36,13 @@ def run_on_both(row, device, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_same(name, device, monkeypatch):
-    for kernel, number, there, here in run_on_both(ROWS[name], device, monkeypatch):
-        a, b = there.astype(np.float64), here.astype(np.float64)
-        differ = ~((a == b) | (np.isnan(a) & np.isnan(b)))
-        if differ.any():
-            d = np.abs(a - b)[differ]
-            print(f"DIFF {name} {kernel} arg{number} {here.dtype} {here.shape}: {differ.sum()} of {a.size} differ, max abs {d.max():.3g} max rel {np.nanmax(d / np.abs(b[differ])):.3g} of largest {d.max() / np.nanmax(np.abs(b[np.isfinite(b)])):.3g}")
+def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
+    found = run_on_both(ROWS[name], device, monkeypatch)
+    assert {kernel for kernel, *_ in found} >= set(ROWS[name].kernels)
+    for kernel, number, there, here in found:
+        what = f"argument {number} of {kernel}"
+        if kernel in ROUNDED and here.dtype == np.float32:
+            largest = np.abs(here[np.isfinite(here)]).max(initial=0)
+            np.testing.assert_allclose(there, here, rtol=0, atol=ROUNDING * largest, equal_nan=True, err_msg=what)
         else:
-            print(f"SAME {name} {kernel} arg{number} {here.dtype}")
+            np.testing.assert_array_equal(there.view(np.uint8), here.view(np.uint8), err_msg=what)

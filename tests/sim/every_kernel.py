@@ -59,6 +59,20 @@ class Row:
 
 ROWS: dict[str, Row] = {}
 
+# Kernels whose float32 results on a GPU differ from the simulator's, and why.
+FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of float32 is not exact"
+LIBRARY = "exp and tanh of the GPU's library differ from the host's in the last bit"
+APPROXIMATE = "2**x and 1/x are approximate on a GPU (some 2 units in the last place), and rounded exactly here"
+ROUNDED = {
+    "gelu_kernel": LIBRARY,
+    "matmul_tiled_kernel": FUSED,
+    "softmax_kernel": LIBRARY,
+    "flash_attention_1_kernel": APPROXIMATE,
+    "flash_attention_2_float32_kernel": APPROXIMATE,
+    "split_kernel": APPROXIMATE,
+}
+ROUNDING = 2.0**-21  # of an array's largest number
+
 
 def row(make):
     """Put what a function returns, (launch, {kernel: Expected}, names of index arrays), into the table under the function's name."""

@@ -54,16 +54,16 @@ class Transfers:
         for chunk in range(start_byte // CHUNK, (start_byte + byte_count - 1) // CHUNK + 1):
             self.touch[chunk] = epoch
             if self.writing[chunk] or kind != "read" and self.reading[chunk]:
-                self.report_under_way(thread, f"this thread {VERBS[kind]}", [chunk], kind)
+                self.report_under_way(f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
             if self.look_ended[chunk] == epoch:
-                self.compare_done(thread, f"this thread {VERBS[kind]}", [chunk], kind)
+                self.compare_done(thread, f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
 
     def start(self, transfer):
         """A transfer begins: compare it with others and with what threads have done; the latter not where it comes from another block."""
         chunks, kind, thread = transfer.chunks, transfer.kind, transfer.thread
         who = f"{transfer.unit} that this thread starts {VERBS[kind]}"
         if self.counts["write"][chunks].any() or kind == "write" and self.counts["read"][chunks].any():
-            self.report_under_way(thread, who, chunks, kind)
+            self.report_under_way(who, chunks, kind)
         if thread.block is self.history.block:
             self.compare_done(thread, who, chunks, kind)
             for chunk in chunks[self.touched[chunks] == self.history.epoch]:
@@ -89,7 +89,7 @@ class Transfers:
         self.ended[transfer.chunks] = self.history.epoch
         self.history.tell(unit.number, len(unit.done), threads, thing)
 
-    def compare_done(self, thread, who, chunks, kind):
+    def compare_done(self, thread, who, chunks, kind, start_byte=0):
         """Report a transfer that is done and of which the thread does not know."""
         for unit in self.units.values():
             known = self.history.knows(thread, unit.number)
@@ -98,22 +98,22 @@ class Transfers:
                     clocks = unit.last[other][chunks]
                     if clocks.max() > known:
                         at = int(clocks.argmax())
-                        self.report(thread, who, int(chunks[at]), unit.done[clocks[at] - 1])
+                        address = max(int(chunks[at]) * CHUNK, start_byte)
+                        self.report(who, address, unit.done[clocks[at] - 1], "nothing tells this thread that it is done")
 
-    def report_under_way(self, thread, who, chunks, kind):
+    def report_under_way(self, who, chunks, kind, start_byte=0):
         """Report the first transfer under way that an access to these chunks conflicts with."""
         for transfer in self.under_way:
             both = np.intersect1d(transfer.chunks, chunks)
             if both.size and (kind != "read" or transfer.kind == "write"):
-                self.report(thread, who, int(both[0]), transfer)
+                self.report(who, max(int(both[0]) * CHUNK, start_byte), transfer, "nobody has waited for that yet")
 
-    def report(self, thread, who, chunk, transfer):
+    def report(self, who, address, transfer, why):
         """Name both, and the memory."""
-        name = self.history.block.shared_name(chunk * CHUNK)
+        name, started = self.history.block.shared_name(address), describe_instruction(transfer.code, transfer.offset)
         fail(
-            f"race on shared memory: {who} {name} (address {chunk * CHUNK}), which {transfer.unit} that thread "
-            f"{tuple(transfer.thread.index)} has started at {describe_instruction(transfer.code, transfer.offset)} {VERBS[transfer.kind]}, "
-            "and nobody has waited for that before"
+            f"race on shared memory: {who} {name} (address {address}), which {transfer.unit} that thread {tuple(transfer.thread.index)} "
+            f"has started at {started} {VERBS[transfer.kind]}, and {why}"
         )
 
 
