@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, inspect, doctor.
+"""The command line: generate, chat, bench, plan, inspect, doctor, exercise, check.
 
 Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
 Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
@@ -224,6 +224,32 @@ def bench_simulator(
 
 
 @app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, a directory, or a known shape; without, what was measured."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    kv_dtype: Annotated[str | None, typer.Option(help="Of cached keys and values; default as the weights.", show_default=False)] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
+    memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Memory, largest batch, the least time a step can take, and cost of any model on any GPU. Needs neither weights nor GPU."""
+    with user_errors():
+        from minllm.planning import command
+
+        wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
+        command.run(model, gpu, dtype=dtype, kv_dtype=kv_dtype, json_file=json_file, memory_share=memory_share, **wishes)
+
+
+@app.command()
 def inspect(
     kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
     cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 8.0, 8.9, 9.0...")] = "9.0",
@@ -255,6 +281,34 @@ def doctor() -> None:
             if finding.mend:
                 console.print(f"        to mend it: {finding.mend}", markup=False)
         if is_broken(findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def exercise(
+    lesson: Annotated[
+        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number or an exercise's name.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write them.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
+) -> None:
+    """List the course's exercises, or write some to work on: a Python file and a notebook each, and a test."""
+    with user_errors():
+        from minllm.course import commands
+
+        commands.exercise(lesson, out, force)
+
+
+@app.command()
+def check(
+    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="The file to check; its exercise's name may come first.")],
+    file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
+) -> None:
+    """Check an exercise's file: a ladder of cases, up to the first that fails. Needs no GPU."""
+    with user_errors():
+        from minllm.course import commands
+
+        if not commands.check(name_or_file, file):
             raise typer.Exit(1)
 
 
