@@ -21,10 +21,10 @@ RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a sha
 
 
 class BlockState:
-    """What a block has beside its threads: mbarriers by address, meetings of some of its threads, the asynchronous units' view."""
+    """What a block has beside its threads: mbarriers by address, meetings of some threads, the asynchronous units' view, registers."""
 
     def __init__(self):
-        self.mbarriers, self.meetings, self.view = {}, {}, None
+        self.mbarriers, self.meetings, self.view, self.registers = {}, {}, None, None
 
 
 class ThreadState:
