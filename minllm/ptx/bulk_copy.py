@@ -31,7 +31,7 @@ def start_copy(block, offset, byte_count, barrier, data):
     """A run of bytes is on its way to shared memory, and completes on an MBarrier; `data()` is what arrives."""
     thread = getcurrent()
     block.shared_transfer(thread, "bulk", offset, byte_count)
-    transfer = start_transfer(thread, block, "a bulk copy", "write", run_of_chunks(offset, byte_count))
+    transfer = start_transfer(thread, block, "a bulk copy", "write", run_of_chunks(offset, byte_count), barrier)
     barrier.start_copy(byte_count, lambda starter: deliver(block, offset, data()), transfer)
 
 

@@ -19,7 +19,8 @@ CHUNK = 16  # bytes: transfers read and write whole chunks
 class Transfer:
     """thread: who started it. block: whose shared memory. unit: who does it, as text. kind: "read" or "write".
 
-    chunks: the numbers of the 16-byte chunks, each once. code, offset: the instruction that started it.
+    chunks: the numbers of the 16-byte chunks, each once. code, offset, line: the instruction that started it. barrier, phase: the address
+    of the mbarrier that it completes on, if there is one, and the number of its phase.
     """
 
     thread: Any
@@ -29,6 +30,9 @@ class Transfer:
     chunks: np.ndarray
     code: Any
     offset: int
+    line: int
+    barrier: int | None = None
+    phase: int = 0
 
     @property
     def start(self):
@@ -36,12 +40,14 @@ class Transfer:
         return int(self.chunks[0]) * CHUNK
 
 
-def start_transfer(thread, block, unit, kind, chunks):
+def start_transfer(thread, block, unit, kind, chunks, mbarrier=None):
     """A transfer begins: -> Transfer, or None without a monitor."""
     if block.monitor is None:
         return None
     frame = kernel_frame(sys._getframe(1))
-    transfer = Transfer(thread, block, unit, kind, chunks, frame.f_code, frame.f_lasti)
+    transfer = Transfer(thread, block, unit, kind, chunks, frame.f_code, frame.f_lasti, frame.f_lineno)
+    if mbarrier is not None:
+        transfer.barrier, transfer.phase = mbarrier.offset, mbarrier.completed
     block.monitor.transfer_starts(transfer)
     return transfer
 
