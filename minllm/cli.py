@@ -49,7 +49,12 @@ ModelOption = Annotated[
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
 VariantOption = Annotated[
-    list[str] | None, typer.Option("--variant", metavar="STAGE=NAME", help="Use this kernel for a stage (GPU). May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="STAGE=NAME",
+        help="Use this kernel for a stage (GPU), or that of an exercise's FILE.py (simulated without a GPU). May be repeated.",
+    ),
 ]
 MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to generate.")]
 TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
@@ -86,7 +91,9 @@ def root(
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
     model: ModelOption = None,
-    max_tokens: MaxTokensOption = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate. Default: 128, or 8 where the simulator takes part.", show_default=False)
+    ] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
@@ -108,6 +115,9 @@ def generate(
 
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         llm = load(model, device, dtype, variant)
+        simulated = note_simulated(llm)
+        if max_tokens is None:
+            max_tokens = 8 if simulated else 128
         params = sampling_params(
             llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=stop,
@@ -320,14 +330,26 @@ def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list
     return LLM(model, device=device.value, dtype=dtype.value, kernel_variants=variants(variant), progress=progress)
 
 
-def variants(texts: list[str] | None) -> dict[str, str] | None:
-    """["attention=naive"] as {"attention": "naive"}."""
+def note_simulated(llm) -> bool:
+    """Whether kernels of the reader's own run in the simulator; says so on standard error, because it takes its time."""
+    stages = getattr(llm.engine.ops, "kernels", {})
+    if stages:
+        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
+    return bool(stages)
+
+
+def variants(texts: list[str] | None) -> dict[str, Any] | None:
+    """["attention=naive"] as {"attention": "naive"}; the kernel of an exercise's file where one is given instead of a name."""
     pairs = {}
     for text in texts or []:
         stage, equals, name = text.partition("=")
         if not (stage and equals and name):
             raise InvalidOptionError(f"--variant {text} is not allowed: write STAGE=NAME, for example --variant matmul=naive.")
         pairs[stage] = name
+        if name.endswith(".py"):
+            from minllm.course.plug import own_kernel
+
+            pairs[stage] = own_kernel(stage, Path(name))
     return pairs or None
 
 

@@ -26,7 +26,8 @@ class Exercise:
 
     lesson: its number. title: a line for lists. task: what to write, for the hint that stands in the region's place. hints: further
     help, one step after the other. entry: the function that the rungs call, a name in `module` or "other.module:name" where the launcher
-    lives in another file. stage: the engine's stage that a solution can be plugged into, if there is one.
+    lives in another file. stage: the engine's stage that a solution can be plugged into, if there is one; own_launcher: its launcher
+    there, as "module:name", if that is not the entry; most_rows: the most rows of x, or new tokens of a sequence, that it takes.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Exercise:
     rungs: tuple[Rung, ...]
     hints: tuple[str, ...] = ()
     stage: str | None = None
+    own_launcher: str | None = None
+    most_rows: int | None = None
 
     @property
     def path(self) -> Path:
@@ -59,3 +62,8 @@ class Exercise:
         """(module, name) of the entry."""
         module, colon, name = self.entry.partition(":")
         return (module, name) if colon else (self.module, self.entry)
+
+    @property
+    def launcher(self) -> str:
+        """"module:name" of what the engine calls."""
+        return self.own_launcher or ":".join(self.entry_place)

@@ -68,15 +68,16 @@ def entry_of(exercise: Exercise, module: types.ModuleType) -> Callable:
 def entry_module(exercise: Exercise, module: types.ModuleType) -> types.ModuleType:
     """The module that holds the entry: the reader's, or a fresh copy of another that imports the reader's."""
     place, name = exercise.entry_place
-    if place != exercise.module:
-        module = copy_that_imports(place, exercise.module, module)
+    module = copy_with(place, exercise.module, module)
     if name not in module.__dict__:
         raise ExerciseError(f"{module.__file__} has no `{name}` any more: the check calls it, so keep its name")
     return module
 
 
-def copy_that_imports(place: str, name: str, replacement: types.ModuleType) -> types.ModuleType:
-    """A fresh copy of module `place` for which `import name` gives `replacement`."""
+def copy_with(place: str, name: str, replacement: types.ModuleType) -> types.ModuleType:
+    """A fresh copy of module `place` for which `import name` gives `replacement`; the replacement itself if `place` is `name`."""
+    if place == name:
+        return replacement
     own = importlib.import_module(name)
     path = Path(importlib.import_module(place).__file__)
     # What the reader's file defines, and whatever else the package's own holds.
