@@ -1,4 +1,4 @@
-"""The site's hooks, on a site of three pages that holds everything that mkdocs-jupyter is known to spoil. The lesson is executed."""
+"""The site's hooks, on a site of few pages that holds everything that mkdocs-jupyter is known to spoil. The lesson is executed."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from mkdocs.config import load_config
 
 ROOT = Path(__file__).parents[2]
 LESSON = """# %% [markdown]
-# # A title with `code` and $x^2$
+# # 1. A title with `code` and $x^2$
 #
 # A link to [the start](../docs/index.md), to [a kernel](../minllm/kernel.py) and to [itself](01_probe.py). The widget is a widget.
 #
@@ -71,10 +71,10 @@ GLOSSARY = "# Glossary\n\n### Widget · 部件 { #widget }\n*Also: widgets.*\n\n
 
 
 def build_site(folder: Path):
-    """Build the site of three pages below `folder`, which stands for the repository."""
+    """Build the site below `folder`, which stands for the repository."""
     config = load_config(
         str(ROOT / "mkdocs.yml"), docs_dir=str(folder / "docs"), site_dir=str(folder / "site"),
-        nav=[{"Start": "index.md"}, {"The lesson": "lessons/01_probe.py"}, {"Glossary": "glossary.md"}],
+        nav=[{"Start": "index.md"}, {"Lessons": ["lessons.md"]}, {"Glossary": "glossary.md"}],
     )  # fmt: skip
     hooks = {name: config.plugins[name] for name in config.plugins if str(name).startswith("tools/site")}
     for hook in hooks.values():
@@ -93,6 +93,8 @@ def folder(tmp_path_factory):
     for name, text in {
         "docs/index.md": "# Start\n\nA widget, and [the lesson](../lessons/01_probe.py), and [a kernel](../minllm/kernel.py).\n",
         "docs/glossary.md": GLOSSARY,
+        "docs/lessons.md": "# Lessons\n\n<!-- list of lessons -->\n",
+        "docs/planned/07_later.md": "# 7. Later\n\nNot written yet.\n",
         "docs/assets/stylesheets/site.css": "",
         "minllm/kernel.py": '"""A kernel."""\n',
         "lessons/01_probe.py": LESSON,
@@ -173,8 +175,12 @@ def test_the_search_index_holds_each_cell_once(site):
     assert text.count("41 + 1") == 1 and "Copied!" not in text and "In [" not in text
 
 
-def test_titles_come_from_the_navigation(lesson):
-    assert lesson.title.get_text().startswith("The lesson")
+def test_a_lesson_takes_its_place_in_the_navigation_by_itself(site, lesson):
+    assert lesson.title.get_text().startswith("1. A title with code")
+    page = BeautifulSoup((site / "lessons/index.html").read_text(encoding="utf-8"), "html.parser")
+    listed = [item.get_text() for item in page.select("article li")]
+    assert listed[0].startswith("1. A title") and listed[1] == "7. Later (not written yet)"
+    assert [link["href"] for link in page.select("article li a")] == ["01_probe/", "../planned/07_later/"]
 
 
 def test_the_notebook_opens_without_the_sites_markdown(site):
@@ -222,7 +228,7 @@ def test_outputs_are_kept_until_the_package_changes(folder, site):
 
 def test_a_lesson_that_fails_fails_the_build(folder, site):
     failing = folder / "lessons/02_failing.py"
-    failing.write_text("# %%\nraise ValueError('on purpose')\n")
+    failing.write_text("# %% [markdown]\n# # 2. Failing\n\n# %%\nraise ValueError('on purpose')\n")
     try:
         with pytest.raises(Exception, match="on purpose"):
             build_site(folder)
