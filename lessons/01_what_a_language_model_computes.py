@@ -240,7 +240,8 @@ from minllm.costs import decode_step, prefill
 config = llm.engine.model.config
 decode_cost, prefill_cost = decode_step(config, context=512), prefill(config, tokens=512)
 for name, cost in (("decode", decode_cost), ("prefill", prefill_cost)):
-    print(f"{name:8} {cost.bytes / 1e6:6.1f} MB {cost.flops / 1e6:8.1f} MFLOP {cost.arithmetic_intensity:7.2f} FLOP a byte")
+    megabytes, megaflops = cost.bytes / 1e6, cost.flops / 1e6
+    print(f"{name:8} {megabytes:6.1f} MB {megaflops:8.1f} MFLOP {cost.arithmetic_intensity:7.2f} FLOP a byte")
 
 # %%
 guess.against(
