@@ -4,6 +4,8 @@ A stage of the ring holds KEYS rows of K, then the same rows of V; a row is head
 then by 16 bytes more, so that the eight rows of an ldmatrix tile lie in different banks. Only the warp that computes on a stage fills
 it, so nothing but the warp has to be waited for: no barrier of the block stands between the memory and the tensor cores. Rows that
 must not be seen are filled with zeros and not read: what lies there may be NaN, and 0 * NaN would spoil P V.
+
+`batch` and cursors: split_plan.py. `cache` is the tuple (key_cache, value_cache, block_tables) of the kernel's arguments.
 """
 
 import functools
@@ -12,42 +14,46 @@ from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.shared_tiles import row_words_of
-from minllm.kernels.attention.split_plan import FIRST, HEAD, LEFT, SEQUENCE, TILE, quotient
-from minllm.ptx import cp_async_16
+from minllm.kernels.attention.split_plan import FIRST, HEAD, LEFT, SEQUENCE, TILE, make_walk, quotient, visible_keys
+from minllm.ptx import cp_async_16, cp_async_commit_group
+
+
+def stage_bytes_of(head_dim, keys):
+    """Bytes of a stage: `keys` rows of K and of V."""
+    return 2 * keys * 4 * row_words_of(head_dim)
 
 
 @functools.cache
-def make_ring(head_dim, block_size, head_tiles, keys, warps):
-    """(copy_tile, words of a stage): the device function that starts copying a warp's rows of a tile."""
+def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
+    """(fetch, prime): device functions that start copying a warp's rows, each tile a group of copies.
+
+    head_tiles: heads of the line for each KV head.
+    """
     block_of, element_of = make_lookup(block_size)
-    row_bytes = 4 * row_words_of(head_dim)
-    stage_bytes = 2 * keys * row_bytes
+    _, advance = make_walk(warps * keys)
+    row_bytes, stage_bytes = 4 * row_words_of(head_dim), stage_bytes_of(head_dim, keys)
     chunks = -(-head_dim // 16) * 2  # of 16 bytes, in a row
     copies = keys * chunks // 32  # of a lane, for keys
-    one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
-    tile = keys * warps
+    in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
 
     @cuda.jit(device=True)
-    def copy_tile(cursor, context_lens, block_tables, key_cache, value_cache, sliding_window, warp, lane, stage):
-        """Start copying this warp's rows of the cursor's tile, K and V, to the stage at this shared address."""
-        if cursor[LEFT] <= 0:
-            return
-        sequence = cursor[SEQUENCE]
-        stop = int32(context_lens[uint32(sequence)])
-        start = int32(max(0, stop - sliding_window) if sliding_window > 0 else 0)
-        position = int32((cursor[FIRST] + cursor[TILE]) * tile + warp * keys)  # of the warp's first row
-        block_table = block_tables[uint32(sequence)]
+    def copy_tile(cursor, batch, cache, warp, lane, stage):
+        """Start copying this warp's rows of the cursor's tile to the stage at this shared address."""
+        key_cache, value_cache, block_tables = cache
+        start, stop = visible_keys(cursor[SEQUENCE], batch)
+        position = int32((cursor[FIRST] + cursor[TILE]) * (warps * keys) + warp * keys)  # of the warp's first row
+        block_table = block_tables[uint32(cursor[SEQUENCE])]
         key_stride = int32(int32(key_cache.shape[2]) * head_dim)
         within = int32(quotient(cursor[HEAD], head_tiles) * head_dim)
         block = int32(0)
-        if one_block:
+        if in_one_block:
             block = block_of(block_table, max(start, min(position, stop - 1)))
         for i in range(copies):
             row = quotient(lane + 32 * i, chunks)
             column = int32((lane + 32 * i - row * chunks) * 8)
             at = int32(position + row)
-            if not one_block:
+            if not in_one_block:
                 block = block_of(block_table, max(start, min(at, stop - 1)))
             inside = start <= at and at < stop and (not padded or column < head_dim)
             index = element_of(block, at, key_stride, int32(within + column)) if inside else int64(0)
@@ -55,4 +61,18 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps):
             cp_async_16(to, key_cache, index, 16 if inside else 0)
             cp_async_16(uint32(to + keys * row_bytes), value_cache, index, 16 if inside else 0)
 
-    return copy_tile, stage_bytes
+    @cuda.jit(device=True)
+    def fetch(cursor, heads, batch, cache, warp, lane, stage):
+        """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
+        if cursor[LEFT] > 0:
+            copy_tile(cursor, batch, cache, warp, lane, stage)
+            advance(cursor, 1, heads, batch)
+        cp_async_commit_group()
+
+    @cuda.jit(device=True)
+    def prime(cursor, heads, batch, cache, warp, lane, ring):
+        """Fill all stages but the last."""
+        for stage in range(stages - 1):
+            fetch(cursor, heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+
+    return fetch, prime

@@ -16,10 +16,8 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.shared_tiles import row_words_of
 from minllm.ptx import (
-    ex2,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     load_32,
@@ -30,27 +28,18 @@ from minllm.ptx import (
     pack_f16x2,
 )
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
-
-
-@cuda.jit(device=True)
-def maximum_over_rows(value):
-    """The largest of a column's values over the eight rows of lanes."""
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 4))
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 8))
-    return max(value, cuda.shfl_xor_sync(ALL_LANES, value, 16))
 
 
 @functools.cache
 def make_tile_products(dtype, head_dim, keys, heads):
-    """(load_query, score_tile, mask_tile, fold_tile, multiply_values) for `keys` keys and `heads` query heads, multiples of 16 and 8."""
+    """(load_query, score_tile, mask_tile, multiply_values) for `keys` keys and `heads` query heads, multiples of 16 and 8."""
     multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
     steps = -(-head_dim // 16)  # mma steps along head_dim; tiles of 16 rows of O^T
     columns = heads // 8  # tiles of 8 heads
     key_tiles = keys // 16
     row_bytes = 4 * row_words_of(head_dim)
-    score_count, out_count, weight_count = 4 * key_tiles * columns, 4 * steps * columns, 2 * columns
+    score_count, weight_count = 4 * key_tiles * columns, 2 * columns
 
     @cuda.jit(device=True)
     def load_query(fragments, query, row, first_head, heads_left, lane):
@@ -99,28 +88,6 @@ def make_tile_products(dtype, head_dim, keys, heads):
                             scores[4 * (key_tile * columns + column) + 2 * half + i] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)
-    def fold_tile(scores, maxima, sums, acc, scale):
-        """Online softmax: scores become weights; maxima, sums and acc follow. The difference is scaled, not the score: see
-        flash_attention_2."""
-        for column in range(columns):
-            for i in range(2):
-                maximum = maxima[2 * column + i]
-                for j in range(2 * key_tiles):
-                    maximum = max(maximum, scores[4 * (j // 2 * columns + column) + j % 2 * 2 + i])
-                maximum = maximum_over_rows(maximum)
-                shift = finite_or_zero(maximum)
-                correction = ex2((maxima[2 * column + i] - shift) * scale)
-                maxima[2 * column + i] = maximum
-                total = sums[2 * column + i] * correction  # of this lane's rows only
-                for j in range(2 * key_tiles):
-                    at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
-                    scores[at] = ex2((scores[at] - shift) * scale)
-                    total += scores[at]
-                sums[2 * column + i] = total
-                for j in range(2 * steps):
-                    acc[4 * (j // 2 * columns + column) + j % 2 * 2 + i] *= correction
-
-    @cuda.jit(device=True)
     def multiply_values(acc, weights, stage, lane):
         """acc[16-dim tile, 8-head tile] += V^T P^T."""
         value_fragments = cuda.local.array(4, uint32)
@@ -136,4 +103,4 @@ def make_tile_products(dtype, head_dim, keys, heads):
                 for column in range(columns):
                     multiply(acc, 4 * (step * columns + column), value_fragments, 0, turned, 2 * column)
 
-    return load_query, score_tile, mask_tile, fold_tile, multiply_values, score_count, out_count
+    return load_query, score_tile, mask_tile, multiply_values
