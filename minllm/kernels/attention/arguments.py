@@ -3,7 +3,8 @@
 Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says
 what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty
 where it needs none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the
-dictionary as `workspace`; its contents need not be set, and may be used for something else between calls. Without a workspace a
+dictionary as `workspace`. Floats need not be set, and may be used for something else between calls; counts (int32) are zeros before
+the first call, and every call leaves them zeros: make_workspace(...) makes them so. Without a workspace a
 launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
 """
 

@@ -9,8 +9,10 @@ from minllm.kernels.attention import (
     materialized_projection,
     split_kv,
     split_merge,
+    split_tensor_core,
 )
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
+from minllm.kernels.attention.split_shape import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 
@@ -40,6 +42,8 @@ def specimens():
     yield from flash_attention_2_float32_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
+    for dtype in HALF_DTYPES:
+        yield from split_tensor_core_specimens(dtype.name)
 
 
 def materialized_specimens(dtype):
@@ -101,3 +105,14 @@ def split_kv_specimens(dtype):
         kernel, threads = split_merge.make_merge_kernel(head_dim)
         arguments = (*states(3), array(dtype, 3), array(INT32, 1), array(INT32, 1), INT32, INT32)
         yield Specimen(f"attention/split_merge/{head_dim}/{dtype}", kernel, arguments, threads, blocks=6)
+
+
+def split_tensor_core_specimens(dtype):
+    """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
+    parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
+    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32)
+    for head_dim, group, splits in ((40, 1, None), (64, 4, None), (80, 8, None), (128, 4, None), (128, 4, 8), (128, 16, None), (256, 8, None)):
+        shape = shape_for(head_dim, group)
+        kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, group, splits, shape)
+        name = f"attention/split_tensor_core/{head_dim}/group_{group}{'/fixed' if splits else ''}/{dtype}"
+        yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, (*TENSOR_CORES, "MOVM.16.MT88"))

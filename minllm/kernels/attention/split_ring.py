@@ -15,7 +15,16 @@ from numba import cuda, int32, int64, uint32
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.shared_tiles import row_words_of
 from minllm.kernels.attention.split_plan import FIRST, HEAD, LEFT, SEQUENCE, TILE, make_walk, quotient, visible_keys
-from minllm.ptx import cp_async_16, cp_async_commit_group
+from minllm.ptx import (
+    cp_async_16,
+    cp_async_commit_group,
+    cp_async_wait_group_1,
+    cp_async_wait_group_2,
+    cp_async_wait_group_3,
+    shared_address,
+)
+
+WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
 
 
 def stage_bytes_of(head_dim, keys):
@@ -25,7 +34,7 @@ def stage_bytes_of(head_dim, keys):
 
 @functools.cache
 def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
-    """(fetch, prime): device functions that start copying a warp's rows, each tile a group of copies.
+    """(setup, fetch, wait): device functions for a warp's ring; `rings` is the block's shared memory as words.
 
     head_tiles: heads of the line for each KV head.
     """
@@ -36,6 +45,7 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
     copies = keys * chunks // 32  # of a lane, for keys
     in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
+    wait_for_oldest = WAIT_FOR_OLDEST[stages]
 
     @cuda.jit(device=True)
     def copy_tile(cursor, batch, cache, warp, lane, stage):
@@ -62,17 +72,21 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
             cp_async_16(uint32(to + keys * row_bytes), value_cache, index, 16 if inside else 0)
 
     @cuda.jit(device=True)
-    def fetch(cursor, heads, batch, cache, warp, lane, stage):
+    def setup(rings, barriers, warp, lane):
+        """Copies by cp.async need no preparation."""
+
+    @cuda.jit(device=True)
+    def fetch(cursor, heads, batch, cache, rings, barriers, warp, lane, stage):
         """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
         if cursor[LEFT] > 0:
-            copy_tile(cursor, batch, cache, warp, lane, stage)
+            copy_tile(cursor, batch, cache, warp, lane, uint32(shared_address(rings, 0) + (warp * stages + stage) * stage_bytes))
             advance(cursor, 1, heads, batch)
         cp_async_commit_group()
 
     @cuda.jit(device=True)
-    def prime(cursor, heads, batch, cache, warp, lane, ring):
-        """Fill all stages but the last."""
-        for stage in range(stages - 1):
-            fetch(cursor, heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+    def wait(barriers, warp, stage, parity):
+        """Wait until the oldest tile is there."""
+        wait_for_oldest()
+        cuda.syncwarp()
 
-    return fetch, prime
+    return setup, fetch, wait

@@ -13,12 +13,14 @@ DEFAULT_CAPABILITY = (9, 0)
 
 @dataclass(frozen=True)
 class SplitShape:
-    """warps: of a block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: on a multiprocessor."""
+    """warps: of a block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: on a multiprocessor;
+    bulk: the ring is filled by bulk copies, not by cp.async."""
 
     warps: int
     keys: int
     stages: int
     blocks: int
+    bulk: bool = False
 
     @property
     def tile(self):

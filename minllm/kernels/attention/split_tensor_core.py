@@ -3,9 +3,11 @@
 import functools
 import math
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, uint32, uint64
 
+from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_bulk_ring import make_bulk_ring
 from minllm.kernels.attention.split_fold import make_folds
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
 from minllm.kernels.attention.split_plan import (
@@ -27,12 +29,10 @@ from minllm.kernels.attention.split_plan import (
 from minllm.kernels.attention.split_ring import make_ring, stage_bytes_of
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_for
 from minllm.kernels.attention.split_tile import make_tile_products
-from minllm.ptx import cp_async_wait_group_1, cp_async_wait_group_2, cp_async_wait_group_3, prefetch_l2, shared_address
+from minllm.ptx import prefetch_l2, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
-WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
-HALF_DTYPES = ("bfloat16", "float16")
 
 
 @functools.cache
@@ -43,11 +43,13 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    fetch, prime = make_ring(head_dim, block_size, head_tiles, keys, warps, shape.stages)
+    stages = shape.stages
+    ring_of = make_bulk_ring if shape.bulk else make_ring
+    setup, fetch, wait = ring_of(head_dim, block_size, head_tiles, keys, warps, stages)
+    barrier_count = stages * warps
     load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads)
     fold_running, _ = make_folds(head_dim, keys, heads)
     share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
-    wait_for_oldest = WAIT_FOR_OLDEST[shape.stages]
     stage_bytes, shared_bytes = stage_bytes_of(head_dim, keys), ring_bytes_of(head_dim, shape)
     ring_bytes = shared_bytes // warps
     steps = -(-head_dim // 16)
@@ -113,6 +115,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         warp_max = cuda.shared.array(state_shape, float32)
         warp_sum = cuda.shared.array(state_shape, float32)
         warp_out = cuda.shared.array(out_shape, float32)
+        barriers = cuda.shared.array(barrier_count, uint64)
         arrived = cuda.shared.array(1, int32)
         shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
         batch, cache = (query_start, context_lens, sliding_window, first_key), (key_cache, value_cache, block_tables)
@@ -121,43 +124,58 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         ring = uint32(shared_address(rings, 0) + warp * ring_bytes)
 
         prefetch_block_tables(block_tables)
+        setup(rings, barriers, warp, lane)
         ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
+        following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
         cut = cuda.local.array(CUT_FIELDS, int32)
         begin(ahead, cut, line_heads, batch)
         for i in range(CURSOR_FIELDS):
             now[i] = ahead[i]
         line = cut[LINE]
-        prime(ahead, line_heads, batch, cache, warp, lane, ring)
-        stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
+        for stage in range(stages - 1):
+            fetch(ahead, line_heads, batch, cache, rings, barriers, warp, lane, stage)
+        stage, free_stage, parity = int32(0), int32(stages - 1), uint32(0)
 
         fragments = cuda.local.array(query_count, uint32)
+        next_fragments = cuda.local.array(query_count, uint32)
         acc = cuda.local.array(out_count, float32)
         scores = cuda.local.array(score_count, float32)
         maxima = cuda.local.array(state_count, float32)
         sums = cuda.local.array(state_count, float32)
+        if now[LEFT] > 0:
+            first_head, heads_left = heads_of(now[HEAD])
+            load_query(next_fragments, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
         while now[LEFT] > 0:  # a head, or a part of one
             row = query_start[uint32(now[SEQUENCE])]
             first_head, heads_left = heads_of(now[HEAD])
-            load_query(fragments, query, row, first_head, heads_left, lane)
-            clear(maxima, sums, acc)
             start, stop = visible_keys(now[SEQUENCE], batch)
             position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
             tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
+            clear(maxima, sums, acc)
+            for i in range(query_count):
+                fragments[i] = next_fragments[i]
+            for i in range(CURSOR_FIELDS):
+                following[i] = now[i]
+            advance(following, tiles, line_heads, batch)
+            if following[LEFT] > 0:  # its queries travel while this head's keys are computed on
+                next_head, next_heads = heads_of(following[HEAD])
+                load_query(next_fragments, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
-                fetch(ahead, line_heads, batch, cache, warp, lane, free_stage)
-                wait_for_oldest()
-                cuda.syncwarp()
-                score_tile(scores, fragments, stage, lane)
+                fetch(ahead, line_heads, batch, cache, rings, barriers, warp, lane, free_stage)
+                wait(barriers, warp, stage, parity)
+                tile_at = uint32(ring + stage * stage_bytes)
+                score_tile(scores, fragments, tile_at, lane)
                 mask_tile(scores, position, start, stop, lane)
                 fold_running(scores, maxima, sums, acc, scale)
-                multiply_values(acc, scores, stage, lane)
+                multiply_values(acc, scores, tile_at, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
-                stage = uint32(stage + stage_bytes)
-                if stage == ring + ring_bytes:
-                    stage = ring
+                stage = int32(stage + 1)
+                if stage == stages:
+                    stage = int32(0)
+                    parity = uint32(parity ^ 1)
 
             share_states(maxima, sums, acc, shared_states, heads_left)
             cuda.syncthreads()
@@ -171,7 +189,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
                     merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
             cuda.syncthreads()  # nobody reads the shared states any more
             line = int32(line + tiles)
-            advance(now, tiles, line_heads, batch)
+            for i in range(CURSOR_FIELDS):
+                now[i] = following[i]
         write_zeros(out, batch)
 
     return split_tensor_core_kernel, threads, shared_bytes
@@ -179,6 +198,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
+    if str(query.dtype) == "float32":
+        return split_kv.workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = grid_of(sizes, splits, sm_count, shape or shape_for(sizes.head_dim, sizes.group))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
@@ -209,19 +230,21 @@ def attention(
 ):
     """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    query: float16 or bfloat16. splits: cut every context into so many shares, for results that do not depend on the batch; by default
+    float32 goes to split_kv. splits: cut every context into so many shares, for results that do not depend on the batch; by default
     the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares. shape: a SplitShape.
     Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     dtype = str(query.dtype)
-    check(dtype in HALF_DTYPES, f"split_tensor_core takes {' and '.join(HALF_DTYPES)}, not {dtype}: use split_kv")
     check(
         max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
         f"split_tensor_core takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
         f"{max_query_len}: use flash_attention_2",
     )
+    if dtype == "float32":
+        split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        return
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
     shape = shape or shape_for(sizes.head_dim, sizes.group)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
