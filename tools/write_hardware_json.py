@@ -11,6 +11,9 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+from minllm.bench.kernel_cases.attention import key_value_bytes, prefill_flops
+from minllm.bench.kernel_cases.matmul import matmul_bytes, matmul_flops
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 MEASUREMENTS = ROOT / "minllm" / "data" / "measurements.json"
@@ -43,13 +46,33 @@ def measurements_text() -> str:
 
 
 def measured_kernels() -> list[dict]:
-    """The kernels of the records that a roofline can show: products and attention in bfloat16."""
-    shown, names = [], ("benchmark", "case", "variant", "value", "unit")
+    """The kernels of the records that a roofline can show, products and attention in bfloat16: intensity in FLOP a byte, and TFLOP/s."""
+    shown = []
     for record in records():
         for row in record["rows"]:
-            if row["benchmark"] in ("matmul", "prefill attention", "decode attention") and "bfloat16" in row["case"]:
-                shown.append(dict(gpu=record["device"], date=record["date"], **{name: row[name] for name in names}))
+            sizes, of_bfloat16, _ = row["case"].partition(", bfloat16")
+            flops, moved = work(row["benchmark"], [int(number) for number in re.findall(r"\d+", sizes)]) if of_bfloat16 else (0, 0)
+            if not moved:
+                continue
+            intensity = flops / moved
+            tflops = row["value"] * (intensity if row["unit"] == "TB/s" else 1)
+            place = dict(gpu=record["device"], date=record["date"], case=row["case"], variant=row["variant"])
+            shown.append(dict(place, intensity=round(intensity, 4), tflops=round(tflops, 4)))
     return shown
+
+
+def work(benchmark: str, sizes: list[int], item: int = 2) -> tuple[int, int]:
+    """Operations and bytes of a case with those numbers in its name, both 0 for other benchmarks."""
+    if benchmark == "matmul":
+        return matmul_flops(*sizes), matmul_bytes(*sizes, item)
+    if benchmark == "prefill attention":
+        sequences, tokens, heads, kv_heads, head_dim = sizes
+        read = key_value_bytes(sequences, tokens, kv_heads, head_dim, item)
+        return prefill_flops(sequences, tokens, heads, head_dim), read + 2 * item * sequences * tokens * heads * head_dim
+    if benchmark == "decode attention":
+        sequences, context, heads, kv_heads, head_dim = sizes
+        return 4 * heads * head_dim * sequences * context, key_value_bytes(sequences, context, kv_heads, head_dim, item)
+    return 0, 0
 
 
 def hardware_text() -> str:

@@ -27,10 +27,16 @@ def bench(*arguments):
     return RUNNER.invoke(app, ["bench", "simulator", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("case", CASES[:2], ids=["mma", "wgmma"])
-def test_what_has_a_budget_stays_in_it(case):
-    assert best_seconds(case.run, False, 2) < case.budget
-    assert best_seconds(case.run, True, 1) < case.budget_detecting
+def test_a_tile_of_the_tensor_core_product_stays_in_its_budgets():
+    tile = CASES[0]
+    assert best_seconds(tile.run, False, 2) < tile.budget
+    assert best_seconds(tile.run, True, 1) < tile.budget_detecting
+
+
+def test_the_kernel_of_the_tests_is_found():
+    """Its budgets are held by tests/ptx/test_hopper_kernels.py."""
+    (case,) = (case for case in CASES if case.in_tests)
+    case.run()
 
 
 def test_rows_carry_the_budgets(tmp_path, cases):
@@ -83,6 +89,7 @@ def test_the_suite_names_a_package_that_is_missing(monkeypatch):
 @pytest.mark.parametrize("code, passed", [("pass", True), ("raise SystemExit(1)", False)])
 def test_the_suite_is_timed_and_its_failure_fails(code, passed, monkeypatch, cases):
     work = f"sum(range(10**6)); {code}"
+    monkeypatch.setattr(simulator_suite, "PACKAGES", {})
     monkeypatch.setattr(simulator_suite, "command", lambda folders: [sys.executable, "-c", work])
     cases(Case("quick", lambda: None))
     result = bench("--suite", "--json", "-")
