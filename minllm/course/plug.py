@@ -12,7 +12,8 @@ from minllm.ops.own_kernels import OwnKernel
 def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
     """The kernel of an exercise's file, for `kernel_variants={stage: own_kernel(stage, path)}`, once it passes its check.
 
-    name: the exercise, where the file's name and markers do not say. Raises ExerciseError for a file that does not, or that belongs to another stage or to none.
+    name: the exercise, where the file's name and markers do not say.
+    Raises ExerciseError for a file that does not pass, or that belongs to another stage or to none.
     """
     text = read(path)
     exercise = find(name) if name else exercise_of(path, text, EXERCISES)
