@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minllm.bench.hardware_counters import COUNTERS, COUNTS, compared, measured, number, parse
+from minllm.bench.hardware_counters import COUNTERS, COUNTS, compared, least_of_rounds, measured, number, parse
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import Launch
 
@@ -60,6 +60,14 @@ def test_the_table_is_found_between_other_lines_and_read_by_column():
 
 def test_no_table_is_no_launches():
     assert parse("==ERROR== ERR_NVGPUCTRPERM\n") == [] == parse("")
+
+
+def test_the_least_of_several_rounds_counts():
+    rounds = [("a", {"x": 66.0, "y": None}), ("b", {"x": 5.0, "y": 1.0}), ("a", {"x": 64.0, "y": 7.0}), ("b", {"x": 6.0, "y": None})]
+    assert least_of_rounds(rounds, 2) == [("a", {"x": 64.0, "y": 7.0}), ("b", {"x": 5.0, "y": 1.0})]
+    assert least_of_rounds([("a", {"x": None}), ("a", {"x": None})], 2) == [("a", {"x": None})]
+    assert least_of_rounds(rounds[:3], 2) == rounds[:3]  # no whole rounds: nothing is left out
+    assert least_of_rounds([], 2) == []
 
 
 def test_the_counter_of_loads_holds_asynchronous_copies():
