@@ -30,6 +30,7 @@ import ml_dtypes
 import numpy as np
 from numba import cuda, float32
 
+from minllm.bench.counts_table import counts_table
 from minllm.bench.hardware_counters import compared, find_ncu, least_of_rounds, ncu_version, parse, profile
 from minllm.bench.record import file_name
 from minllm.kernels.activation.silu import silu_and_multiply
@@ -225,6 +226,7 @@ def check(ncu, results):
         words = f"ncu's exit code is {code}; kernels without counts: {', '.join(uncounted) or 'none'}"
         print(output[-4000:], words, sep="\n", file=sys.stderr)
     print(path, flush=True)
+    print(counts_table(json.loads(path.read_text(encoding="utf-8"))), flush=True)
     return int(code != 0 or bool(uncounted) or any(row.agrees is False for row in rows))
 
 
