@@ -22,7 +22,7 @@ EXERCISE_MARKER = re.compile(r"^\s*# (?:end )?exercise\b.*\n", re.MULTILINE)
 
 
 class Source:
-    """A piece of a file: shows itself as a highlighted block with its place, if `path` is not "", and with notes below."""
+    """A piece of a file: shows itself as a highlighted block with its place, and with notes below."""
 
     def __init__(self, path: str, first_line: int, text: str, notes: Mapping[str, str]):
         self.path, self.first_line, self.text = path, first_line, text
@@ -32,7 +32,7 @@ class Source:
         last_line = self.first_line + self.text.count("\n")
         block = f"~~~~python\n{self.annotated}\n~~~~"
         listed = "\n".join(f"{number}.  {note}" for number, note in enumerate(self.notes, 1))
-        place = f"*[{self.path}](../{self.path}), lines {self.first_line} to {last_line}*" if self.path else ""
+        place = f"*[{self.path}](../{self.path}), lines {self.first_line} to {last_line}*"
         return "\n\n".join(part for part in (block, listed, place) if part)
 
     def __repr__(self) -> str:
