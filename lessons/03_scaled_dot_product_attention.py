@@ -264,7 +264,7 @@ def name(token):
 
 def attention_map(layer, head, title, series):
     shown = [name(token) for token in token_ids]
-    caption = f"Layer {layer}, head {head} of the bundled model. A row is a token that looks, a column a token that is looked at."
+    caption = f"Layer {layer}, head {head} of the bundled model. A row looks, a column is looked at."
     return heat_map(weights[layer][head], title, shown, shown, caption=caption, series=series)
 
 
@@ -315,8 +315,8 @@ show_source(
         "partial = cuda.shared.array": "One number a thread, for the block's maximum and then for its sum.",
         "maximum = max(maximum, scores": "First walk through the row: every thread the maximum of its keys.",
         "while active > 0": "Half the threads take over the other half's number, then half of those: a tree.",
-        "everybody has read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in partial[0] before a slow one has "
-        "read the maximum there.",
+        "everybody has read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in "
+        "partial[0] before a slow one has read the maximum there.",
         "weight = ex2": "Second walk: exponentials, as powers of 2, which the hardware has an instruction for. The scale is "
         "multiplied by log₂ e beforehand, so the result is the same.",
         "scores[token, head, key] *= inverse": "Third walk: the division.",
@@ -421,7 +421,8 @@ curves(
     "What attention keeps in memory",
     log_x=True,
     log_y=True,
-    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; scores in float32, the rest in bfloat16.",
+    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; scores in float32, "
+    "the rest in bfloat16.",
 )
 
 # %% [markdown]
