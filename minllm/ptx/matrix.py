@@ -126,6 +126,4 @@ def movmatrix_trans(word):
     return collective("movmatrix_trans", int(word), transpose_tile)
 
 
-movmatrix_trans = instruction(
-    "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "r", "r", emulation=movmatrix_trans, convergent=True
-)
+movmatrix_trans = instruction("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "r", "r", emulation=movmatrix_trans, convergent=True)

@@ -157,7 +157,8 @@ emulated(load_32, load_32_emulation)
 
 
 def prefetch_l2_emulation(array, index):
-    """prefetch_l2(array, index): start fetching the line of global memory that holds element `index` to the L2 cache. PTX ISA, "prefetch"."""
+    """prefetch_l2(array, index): start fetching the line of global memory with element `index` to the L2 cache. PTX ISA,
+    "prefetch"."""
     if not 0 <= int(index) < array.size:
         fail(f"a prefetch of element {int(index)} of the {array} of {array.size} elements")
 

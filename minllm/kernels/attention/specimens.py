@@ -15,6 +15,7 @@ from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
 from minllm.kernels.attention.split_shape import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
@@ -111,8 +112,11 @@ def split_tensor_core_specimens(dtype):
     """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32)
-    for head_dim, group, splits in ((40, 1, None), (64, 4, None), (80, 8, None), (128, 4, None), (128, 4, 8), (128, 16, None), (256, 8, None)):
-        shape = shape_for(head_dim, group)
-        kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, group, splits, shape)
-        name = f"attention/split_tensor_core/{head_dim}/group_{group}{'/fixed' if splits else ''}/{dtype}"
-        yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, (*TENSOR_CORES, "MOVM.16.MT88"))
+    for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
+        for capability, targets in (((8, 9), ((8, 0), (8, 9))), ((9, 0), ((9, 0), (10, 0)))):  # shapes for small and for large memories
+            shape = shape_for(head_dim, group, MULTIPROCESSORS[capability].block_shared_bytes)
+            kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, group, splits, shape)
+            details = f"{head_dim}/group_{group}{'/fixed' if splits else ''}/{shape.warps}x{shape.stages}"
+            name = f"attention/split_tensor_core/{details}/{dtype}"
+            contains = (*TENSOR_CORES, "MOVM.16.MT88")
+            yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)

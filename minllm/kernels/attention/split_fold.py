@@ -10,7 +10,7 @@ Scores are folded as they are, and their difference to the maximum is scaled: fl
 
 import functools
 
-from numba import cuda, float32
+from numba import cuda
 
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.ptx import ex2

@@ -122,7 +122,7 @@ def make_merges(head_dim, heads, warps):
 
     @cuda.jit(device=True)
     def arrive(parts_in_memory, first_place, arrived):
-        """Count this block in at the head whose first part lies at first_place; returns how many of its blocks came before. For all threads."""
+        """Count this block in at the head whose first part lies at first_place; tells all threads how many blocks came before."""
         arrivals = parts_in_memory[3]
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:

@@ -21,7 +21,6 @@ from minllm.ptx import (
     cp_async_wait_group_1,
     cp_async_wait_group_2,
     cp_async_wait_group_3,
-    shared_address,
 )
 
 WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
@@ -33,19 +32,18 @@ def stage_bytes_of(head_dim, keys):
 
 
 @functools.cache
-def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
-    """(setup, fetch, wait): device functions for a warp's ring; `rings` is the block's shared memory as words.
+def make_ring(head_dim, block_size, head_tiles, keys, warps):
+    """The device function fetch(cursor, heads, batch, cache, warp, lane, stage), which starts copying a warp's rows of a tile.
 
     head_tiles: heads of the line for each KV head.
     """
     block_of, element_of = make_lookup(block_size)
     _, advance = make_walk(warps * keys)
-    row_bytes, stage_bytes = 4 * row_words_of(head_dim), stage_bytes_of(head_dim, keys)
+    row_bytes = 4 * row_words_of(head_dim)
     chunks = -(-head_dim // 16) * 2  # of 16 bytes, in a row
     copies = keys * chunks // 32  # of a lane, for keys
     in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
-    wait_for_oldest = WAIT_FOR_OLDEST[stages]
 
     @cuda.jit(device=True)
     def copy_tile(cursor, batch, cache, warp, lane, stage):
@@ -72,21 +70,11 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
             cp_async_16(uint32(to + keys * row_bytes), value_cache, index, 16 if inside else 0)
 
     @cuda.jit(device=True)
-    def setup(rings, barriers, warp, lane):
-        """Copies by cp.async need no preparation."""
-
-    @cuda.jit(device=True)
-    def fetch(cursor, heads, batch, cache, rings, barriers, warp, lane, stage):
+    def fetch(cursor, heads, batch, cache, warp, lane, stage):
         """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
         if cursor[LEFT] > 0:
-            copy_tile(cursor, batch, cache, warp, lane, uint32(shared_address(rings, 0) + (warp * stages + stage) * stage_bytes))
+            copy_tile(cursor, batch, cache, warp, lane, stage)
             advance(cursor, 1, heads, batch)
         cp_async_commit_group()
 
-    @cuda.jit(device=True)
-    def wait(barriers, warp, stage, parity):
-        """Wait until the oldest tile is there."""
-        wait_for_oldest()
-        cuda.syncwarp()
-
-    return setup, fetch, wait
+    return fetch

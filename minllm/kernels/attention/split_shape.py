@@ -13,14 +13,12 @@ DEFAULT_CAPABILITY = (9, 0)
 
 @dataclass(frozen=True)
 class SplitShape:
-    """warps: of a block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: on a multiprocessor;
-    bulk: the ring is filled by bulk copies, not by cp.async."""
+    """warps: of a block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: on a multiprocessor."""
 
     warps: int
     keys: int
     stages: int
     blocks: int
-    bulk: bool = False
 
     @property
     def tile(self):
@@ -30,7 +28,7 @@ class SplitShape:
 
 def head_tiles_of(group, head_dim):
     """(blocks that share a KV head's query heads, heads of each): at most 16, 8 for large heads, whose accumulators fill the registers."""
-    tiles = -(-group // (16 if head_dim <= 128 else 8))
+    tiles = -(-group // (16 if head_dim <= 96 else 8))
     return tiles, -(-group // tiles)
 
 
@@ -52,13 +50,14 @@ def block_shared_bytes():
 
 
 @functools.cache
-def shape_for(head_dim, group):
-    """The SplitShape for this machine: one block of four warps, with rings as deep as shared memory allows."""
+def shape_for(head_dim, group, shared_bytes=None):
+    """The SplitShape for blocks of at most so much shared memory (by default what this machine allows), rings as deep as that permits."""
+    shared_bytes = shared_bytes or block_shared_bytes()
     _, heads = head_tiles_of(group, head_dim)
     keys = 16 if head_dim > 64 else 32
     for warps, stages in ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)):
         shape = SplitShape(warps, keys, stages, 1)
-        if ring_bytes_of(head_dim, shape) + state_bytes_of(head_dim, heads, warps) <= block_shared_bytes():
+        if ring_bytes_of(head_dim, shape) + state_bytes_of(head_dim, heads, warps) <= shared_bytes:
             break
     return shape
 

@@ -3,11 +3,10 @@
 import functools
 import math
 
-from numba import cuda, float32, int32, uint32, uint64
+from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_bulk_ring import make_bulk_ring
 from minllm.kernels.attention.split_fold import make_folds
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
 from minllm.kernels.attention.split_plan import (
@@ -26,7 +25,7 @@ from minllm.kernels.attention.split_plan import (
     quotient,
     visible_keys,
 )
-from minllm.kernels.attention.split_ring import make_ring, stage_bytes_of
+from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST, make_ring, stage_bytes_of
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_for
 from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.ptx import prefetch_l2, shared_address
@@ -43,16 +42,15 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    stages = shape.stages
-    ring_of = make_bulk_ring if shape.bulk else make_ring
-    setup, fetch, wait = ring_of(head_dim, block_size, head_tiles, keys, warps, stages)
-    barrier_count = stages * warps
+    stages, wait_for_oldest = shape.stages, WAIT_FOR_OLDEST[shape.stages]
+    fetch = make_ring(head_dim, block_size, head_tiles, keys, warps)
     load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads)
     fold_running, _ = make_folds(head_dim, keys, heads)
     share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     stage_bytes, shared_bytes = stage_bytes_of(head_dim, keys), ring_bytes_of(head_dim, shape)
     ring_bytes = shared_bytes // warps
     steps = -(-head_dim // 16)
+    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
     query_count, out_count, score_count, state_count = steps * heads // 4, steps * heads // 2, keys * heads // 32, heads // 4
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
 
@@ -115,7 +113,6 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         warp_max = cuda.shared.array(state_shape, float32)
         warp_sum = cuda.shared.array(state_shape, float32)
         warp_out = cuda.shared.array(out_shape, float32)
-        barriers = cuda.shared.array(barrier_count, uint64)
         arrived = cuda.shared.array(1, int32)
         shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
         batch, cache = (query_start, context_lens, sliding_window, first_key), (key_cache, value_cache, block_tables)
@@ -124,7 +121,6 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         ring = uint32(shared_address(rings, 0) + warp * ring_bytes)
 
         prefetch_block_tables(block_tables)
-        setup(rings, barriers, warp, lane)
         ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
@@ -134,8 +130,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
             now[i] = ahead[i]
         line = cut[LINE]
         for stage in range(stages - 1):
-            fetch(ahead, line_heads, batch, cache, rings, barriers, warp, lane, stage)
-        stage, free_stage, parity = int32(0), int32(stages - 1), uint32(0)
+            fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+        stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
 
         fragments = cuda.local.array(query_count, uint32)
         next_fragments = cuda.local.array(query_count, uint32)
@@ -143,7 +139,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         scores = cuda.local.array(score_count, float32)
         maxima = cuda.local.array(state_count, float32)
         sums = cuda.local.array(state_count, float32)
-        if now[LEFT] > 0:
+        if load_early and now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(next_fragments, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
         while now[LEFT] > 0:  # a head, or a part of one
@@ -153,29 +149,31 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
             position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
             tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
             clear(maxima, sums, acc)
-            for i in range(query_count):
-                fragments[i] = next_fragments[i]
+            if load_early:
+                for i in range(query_count):
+                    fragments[i] = next_fragments[i]
+            else:
+                load_query(fragments, query, row, first_head, heads_left, lane)
             for i in range(CURSOR_FIELDS):
                 following[i] = now[i]
             advance(following, tiles, line_heads, batch)
-            if following[LEFT] > 0:  # its queries travel while this head's keys are computed on
+            if load_early and following[LEFT] > 0:  # its queries travel while this head's keys are computed on
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(next_fragments, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
-                fetch(ahead, line_heads, batch, cache, rings, barriers, warp, lane, free_stage)
-                wait(barriers, warp, stage, parity)
-                tile_at = uint32(ring + stage * stage_bytes)
-                score_tile(scores, fragments, tile_at, lane)
+                fetch(ahead, line_heads, batch, cache, warp, lane, free_stage)
+                wait_for_oldest()
+                cuda.syncwarp()
+                score_tile(scores, fragments, stage, lane)
                 mask_tile(scores, position, start, stop, lane)
                 fold_running(scores, maxima, sums, acc, scale)
-                multiply_values(acc, scores, tile_at, lane)
+                multiply_values(acc, scores, stage, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
-                stage = int32(stage + 1)
-                if stage == stages:
-                    stage = int32(0)
-                    parity = uint32(parity ^ 1)
+                stage = uint32(stage + stage_bytes)
+                if stage == ring + ring_bytes:
+                    stage = ring
 
             share_states(maxima, sums, acc, shared_states, heads_left)
             cuda.syncthreads()

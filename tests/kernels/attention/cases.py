@@ -184,7 +184,9 @@ def run_variant(device, module, case, seed=0, workspace_options=None, **options)
         arrays.scale,
         case.sliding_window,
         max_query_len=max(1, *case.query_lens),
-        workspace=make_workspace(shapes, lambda *size: device.array(np.full(size[0], np.nan, size[1])), lambda *size: device.array(np.zeros(*size))),
+        workspace=make_workspace(
+            shapes, lambda *size: device.array(np.full(size[0], np.nan, size[1])), lambda *size: device.array(np.zeros(*size))
+        ),
         **options,
     )
     guarded_out = np.asarray(device.host(guarded_out))
