@@ -19,6 +19,8 @@ from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
+# Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
+SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
 SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
@@ -113,10 +115,10 @@ def split_tensor_core_specimens(dtype):
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32)
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
-        for capability, targets in (((8, 9), ((8, 0), (8, 9))), ((9, 0), ((9, 0), (10, 0)))):  # shapes for small and for large memories
-            shape = shape_for(head_dim, group, MULTIPROCESSORS[capability].block_shared_bytes)
+        for capability, targets, line_heads in SPLIT_TARGETS:
+            shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
             kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, group, splits, shape)
-            details = f"{head_dim}/group_{group}{'/fixed' if splits else ''}/{shape.warps}x{shape.stages}"
+            details = f"{head_dim}/group_{group}{'/fixed' if splits else ''}/{shape.blocks}x{shape.warps}x{shape.stages}"
             name = f"attention/split_tensor_core/{details}/{dtype}"
             contains = (*TENSOR_CORES, "MOVM.16.MT88")
             yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)

@@ -9,6 +9,7 @@ from minllm.occupancy import MULTIPROCESSORS
 from minllm.runtime.device import current_device, is_available
 
 DEFAULT_CAPABILITY = (9, 0)
+RESERVED_BYTES = 1024  # that the system keeps of shared memory for every block
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,28 @@ def block_shared_bytes():
 
 
 @functools.cache
-def shape_for(head_dim, group, shared_bytes=None):
-    """The SplitShape for blocks of at most so much shared memory (by default what this machine allows), rings as deep as that permits."""
+def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=132):
+    """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes` (by default what this machine allows).
+
+    Few heads are cut among all multiprocessors: one block on each, with the deepest rings, makes the fewest parts to merge. Of many heads
+    a block takes one after another: two blocks, so that one computes and copies while the other merges its warps.
+    """
     shared_bytes = shared_bytes or block_shared_bytes()
-    _, heads = head_tiles_of(group, head_dim)
     keys = 16 if head_dim > 64 else 32
-    for warps, stages in ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)):
-        shape = SplitShape(warps, keys, stages, 1)
-        if ring_bytes_of(head_dim, shape) + state_bytes_of(head_dim, heads, warps) <= shared_bytes:
+    _, heads = head_tiles_of(group, head_dim)
+    single = [SplitShape(warps, keys, stages, 1) for warps, stages in ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))]
+    double = [SplitShape(4, keys, stages, 2) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    for shape in double + single:
+        block_bytes = ring_bytes_of(head_dim, shape) + state_bytes_of(head_dim, heads, shape.warps)
+        if shape.blocks * (block_bytes + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES:
             break
     return shape
+
+
+def shape_of(sizes, sm_count=132):
+    """The SplitShape of a call."""
+    head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
+    return shape_for(sizes.head_dim, sizes.group, sizes.sequences * sizes.kv_heads * head_tiles, sm_count=sm_count)
 
 
 def grid_of(sizes, splits, sm_count, shape):

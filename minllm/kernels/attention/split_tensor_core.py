@@ -1,4 +1,27 @@
-"""(docstring to come)"""
+"""Flash-Decoding on tensor cores: the fastest kernel of decode steps, level with memory where a context is long.
+
+The idea is split_kv.py's: split the context over many blocks, read each key once for all query heads of its KV head, merge states. All
+that counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/s for a microsecond are 36 KB a multiprocessor), and to
+lose no time before the first and after the last of them. What this rung does about it, each part in a file of its own:
+
+    split_ring    every warp has a ring of 16-key tiles in shared memory, filled by cp.async: 100 KB and more a multiprocessor are under
+                  way, and no warp ever waits for another
+    split_tile    both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns
+    split_fold    online softmax in the registers of the scores
+    split_plan    ragged contexts laid on a line of tiles and cut into equal runs, a block each, planned on the device; the ring runs on
+                  over the end of a head, so that memory works while a head is finished
+    split_merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
+    split_shape   warps, stages and blocks
+
+FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
+* itemsize a key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
+
+What was measured on an H200 (32/8 heads of 128, bfloat16; the last column is cuDNN's): one sequence of 8192 keys 2.1 TB/s (2.2), one of
+131072 4.0 (3.8), 16 of 8192 4.1 (4.4), 64 of 4096 4.26 (4.5), 256 of 1024 4.2 (4.5). Small things that mattered: 32-bit instead of 64-bit
+divisions in the plan took 2 of 11 microseconds off a short context, and fetching block tables to L2 while the plan is made some more; the
+queries of the next head are loaded ahead. And what did not help: copies of whole rows by the copy engine, a lane a row, are issued one
+after another (2.4 TB/s with four warps, level with cp.async only with eight), and fetching 256 bytes to L2 for a miss instead of 128.
+"""
 
 import functools
 import math
@@ -26,7 +49,7 @@ from minllm.kernels.attention.split_plan import (
     visible_keys,
 )
 from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST, make_ring, stage_bytes_of
-from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_for
+from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_of
 from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.ptx import prefetch_l2, shared_address
 from minllm.runtime.kernel import check, kernel, launch
@@ -199,7 +222,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, 
     if str(query.dtype) == "float32":
         return split_kv.workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
-    blocks = grid_of(sizes, splits, sm_count, shape or shape_for(sizes.head_dim, sizes.group))
+    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
     return {
         "part_max": ((2 * blocks, heads), "float32"),
@@ -244,7 +267,7 @@ def attention(
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
-    shape = shape or shape_for(sizes.head_dim, sizes.group)
+    shape = shape or shape_of(sizes, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
     chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape)

@@ -77,6 +77,7 @@ def test_shapes_fit_a_hopper_block():
     """As deep as shared memory allows, for every head size and group."""
     for head_dim in (8, 64, 80, 96, 128, 256):
         for group in (1, 4, 8, 16, 71):
-            shape = shape_for(head_dim, group)
-            assert ring_bytes_of(head_dim, shape) <= 227 * 1024 and shape.stages >= 2
-    assert shape_for(128, 4).stages == 4
+            for heads in (1, 10000):
+                shape = shape_for(head_dim, group, heads)
+                assert shape.blocks * ring_bytes_of(head_dim, shape) <= 227 * 1024 and shape.stages >= 2
+    assert (shape_for(128, 4, 8).stages, shape_for(128, 4, 512).blocks) == (4, 2)
