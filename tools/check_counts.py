@@ -6,11 +6,12 @@
 
 A row is a kernel and one of four counts, which may differ by 2 %:
 
-    sectors loaded, sectors stored    32-byte sectors of global memory, as the L1 cache looks them up. What cp.async copies (LDGSTS in
-                                      machine code) is no load to the counter of loads: its sectors, through L1 (.ca) and past it (.cg),
-                                      have counters of their own, which are added.
+    sectors loaded, sectors stored    32-byte sectors of global memory, as the L1 cache looks them up; what cp.async copies is loaded too.
     conflicts of loads, of stores     turns of shared memory beyond those that a request needs anyhow. ldmatrix and cp.async have counters
                                       of their own here too. Those named sass are counted by instructions that ncu adds to the kernel.
+
+The simulator counts what the source says. A compiler that makes one access of two (neighbouring elements that one thread stores, or a
+number that it loads twice) makes the hardware count less, so kernels here say themselves what they move at one time.
 
 Turns can also be lost to what other instructions do in the same cycle, which the simulator does not model and the counter may include: what
 ncu counts by added instructions is recorded beside it, under "counters". A counter that this ncu does not know, or gives no number for, is
@@ -48,6 +49,7 @@ from minllm.sim import tracing
 
 ROOT = Path(__file__).resolve().parents[1]
 BFLOAT16 = ml_dtypes.bfloat16
+COMMAND = "python tools/check_counts.py"
 
 
 # The launches. `put` is what makes a kernel's argument of a NumPy array: nothing for the simulator, a copy for the GPU.
@@ -210,7 +212,7 @@ def check(ncu, results):
     rows, counters = compared(launches, hardware)
     show(rows)
     device = current_device().name
-    head = dict(device=device, date=datetime.date.today().isoformat(), ncu=ncu_version(ncu))
+    head = dict(device=device, date=datetime.date.today().isoformat(), command=COMMAND, ncu=ncu_version(ncu))
     tables = {"rows": [asdict(row) for row in rows], "counters": counters}
     lines = {name: ",\n  ".join(map(json.dumps, entries)) for name, entries in tables.items()}
     body = "".join(f',\n "{name}": [\n  {text}\n ]' for name, text in lines.items())

@@ -26,11 +26,7 @@ def by_instructions(name):
 
 # A count is the sum of its terms; a term is the first of its counters that was measured.
 COUNTS = {
-    "sectors loaded": [
-        (f"{SECTORS}ld.sum",),
-        (f"{SECTORS}ldgsts_cache_access.sum", *by_instructions(f"{SECTORS}ldgsts_cache_access.sum")),
-        (f"{SECTORS}ldgsts_cache_bypass.sum", *by_instructions(f"{SECTORS}ldgsts_cache_bypass.sum")),
-    ],
+    "sectors loaded": [(f"{SECTORS}ld.sum",)],  # those of cp.async (LDGSTS) among them
     "sectors stored": [(f"{SECTORS}st.sum",)],
     "conflicts of loads": [
         (f"{CONFLICTS}ld.sum", *by_instructions(f"{CONFLICTS}ld.sum")),

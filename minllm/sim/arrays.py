@@ -33,7 +33,7 @@ class CheckedArray:
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat_bytes"),
+        *("space", "base", "name", "address", "flat_bytes", "quick"),
     )
 
     def __init__(self, data, space="global", base=0, name=""):
@@ -43,6 +43,7 @@ class CheckedArray:
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
         self.itemsize = data.dtype.itemsize
+        self.quick = data.size if data.ndim == 1 else 0  # indices below it name an element by themselves: the common case
         self.address = base if space == "shared" else None  # of the first byte; looked up when first needed
         self.flat_bytes = data.reshape(-1).view(np.uint8) if data.size else np.empty(0, np.uint8)
 
@@ -71,7 +72,7 @@ class CheckedArray:
         return indices
 
     def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1 and 0 <= index < self.size:  # the common case, and the quick one
+        if type(index) is int and 0 <= index < self.quick:
             return self.data.item(index) if self.integer else self.data[index]
         # NumPy itself refuses what is too large; only negative indices, which it would count from the end, are looked at here.
         try:
@@ -89,7 +90,7 @@ class CheckedArray:
         if self.integer and type(value) is not int:
             value = int(value)
         try:
-            if type(index) is int and self.ndim == 1 and 0 <= index < self.size:
+            if type(index) is int and 0 <= index < self.quick:
                 self.data[index] = value
                 return
             if (min(index) if type(index) is tuple else index) < 0:

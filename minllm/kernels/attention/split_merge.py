@@ -57,10 +57,11 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         thread = cuda.threadIdx.x
         warp, lane = thread // 32, thread % 32
         splits = split_max.shape[2]
-        first_start, first_stop = share_of_split(0, splits, context_lens[sequence], sliding_window, step)
+        context_len = context_lens[sequence]
+        first_start, first_stop = share_of_split(0, splits, context_len, sliding_window, step)
         used = 0  # splits that hold keys: the first so many
         if first_stop > first_start:
-            used = min(splits, (context_lens[sequence] - first_start + first_stop - first_start - 1) // (first_stop - first_start))
+            used = min(splits, (context_len - first_start + first_stop - first_start - 1) // (first_stop - first_start))
 
         maximum = float32(MINUS_INFINITY)
         split = lane
@@ -75,6 +76,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         for i in range(dims_each):
             acc[i] = float32(0.0)
         total = float32(0.0)
+        # exercise: attention.split_merge
         split = warp
         while split < used:
             weight = ex2(split_max[sequence, head, split] - shift)
@@ -84,6 +86,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
                 if dim < head_dim:
                     acc[i] += weight * split_out[sequence, head, split, dim]
             split += warps
+        # end exercise
 
         warp_total = cuda.shared.array(warps, float32)
         warp_out = cuda.shared.array(out_shape, float32)

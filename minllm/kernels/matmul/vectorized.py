@@ -14,8 +14,9 @@ The reads of the next step's tile begin before this step's products, and wait in
 passes behind 64 TILE_K multiply-adds a thread. The fused multiply-adds stay: 128 a cycle on a multiprocessor, 67 TFLOP/s on an
 H200, is the limit of this rung and of every one that has no tensor cores.
 
-Threads to data: 16 x 16 threads own 128 x 128 outputs (8 x 8 threads 64 x 64 of a small product). Thread (ty, tx) has the rows 4 ty to 4 ty + 3 and the same half a tile further down, and the
-columns likewise from 4 tx on, so that the 128-bit loads of neighbouring threads are neighbours too.
+Threads to data: 16 x 16 threads own 128 x 128 outputs (8 x 8 threads own 64 x 64 of a small product). Thread (ty, tx) has the rows 4 ty to
+4 ty + 3 and the same half a tile further down, and the columns likewise from 4 tx on, so that the 128-bit loads of neighbouring threads
+are neighbours too.
 
 Where rows do not begin on 16 bytes there is nothing to read at once, and the tiled product takes over. Source: V. Volkov, "Better
 Performance at Lower Occupancy", GTC 2010; CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory".
@@ -141,7 +142,8 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
 
     x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
-    `tile`, a multiple of 16, overrides the choice by shape. Raises KernelArgumentError where it is not, and where shapes or dtypes do not fit (see `check_arguments`).
+    `tile`, a multiple of 16, overrides the choice by shape. Raises KernelArgumentError where it is not, and where shapes or dtypes do not
+    fit (see `check_arguments`).
     """
     m, n, k = check_arguments(x, weight, out, bias)
     tile = tile or choose_tile(m, n)

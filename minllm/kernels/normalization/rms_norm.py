@@ -77,6 +77,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
         values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
         sum_of_squares = float32(0)
+        # exercise: normalization.rms_norm
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
@@ -96,6 +97,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
                 for k in range(width):
                     values[at + k] *= inverse_rms * weights[at + k]
                 store(out, row + i, values, at)
+        # end exercise
 
     return rms_norm_vector_kernel
 

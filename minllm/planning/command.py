@@ -1,0 +1,87 @@
+"""`minllm plan`: from what was typed to the card or the JSON."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from minllm import costs
+from minllm.costs import Stage
+from minllm.hardware import gpu_named, read_measurements
+from minllm.models.config import ModelConfig
+from minllm.planning import card
+from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, format_name
+from minllm.planning.measured import Comparison, comparisons
+from minllm.planning.plan import Wishes, make_plan
+from minllm.planning.presets import find_config
+
+
+def run(
+    model: str | None, gpu: str, *, dtype: str | None, kv_dtype: str | None, stages: bool = False, json_file: Path | None = None, **wishes
+) -> None:
+    """Print the plan, with `stages` also what each stage moves and computes; without a model, what was predicted and measured on that GPU.
+
+    Raises InvalidOptionError and CheckpointError.
+    """
+    gpu_name, limits = gpu_named(gpu)
+    console = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
+    if model is None:
+        compared = comparisons(gpu_name)
+        print_comparisons(console, gpu_name, compared)
+        write(json_file, dict(gpu=gpu_name, measured=[asdict(one) for one in compared]))
+        return
+    name, config = find_config(model)
+    weights = format_name(dtype, "--dtype") if dtype else config.dtype or "bfloat16"
+    cached = format_name(kv_dtype, "--kv-dtype") if kv_dtype else weights if WEIGHT_FORMATS[weights].matrix_itemsize >= 2 else "bfloat16"
+    context = wishes.pop("context") or min(4096, config.max_position_embeddings)
+    plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, **wishes))
+    number = f"{plan.wishes.tensor_parallel} x " if plan.wishes.tensor_parallel > 1 else ""
+    console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan)))
+    if context > config.max_position_embeddings:
+        console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
+    by_phase = phases(config, plan.wishes)
+    for phase, listed in by_phase.items() if stages else ():
+        console.print("", card.stage_table(f"{phase}, stage by stage{' (one GPU)' if number else ''}", listed), sep="\n")
+    compared = comparisons(gpu_name, config)
+    if compared:
+        console.print()
+        print_comparisons(console, gpu_name, compared)
+    write(json_file, dict(model=name, gpu=gpu_name, **card.as_json(plan, compared), stages=as_values(by_phase)))
+
+
+def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
+    """The stages of one GPU's part of a decode step and of a prefill."""
+    weights, part = WEIGHT_FORMATS[wishes.dtype], costs.shard(config, wishes.tensor_parallel)
+    sizes = (weights.itemsize, KV_ITEMSIZES[wishes.kv_dtype], weights.matrix_itemsize)
+    return dict(
+        decode=costs.decode_stages(part, wishes.batch, wishes.context, *sizes),
+        prefill=costs.prefill_stages(part, wishes.context, *sizes),
+    )
+
+
+def as_values(by_phase: dict[str, list[Stage]]) -> dict[str, list[dict]]:
+    """For JSON, with what is derived."""
+    return {
+        phase: [asdict(stage) | dict(bytes=stage.bytes, arithmetic_intensity=stage.arithmetic_intensity) for stage in listed]
+        for phase, listed in by_phase.items()
+    }
+
+
+def print_comparisons(console: Console, gpu_name: str, compared: list[Comparison]) -> None:
+    """Predicted beside measured, and where the measurements come from."""
+    date = read_measurements()[gpu_name]["date"]
+    console.print(card.as_text(f"predicted and measured on one {gpu_name}, recorded {date}", card.comparison_rows(compared)))
+
+
+def write(json_file: Path | None, values: dict) -> None:
+    """The JSON to a file, to standard output for "-", or nowhere."""
+    if json_file is None:
+        return
+    text = json.dumps(values, ensure_ascii=False) + "\n"
+    if str(json_file) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        json_file.write_text(text, encoding="utf-8")
