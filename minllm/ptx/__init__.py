@@ -126,6 +126,7 @@ from minllm.ptx.mma import (
     mma_m16n8k32_s8,
 )
 from minllm.ptx.register import (
+    keep_register,
     keep_registers,
     setmaxnreg_dec,
     setmaxnreg_inc,
@@ -209,6 +210,7 @@ __all__ = [
     "float_as_uint",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
+    "keep_register",
     "keep_registers",
     "ld_shared_cluster_f32",
     "ld_shared_cluster_u32",

@@ -6,7 +6,7 @@
 import functools
 
 import numpy as np
-from numba import cuda, float32, int32, uint8, uint32
+from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
@@ -32,6 +32,21 @@ from minllm.runtime.tensor_map import tensor_map
 HOPPER = (9, 0)
 SIMULATED_MULTIPROCESSORS = 4  # few, so that blocks compute several tiles
 WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+LOW_BITS, HIGH_BITS = (int(ptx.matrix_descriptor.py_func(0, 16, 8 * LINE_BYTES, 128)) >> shift & 0xFFFFFFFF for shift in (0, 32))
+
+
+@cuda.jit(device=True, forceinline=True)
+def low_word(address):
+    """The lower half of the matrix descriptor of a tile; what lies 16 bytes further on has the next number."""
+    return uint32(LOW_BITS | (address >> 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def descriptor(low):
+    """The matrix descriptor with this lower half: nothing has to be computed for the upper one, which is the same for all."""
+    return uint64(low) | uint64(HIGH_BITS) << uint64(32)
 
 
 def make_produce(tiling: WgmmaTiling, gated: bool):
@@ -66,7 +81,8 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
 def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
     """The device function of a consumer: a warpgroup that multiplies 64 rows of every tile of a block, and writes them."""
     tile_m, tile_n, columns, cluster, stages = tiling.tile_m, tiling.tile_n, tiling.columns(gated), tiling.cluster, tiling.stages
-    stage_bytes, x_bytes, warp_bytes = tiling.stage_bytes, tiling.tile_m * LINE_BYTES, tiling.chunks * CHUNK_BYTES
+    stage_places, warp_bytes = tiling.stage_bytes // 16, tiling.chunks * CHUNK_BYTES
+    x_bytes, consumer_bytes = tiling.tile_m * LINE_BYTES, WARPGROUP_ROWS * LINE_BYTES
     totals = tile_n // 2  # float32 a thread
     _, release, _ = make_ring(tiling)
     tile_at = make_tile_order(tiling.group)
@@ -76,19 +92,19 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     write = make_write(columns, store_chunk)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(total, x_ring, weight_ring, stage, add):
-        """total += the product of a stage's tiles, or = where `add` is 0."""
-        x, weight = ptx.advance_descriptor(x_ring, stage * stage_bytes), ptx.advance_descriptor(weight_ring, stage * stage_bytes)
+    def multiply(total, x_tile, weight_tile, add):
+        """total += the product of two tiles, given by their places in units of 16 bytes, or = where `add` is 0."""
         ptx.wgmma_fence()
         for step in range(TILE_K // 16):
-            wgmma(total, ptx.advance_descriptor(x, 32 * step), ptx.advance_descriptor(weight, 32 * step), add + step)
+            x, weight = descriptor(uint32(x_tile + 2 * step)), descriptor(uint32(weight_tile + 2 * step))
+            wgmma(total, x, weight, add if step == 0 else 1)
         ptx.wgmma_commit_group()
 
     @cuda.jit(device=True, forceinline=True)
     def consume(bias, residual, out, out_map, ring, staging, full, empty, tiles_m, tiles_n, k_steps, thread):
-        consumer, warp, lane = (thread >> 7) - 1, (thread >> 5) - 4, thread & 31
-        x_ring = ptx.matrix_descriptor(ring + consumer * WARPGROUP_ROWS * LINE_BYTES, 16, 8 * LINE_BYTES, 128)
-        weight_ring = ptx.matrix_descriptor(ring + x_bytes, 16, 8 * LINE_BYTES, 128)
+        consumer, warp, lane = cuda.shfl_sync(0xFFFFFFFF, (thread >> 7) - 1, 0), (thread >> 5) - 4, thread & 31
+        x_ring, weight_ring = ptx.keep_register(low_word(ring + consumer * consumer_bytes)), ptx.keep_register(low_word(ring + x_bytes))
+        full, empty = ptx.keep_register(full), ptx.keep_register(empty)
         if copied:
             ptx.fence_proxy_tensormap_acquire(out_map)
         total = cuda.local.array(totals, float32)
@@ -96,9 +112,11 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
         stage, previous, phase = uint32(0), uint32(0), uint32(0)
         number = int32(cuda.blockIdx.x // cluster)
         while number < tiles_m * tiles_n:
+            tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
+            row, column = int32((tile_row * cluster + rank) * tile_m + warp * WARP_ROWS), int32(tile_column * columns)
             for step in range(k_steps):
                 ptx.mbarrier_wait_parity(full + 8 * stage, phase)
-                multiply(total, x_ring, weight_ring, stage, step)
+                multiply(total, x_ring + stage * stage_places, weight_ring + stage * stage_places, step)
                 ptx.wgmma_wait_group_1()  # the products before these are done, these are under way
                 if step > 0:
                     release(empty, previous, thread)
@@ -109,8 +127,6 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
             ptx.wgmma_wait_group_0()
             ptx.keep_registers(total, totals)
             release(empty, previous, thread)
-            tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
-            row, column = int32((tile_row * cluster + rank) * tile_m + warp * WARP_ROWS), int32(tile_column * columns)
             write(total, bias, residual, out_map, out, uint32(staging + warp * warp_bytes), row, column, lane)
             number += int32(cuda.gridDim.x // cluster)
         if copied and lane == 0:
