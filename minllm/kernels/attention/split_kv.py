@@ -134,6 +134,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
     def fold_keys(maxima, sums, acc, scores, value_words):
         """Online softmax: scores become weights; then acc[heads_here, numbers_each] += weight * v."""
         numbers = cuda.local.array(elements, float32)
+        # exercise: attention.split_kv
         for head in range(heads_here):
             maximum = maxima[head]
             for key in range(keys_each):
@@ -148,6 +149,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
                 weight = ex2(scores[key * heads_here + head] - shift)
                 scores[key * heads_here + head] = weight
                 sums[head] += weight
+        # end exercise
         for key in range(keys_each):
             for chunk_index in range(chunks_each):
                 unpack(value_words, 4 * (key * chunks_each + chunk_index), numbers)

@@ -37,6 +37,7 @@ def embedding_kernel(token_ids, embedding, positions, position_embedding, has_po
     """Any hidden size, an element a thread: token_ids, positions [T]; embedding [vocabulary, H]; position_embedding [P, H]; out [T, H]."""
     token = cuda.blockIdx.x
     row = token_ids[token]
+    # exercise: embedding.lookup
     i = cuda.threadIdx.x
     while i < out.shape[1]:
         if has_positions:
@@ -44,6 +45,7 @@ def embedding_kernel(token_ids, embedding, positions, position_embedding, has_po
         else:
             out[token, i] = embedding[row, i]
         i += BLOCK
+    # end exercise
 
 
 @functools.cache

@@ -38,6 +38,7 @@ def advance_kernel(
 ):  # fmt: skip
     """int32 [B] all but block_tables [B, max_blocks] and output_counts [B, vocab] (read only if counts_tokens)."""
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    # exercise: sampling.advance
     if row < new_tokens.shape[0]:
         token = new_tokens[row]
         step[row] += 1
@@ -52,6 +53,7 @@ def advance_kernel(
         else:
             slot_mapping[row] = -1
             context_lens[row] = 0
+    # end exercise
 
 
 def advance(

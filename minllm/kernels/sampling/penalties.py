@@ -45,6 +45,7 @@ def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, pres
     """logits, out float32 [R, vocab]; prompt_mask uint8 [R, vocab]; output_counts int32 [R, vocab]; penalties float32 [R]."""
     token = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     row = cuda.blockIdx.y
+    # exercise: sampling.penalties
     if token < logits.shape[1]:
         x = logits[row, token]
         count = output_counts[row, token]
@@ -57,6 +58,7 @@ def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, pres
         if count > 0:
             x -= presence_penalty[row]
         out[row, token] = x
+    # end exercise
 
 
 @kernel
