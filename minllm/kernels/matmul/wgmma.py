@@ -1,29 +1,50 @@
 """Matrix product of Hopper, last rung: the copy engine and the tensor cores work on their own, and threads only tell them what to do.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])  (+ residual[m, n])          x and weight bfloat16 or float16
+    out[m, n] = silu(gate[m, n]) * up[m, n]           gate and up the products with the first and the second half of weight's rows
+
+A warpgroup (128 threads) starts wgmma: 64 x tile_n outputs += 64 x 16 by 16 x tile_n, both operands straight from shared memory, sums in
+registers. 128 x 256 outputs a block read (128 + 256) 64 elements for 2 * 128 * 256 * 64 operations a step: 85 FLOP a byte from L2.
+
+    roles       One thread of a first warpgroup, the producer, starts the copies of tiles (TMA); two consumer warpgroups multiply them, 64
+                rows each (wgmma_roles.py). A ring of four steps' tiles is between them (wgmma_ring.py). setmaxnreg gives the producer's
+                registers to the consumers, who hold 128 sums a thread.
+    in flight   A consumer starts the products of a step, then waits for those of the step before: the tensor cores have work while it
+                gives tiles back and waits for new ones. Its loop has some 35 instructions for 4 wgmma; with 60, two of them slow (an
+                address that the compiler would rather compute again), the tensor cores stood still 7 % of the time.
+    persistent  As many blocks as multiprocessors, each with one tile after another (tile_order.py): the producer fetches the next
+                tile's first steps while the consumers write this one.
+    epilogue    Bias, residual or the gate are applied to sums in registers, which leave through shared memory and the copy engine while
+                the next tile is multiplied (wgmma_epilogue.py). For the gate, a tile of weight is half gate and half up rows, so that
+                a thread has both sums of an output: 2 I columns of products never reach memory.
+    clusters    Two blocks may share every tile of weight, each fetching half of it for both.
+    tile shape  By what fills the machine: 2048 x 3072 outputs are 192 tiles of 128 x 256, one and a half for each of 132
+                multiprocessors, but 256 tiles of 128 x 192, nearly two (wgmma_tiling.py).
+
+Work: 2 M N K operations; x is read by every column of tiles, weight by every row of tiles (of clusters): M K ceil(N / tile_n) and
+N K ceil(M / tile_m) / cluster elements from L2, each once from memory if L2 holds what neighbouring tiles share; out is written once.
+The result does not depend on which block computes a tile: every run gives the same bits.
+
+Any M, N and K: the copy engine fills with zeros beyond the edges and writes nothing there. Where the rows of x or weight do not begin on
+16 bytes it cannot fetch, and tensor_core takes over.
+
+Source: PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (warp
+specialisation, persistent kernels).
 """
 
 import functools
 
 import numpy as np
-from numba import cuda, float32, int32, uint8, uint32, uint64
+from numba import cuda, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
-from minllm.kernels.matmul.tile_order import make_tile_order
-from minllm.kernels.matmul.wgmma_epilogue import (
-    CHUNK_BYTES,
-    CHUNK_COLUMNS,
-    WARP_ROWS,
-    make_copy_chunk,
-    make_output_pair,
-    make_store_chunk,
-    make_write,
-)
-from minllm.kernels.matmul.wgmma_ring import make_fetch, make_ring
-from minllm.kernels.matmul.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP_ROWS, WgmmaTiling, choose_tiling
+from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, WARP_ROWS
+from minllm.kernels.matmul.wgmma_ring import make_ring
+from minllm.kernels.matmul.wgmma_roles import make_consume, make_produce
+from minllm.kernels.matmul.wgmma_tiling import TILE_K, WgmmaTiling, choose_tiling
 from minllm.kernels.vector import address, vectors_a_row
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
@@ -31,108 +52,6 @@ from minllm.runtime.tensor_map import tensor_map
 
 HOPPER = (9, 0)
 SIMULATED_MULTIPROCESSORS = 4  # few, so that blocks compute several tiles
-WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
-
-
-LOW_BITS, HIGH_BITS = (int(ptx.matrix_descriptor.py_func(0, 16, 8 * LINE_BYTES, 128)) >> shift & 0xFFFFFFFF for shift in (0, 32))
-
-
-@cuda.jit(device=True, forceinline=True)
-def low_word(address):
-    """The lower half of the matrix descriptor of a tile; what lies 16 bytes further on has the next number."""
-    return uint32(LOW_BITS | (address >> 4))
-
-
-@cuda.jit(device=True, forceinline=True)
-def descriptor(low):
-    """The matrix descriptor with this lower half: nothing has to be computed for the upper one, which is the same for all."""
-    return uint64(low) | uint64(HIGH_BITS) << uint64(32)
-
-
-def make_produce(tiling: WgmmaTiling, gated: bool):
-    """The device function of the producer: one thread, which fetches all tiles of a block as far ahead as the ring has stages."""
-    tile_m, columns, cluster, stages, stage_bytes = tiling.tile_m, tiling.columns(gated), tiling.cluster, tiling.stages, tiling.stage_bytes
-    half = tiling.tile_n // 2
-    fetch, tile_at = make_fetch(tiling), make_tile_order(tiling.group)
-
-    @cuda.jit(device=True, forceinline=True)
-    def produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, n):
-        ptx.fence_proxy_tensormap_acquire(x_map)
-        ptx.fence_proxy_tensormap_acquire(weight_map)
-        rank = int32(ptx.cluster_ctarank())
-        stage, phase = uint32(0), uint32(0)
-        number = int32(cuda.blockIdx.x // cluster)
-        while number < tiles_m * tiles_n:
-            tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
-            row, first_half = int32((tile_row * cluster + rank) * tile_m), int32(tile_column * columns)
-            second_half = int32(first_half + (n if gated else half))
-            for step in range(k_steps):
-                ptx.mbarrier_wait_parity(empty + 8 * stage, phase ^ uint32(1))
-                tile, k = uint32(ring + stage * stage_bytes), int32(step * TILE_K)
-                fetch(x_map, weight_map, tile, full + 8 * stage, k, row, first_half, second_half, rank)
-                stage = uint32(stage + 1)
-                if stage == stages:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
-            number += int32(cuda.gridDim.x // cluster)
-
-    return produce
-
-
-def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
-    """The device function of a consumer: a warpgroup that multiplies 64 rows of every tile of a block, and writes them."""
-    tile_m, tile_n, columns, cluster, stages = tiling.tile_m, tiling.tile_n, tiling.columns(gated), tiling.cluster, tiling.stages
-    stage_places, warp_bytes = tiling.stage_bytes // 16, tiling.chunks * CHUNK_BYTES
-    x_bytes, consumer_bytes = tiling.tile_m * LINE_BYTES, WARPGROUP_ROWS * LINE_BYTES
-    totals = tile_n // 2  # float32 a thread
-    _, release, _ = make_ring(tiling)
-    tile_at = make_tile_order(tiling.group)
-    wgmma = ptx.make_wgmma(tile_n, WGMMA_DTYPES[dtype])
-    output_pair = make_output_pair(columns // 2, gated)
-    store_chunk = make_copy_chunk(dtype, output_pair, tiling.chunks) if copied else make_store_chunk(dtype, output_pair, paired)
-    write = make_write(columns, store_chunk)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply(total, x_tile, weight_tile, add):
-        """total += the product of two tiles, given by their places in units of 16 bytes, or = where `add` is 0."""
-        ptx.wgmma_fence()
-        for step in range(TILE_K // 16):
-            x, weight = descriptor(uint32(x_tile + 2 * step)), descriptor(uint32(weight_tile + 2 * step))
-            wgmma(total, x, weight, add if step == 0 else 1)
-        ptx.wgmma_commit_group()
-
-    @cuda.jit(device=True, forceinline=True)
-    def consume(bias, residual, out, out_map, ring, staging, full, empty, tiles_m, tiles_n, k_steps, thread):
-        consumer, warp, lane = cuda.shfl_sync(0xFFFFFFFF, (thread >> 7) - 1, 0), (thread >> 5) - 4, thread & 31
-        x_ring, weight_ring = ptx.keep_register(low_word(ring + consumer * consumer_bytes)), ptx.keep_register(low_word(ring + x_bytes))
-        full, empty = ptx.keep_register(full), ptx.keep_register(empty)
-        if copied:
-            ptx.fence_proxy_tensormap_acquire(out_map)
-        total = cuda.local.array(totals, float32)
-        rank = int32(ptx.cluster_ctarank())
-        stage, previous, phase = uint32(0), uint32(0), uint32(0)
-        number = int32(cuda.blockIdx.x // cluster)
-        while number < tiles_m * tiles_n:
-            tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
-            row, column = int32((tile_row * cluster + rank) * tile_m + warp * WARP_ROWS), int32(tile_column * columns)
-            for step in range(k_steps):
-                ptx.mbarrier_wait_parity(full + 8 * stage, phase)
-                multiply(total, x_ring + stage * stage_places, weight_ring + stage * stage_places, step)
-                ptx.wgmma_wait_group_1()  # the products before these are done, these are under way
-                if step > 0:
-                    release(empty, previous, thread)
-                previous = stage
-                stage = uint32(stage + 1)
-                if stage == stages:
-                    stage, phase = uint32(0), uint32(phase ^ 1)
-            ptx.wgmma_wait_group_0()
-            ptx.keep_registers(total, totals)
-            release(empty, previous, thread)
-            write(total, bias, residual, out_map, out, uint32(staging + warp * warp_bytes), row, column, lane)
-            number += int32(cuda.gridDim.x // cluster)
-        if copied and lane == 0:
-            ptx.cp_async_bulk_wait_group_read_0()
-
-    return consume
 
 
 @functools.cache
