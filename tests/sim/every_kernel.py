@@ -68,6 +68,7 @@ FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of floa
 APPROXIMATE = "2**x and 1/x are approximate on a GPU (PTX ISA: 2**-22 and 1 unit in the last place), and rounded exactly here"
 ROUNDED = {
     "matmul_tiled_kernel": FUSED,
+    "matmul_vectorized_kernel": FUSED,
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
@@ -255,7 +256,8 @@ def wgmma_product():
     tiles = M // tiling.tile_m * (N // tiling.tile_n)
     asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b // tiling.cluster, out_map=M * N * b)
     moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
-    return partial(matmul_wgmma, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums: tensor cores cut off bits where the simulator rounds
+    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 
 @row
@@ -265,7 +267,9 @@ def wgmma_product_with_silu():
     tiles = M // tiling.tile_m * (2 * F // tiling.tile_n)
     asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b, out_map=M * F * b)
     moved = Expected(asked, dict(x_map=M * K * b), 4 * M * F * K)
-    return partial(matmul_silu_and_multiply, numbers(M, K), numbers(2 * F, K), numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
+    x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
+    gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
+    return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 
 @row
