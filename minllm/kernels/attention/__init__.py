@@ -6,6 +6,7 @@
     flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
     split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch
+    split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
 
 Every variant but the reference is a module with two functions:
 
@@ -49,8 +50,8 @@ class Variants(Mapping):
         return len(self.names)
 
 
-VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv", "split_tensor_core")
-DECODE_VARIANTS = ("split_kv", "split_tensor_core")  # they take one new token a sequence
+VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv", "split_tensor_core", "split_unified_maximum")
+DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum")  # they take one new token a sequence
 
 
 def choose(max_query_len, dtype=None):

@@ -113,7 +113,7 @@ def split_kv_specimens(dtype):
 def split_tensor_core_specimens(dtype):
     """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
-    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32)
+    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32)
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
         for capability, targets, line_heads in SPLIT_TARGETS:
             shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
@@ -122,3 +122,7 @@ def split_tensor_core_specimens(dtype):
             name = f"attention/split_tensor_core/{details}/{dtype}"
             contains = (*TENSOR_CORES, "MOVM.16.MT88")
             yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)
+    shape = shape_for(128, 4, 8, MULTIPROCESSORS[9, 0].block_shared_bytes)
+    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, unified=True)
+    name, hopper = f"attention/split_unified_maximum/128/group_4/{dtype}", ((9, 0),)
+    yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)

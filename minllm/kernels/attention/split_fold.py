@@ -10,12 +10,15 @@ Scores are folded as they are, and their difference to the maximum is scaled: fl
 
 import functools
 
-from numba import cuda
+from numba import cuda, float32, int32
 
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.ptx import ex2
 
 ALL_LANES = 0xFFFFFFFF
+# Exponents to base 2 up to which weights, their sums and their products with values stay far from overflow, and the smallest sum whose
+# weights keep their precision. float16 holds 2**-24 to 2**16, bfloat16 about the numbers of float32.
+BANDS = {"float16": (15.0, 2.0**-4), "bfloat16": (90.0, 2.0**-90)}
 
 
 @cuda.jit(device=True)
@@ -66,3 +69,21 @@ def make_folds(head_dim, keys, heads):
         return highest
 
     return fold_running, fold_unified
+
+
+@functools.cache
+def make_guard(dtype, warps):
+    """The device function left_band(warp_sum, highest, heads_left) -> int32: whether this thread knows of scores too far from phi."""
+    highest_exponent, smallest_sum = BANDS[dtype]
+
+    @cuda.jit(device=True)
+    def left_band(warp_sum, highest, heads_left):
+        """highest: the largest exponent that this thread has met; warp_sum [warps, heads]: the block's sums."""
+        total = float32(1.0)
+        if cuda.threadIdx.x < heads_left:
+            total = float32(0.0)
+            for warp in range(warps):
+                total += warp_sum[warp, cuda.threadIdx.x]
+        return int32(1) if highest > float32(highest_exponent) or total < float32(smallest_sum) else int32(0)
+
+    return left_band

@@ -30,7 +30,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_fold import make_folds
+from minllm.kernels.attention.split_fold import make_folds, make_guard
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
@@ -51,15 +51,16 @@ from minllm.kernels.attention.split_plan import (
 from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST, make_ring, stage_bytes_of
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_of
 from minllm.kernels.attention.split_tile import make_tile_products
-from minllm.ptx import prefetch_l2, shared_address
+from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, group, splits, shape):
-    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape."""
+def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False):
+    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape; unified: one maximum
+    for all scores (split_unified_maximum.py)."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
@@ -68,7 +69,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
     stages, wait_for_oldest = shape.stages, WAIT_FOR_OLDEST[shape.stages]
     fetch = make_ring(head_dim, block_size, head_tiles, keys, warps)
     load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads)
-    fold_running, _ = make_folds(head_dim, keys, heads)
+    fold_running, fold_unified = make_folds(head_dim, keys, heads)
+    left_band = make_guard(dtype, warps)
     share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     stage_bytes, shared_bytes = stage_bytes_of(head_dim, keys), ring_bytes_of(head_dim, shape)
     ring_bytes = shared_bytes // warps
@@ -92,12 +94,12 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         return int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
 
     @cuda.jit(device=True)
-    def clear(maxima, sums, acc):
-        """The state of no keys."""
+    def clear(maxima, sums, acc, maximum):
+        """The state of no keys, with -inf or a unified maximum."""
         for i in range(out_count):
             acc[i] = float32(0.0)
         for i in range(state_count):
-            maxima[i] = float32(MINUS_INFINITY)
+            maxima[i] = maximum
             sums[i] = float32(0.0)
 
     @cuda.jit(device=True)
@@ -131,6 +133,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         scale,  # times log2(e): exponentials are to base 2
         sliding_window,
         first_key,
+        phi,  # the unified maximum, in units of q . k
     ):
         rings = cuda.shared.array(0, uint32, alignment=128)
         warp_max = cuda.shared.array(state_shape, float32)
@@ -165,13 +168,15 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
         if load_early and now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(next_fragments, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
+        rescued = False  # whether the unified maximum has failed these tiles, which are taken again with the running one
         while now[LEFT] > 0:  # a head, or a part of one
             row = query_start[uint32(now[SEQUENCE])]
             first_head, heads_left = heads_of(now[HEAD])
             start, stop = visible_keys(now[SEQUENCE], batch)
             position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
             tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
-            clear(maxima, sums, acc)
+            clear(maxima, sums, acc, phi if unified and not rescued else float32(MINUS_INFINITY))
+            highest = float32(MINUS_INFINITY)
             if load_early:
                 for i in range(query_count):
                     fragments[i] = next_fragments[i]
@@ -189,7 +194,10 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
                 cuda.syncwarp()
                 score_tile(scores, fragments, stage, lane)
                 mask_tile(scores, position, start, stop, lane)
-                fold_running(scores, maxima, sums, acc, scale)
+                if unified and not rescued:
+                    highest = fold_unified(scores, maxima, sums, highest, scale)
+                else:
+                    fold_running(scores, maxima, sums, acc, scale)
                 multiply_values(acc, scores, stage, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
@@ -200,6 +208,20 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape):
 
             share_states(maxima, sums, acc, shared_states, heads_left)
             cuda.syncthreads()
+            if unified:
+                if not rescued and cuda.syncthreads_or(left_band(warp_sum, highest, heads_left)):
+                    rescued = True
+                    cp_async_wait_group_0()  # what was fetched meanwhile is fetched again
+                    cuda.syncwarp()
+                    for i in range(CURSOR_FIELDS):
+                        ahead[i] = now[i]
+                    for i in range(stages - 1):
+                        fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + i * stage_bytes))
+                    stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
+                    if load_early:
+                        load_query(next_fragments, query, row, first_head, heads_left, lane)
+                    continue
+                rescued = False
             if tiles == now[TILES]:
                 write_whole(shared_states, out, row, first_head, heads_left, scale)
             else:
@@ -257,20 +279,31 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    dtype = str(query.dtype)
-    check(
-        max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
-        f"split_tensor_core takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
-        f"{max_query_len}: use flash_attention_2",
-    )
-    if dtype == "float32":
+    check_single_tokens("split_tensor_core", sizes, max_query_len, splits)
+    if str(query.dtype) == "float32":
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
+    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape)
+
+
+def check_single_tokens(name, sizes, max_query_len, splits):
+    """Raise KernelArgumentError for more than one new token a sequence, or no splits."""
+    check(
+        max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
+        f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
+        f"{max_query_len}: use flash_attention_2",
+    )
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
+
+
+def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None):
+    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k."""
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
+    dtype = str(query.dtype)
     shape = shape or shape_of(sizes, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
-    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape)
-    numbers = (float(scale * LOG2_E), int(sliding_window), 0)
+    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None)
+    numbers = (float(scale * LOG2_E), int(sliding_window), 0, float(phi or 0.0))
     arguments = (query, key_cache, value_cache, out, *states, query_start, context_lens, block_tables, *numbers)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
