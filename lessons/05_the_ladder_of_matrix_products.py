@@ -181,9 +181,8 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 #
 # ```mermaid
 # flowchart LR
-#     A["x and weight<br/>global memory"] -- "once a tile" --> B["tile of x, tile of weight<br/>shared memory"]
-#     B -- "8 + 8 numbers<br/>for 64 products" --> C["8 × 8 sums a thread<br/>registers"]
-#     C -- "once, at the end" --> D["out<br/>global memory"]
+#     A["x, weight<br/>global memory"] -- "once<br/>a tile" --> B["two tiles<br/>shared memory"]
+#     B -- "16 numbers,<br/>64 products" --> C["8 × 8 sums<br/>registers"]
 # ```
 #
 # A tile of $t \times t$ results moves $2t$ numbers for $2t^2$ operations: $t / \mathrm{itemsize}$ operations a byte. The
@@ -228,10 +227,10 @@ from minllm.course import heat_map
 
 
 def turns(pitch):
-    """[turns, banks]: 1 where a bank works, when lanes store elements k = 0 to 15 of two rows, `pitch` words between k's."""
+    """[turns, banks]: 1 where a bank works. Lanes store k = 0 to 15 of two rows; from k to k + 1 are `pitch` words."""
     banks = [(k * pitch + row) % 32 for row in range(2) for k in range(16)]
     waiting = [banks.count(bank) for bank in range(32)]
-    return np.array([[1.0 if waiting[bank] > turn else np.nan for bank in range(32)] for turn in range(max(waiting))])
+    return np.array([[1.0 if count > turn else np.nan for count in waiting] for turn in range(max(waiting))])
 
 
 heat_map(
