@@ -19,6 +19,7 @@ TINY_CASES = [
     attention.decode_case("split_tensor_core", 2, 20, **TINY_HEADS),
     attention.decode_case("split_tensor_core", 2, 24, **TINY_HEADS, layout="contiguous"),
     attention.decode_case("split_tensor_core", 3, 40, **TINY_HEADS, layout="ragged"),
+    attention.decode_case("split_unified_maximum", 2, 20, **TINY_HEADS),
     projection.fill_case(3, 32, 1, 16),
     projection.project_case(32, 2, 1, 16, 4),
     glue.embedding_case(5, 16, 7),

@@ -130,5 +130,6 @@ def cases() -> list[KernelCase]:
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
     decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in ("contiguous", "ragged")]
     decode += [decode_case("split_tensor_core", sequences, context) for sequences, context in ((1, 1024), (64, 1024))]
+    decode += [decode_case("split_unified_maximum", *sizes, layout="contiguous") for sizes in ((1, 8192), (64, 4096))]
     decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
     return [*prefill, *decode]
