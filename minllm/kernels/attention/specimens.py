@@ -1,5 +1,7 @@
 """The attention kernels as they are launched: every variant, with the tiles that launches choose for common and for awkward head sizes."""
 
+from numba.cuda import types
+
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.attention import (
     flash_attention_1,
@@ -7,6 +9,7 @@ from minllm.kernels.attention import (
     flash_attention_2_float32,
     materialized,
     materialized_projection,
+    split_cascade,
     split_kv,
     split_merge,
     split_tensor_core,
@@ -113,7 +116,7 @@ def split_kv_specimens(dtype):
 def split_tensor_core_specimens(dtype):
     """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
-    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32)
+    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *[types.none] * 3)
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
         for capability, targets, line_heads in SPLIT_TARGETS:
             shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
@@ -126,3 +129,14 @@ def split_tensor_core_specimens(dtype):
     kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, unified=True)
     name, hopper = f"attention/split_unified_maximum/128/group_4/{dtype}", ((9, 0),)
     yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)
+    seeded, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, seeded=True)
+    states = (array(FLOAT32, 3), array(FLOAT32, 3), array(FLOAT32, 4))
+    name = f"attention/split_cascade/suffix/128/group_4/{dtype}"
+    yield Specimen(name, seeded, (*arguments[:-3], *states), threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)
+    for head_dim in (64, 128):
+        prefix, threads, shared_bytes = split_cascade.make_prefix_kernel(dtype, head_dim, BLOCK_SIZE, 4)
+        batch = (array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
+        yield Specimen(
+            f"attention/split_cascade/prefix/{head_dim}/group_4/{dtype}", prefix, (*inputs(dtype), *states, *batch), threads, 1, shared_bytes,
+            TENSOR_CORES,
+        )  # fmt: skip

@@ -30,7 +30,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_fold import make_folds, make_guard
+from minllm.kernels.attention.split_fold import make_folds, make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
@@ -58,9 +58,9 @@ MINUS_INFINITY = -math.inf
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False):
+def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False, seeded=False):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape; unified: one maximum
-    for all scores (split_unified_maximum.py)."""
+    for all scores (split_unified_maximum.py); seeded: sequences start from the states of a prefix (split_cascade.py)."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
@@ -71,6 +71,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
     load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads)
     fold_running, fold_unified = make_folds(head_dim, keys, heads)
     left_band = make_guard(dtype, warps)
+    seed = make_seed(head_dim, heads)
     share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     stage_bytes, shared_bytes = stage_bytes_of(head_dim, keys), ring_bytes_of(head_dim, shape)
     ring_bytes = shared_bytes // warps
@@ -134,6 +135,9 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         sliding_window,
         first_key,
         phi,  # the unified maximum, in units of q . k
+        prefix_max,  # [shares, sequences, heads], or None
+        prefix_sum,  # the same
+        prefix_out,  # [shares, sequences, heads, head_dim], or None
     ):
         rings = cuda.shared.array(0, uint32, alignment=128)
         warp_max = cuda.shared.array(state_shape, float32)
@@ -177,6 +181,10 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
             tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
             clear(maxima, sums, acc, phi if unified and not rescued else float32(MINUS_INFINITY))
             highest = float32(MINUS_INFINITY)
+            if seeded:
+                if now[TILE] == 0 and warp == 0:
+                    prefix = (prefix_max, prefix_sum, prefix_out)
+                    seed(maxima, sums, acc, prefix, now[SEQUENCE], first_head, heads_left, scale, lane)
             if load_early:
                 for i in range(query_count):
                     fragments[i] = next_fragments[i]
@@ -296,14 +304,17 @@ def check_single_tokens(name, sizes, max_query_len, splits):
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
-def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None):
-    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k."""
+def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0):
+    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k; from the states of a prefix on, and
+    only on keys from first_key on, if those are given."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
     dtype = str(query.dtype)
     shape = shape or shape_of(sizes, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
-    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None)
-    numbers = (float(scale * LOG2_E), int(sliding_window), 0, float(phi or 0.0))
+    chosen, threads, shared_bytes = make_kernel(
+        dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None, prefix is not None
+    )
+    numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0), *(prefix or (None, None, None)))
     arguments = (query, key_cache, value_cache, out, *states, query_start, context_lens, block_tables, *numbers)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
