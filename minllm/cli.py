@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, inspect, doctor.
+"""The command line: generate, chat, bench, plan, inspect, doctor, exercise, check.
 
 Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
 Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
@@ -49,7 +49,12 @@ ModelOption = Annotated[
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
 VariantOption = Annotated[
-    list[str] | None, typer.Option("--variant", metavar="STAGE=NAME", help="Use this kernel for a stage (GPU). May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="STAGE=NAME",
+        help="Use this kernel for a stage (GPU), or that of an exercise's FILE.py (simulated without a GPU). May be repeated.",
+    ),
 ]
 MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to generate.")]
 TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
@@ -86,7 +91,9 @@ def root(
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
     model: ModelOption = None,
-    max_tokens: MaxTokensOption = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate. Default: 128, or 8 where the simulator takes part.", show_default=False)
+    ] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
@@ -108,6 +115,9 @@ def generate(
 
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         llm = load(model, device, dtype, variant)
+        simulated = note_simulated(llm)
+        if max_tokens is None:
+            max_tokens = 8 if simulated else 128
         params = sampling_params(
             llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=stop,
@@ -207,6 +217,48 @@ def bench_perplexity(
         benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
 
 
+@bench_app.command("simulator")
+def bench_simulator(
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,
+    suite: Annotated[bool, typer.Option("--suite", help="Run and time every simulated test too: some minutes, in a clone.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """How fast the simulator runs kernels on this processor, held against what is allowed; exit code 1 beyond it. Needs no GPU."""
+    with user_errors():
+        from minllm.bench import simulator as benchmark
+
+        if not benchmark.run(repeats, json_file, suite):
+            raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, a directory, or a known shape; without, what was measured."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    kv_dtype: Annotated[str | None, typer.Option(help="Of cached keys and values; default as the weights.", show_default=False)] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
+    memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Memory, largest batch, the least time a step can take, and cost of any model on any GPU. Needs neither weights nor GPU."""
+    with user_errors():
+        from minllm.planning import command
+
+        wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
+        command.run(model, gpu, dtype=dtype, kv_dtype=kv_dtype, json_file=json_file, memory_share=memory_share, **wishes)
+
+
 @app.command()
 def inspect(
     kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
@@ -242,6 +294,34 @@ def doctor() -> None:
             raise typer.Exit(1)
 
 
+@app.command()
+def exercise(
+    lesson: Annotated[
+        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number or an exercise's name.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write them.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
+) -> None:
+    """List the course's exercises, or write some to work on: a Python file and a notebook each, and a test."""
+    with user_errors():
+        from minllm.course import commands
+
+        commands.exercise(lesson, out, force)
+
+
+@app.command()
+def check(
+    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="The file to check; its exercise's name may come first.")],
+    file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
+) -> None:
+    """Check an exercise's file: a ladder of cases, up to the first that fails. Needs no GPU."""
+    with user_errors():
+        from minllm.course import commands
+
+        if not commands.check(name_or_file, file):
+            raise typer.Exit(1)
+
+
 def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None):
     """The LLM that the options ask for, with progress bars on standard error where somebody watches."""
     from minllm import LLM
@@ -250,14 +330,26 @@ def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list
     return LLM(model, device=device.value, dtype=dtype.value, kernel_variants=variants(variant), progress=progress)
 
 
-def variants(texts: list[str] | None) -> dict[str, str] | None:
-    """["attention=naive"] as {"attention": "naive"}."""
+def note_simulated(llm) -> bool:
+    """Whether kernels of the reader's own run in the simulator; says so on standard error, because it takes its time."""
+    stages = getattr(llm.engine.ops, "kernels", {})
+    if stages:
+        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
+    return bool(stages)
+
+
+def variants(texts: list[str] | None) -> dict[str, Any] | None:
+    """["attention=naive"] as {"attention": "naive"}; the kernel of an exercise's file where one is given instead of a name."""
     pairs = {}
     for text in texts or []:
         stage, equals, name = text.partition("=")
         if not (stage and equals and name):
             raise InvalidOptionError(f"--variant {text} is not allowed: write STAGE=NAME, for example --variant matmul=naive.")
         pairs[stage] = name
+        if name.endswith(".py"):
+            from minllm.course.plug import own_kernel
+
+            pairs[stage] = own_kernel(stage, Path(name))
     return pairs or None
 
 

@@ -47,3 +47,7 @@ class EngineBusyError(MinLLMError):
 
 class BlockPoolError(MinLLMError):
     """The KV cache's blocks were used against their rules: two reservations by one owner, or a release of blocks that nobody holds."""
+
+
+class ExerciseError(MinLLMError):
+    """An exercise cannot be written or checked as asked: no such name, a file in the way, a reader's file that cannot be imported."""

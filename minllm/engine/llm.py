@@ -31,7 +31,8 @@ class LLM:
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
     block_size: tokens in a block of the KV cache. gpu_memory_utilization: the share of the GPU's memory to use in all.
-    kernel_variants: {stage: variant} overrides the choice of kernels on a GPU.
+    kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
+    (ops/own_kernels.py) also runs on a CPU, in the simulator.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
     seed: what requests without a seed of their own draw from.
     load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
@@ -54,7 +55,7 @@ class LLM:
         block_size: int = 16,
         gpu_memory_utilization: float = 0.9,
         quantization: str | None = None,
-        kernel_variants: dict[str, str] | None = None,
+        kernel_variants: dict[str, Any] | None = None,
         enforce_eager: bool = False,
         seed: int = 0,
         load_format: str = "auto",

@@ -110,13 +110,25 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
     if device == "cpu":
         if options.kernel_variants:
-            raise InvalidOptionError("kernel_variants chooses among GPU kernels, and this LLM runs on the CPU: leave it out.")
+            return _simulated_stage_ops(dtype, options)
         from minllm.ops.numpy_ops import NumpyOps
 
         return NumpyOps(dtype)
     from minllm.ops.cuda_ops import CudaOps
 
     return CudaOps(dtype, kernel_variants=options.kernel_variants)
+
+
+def _simulated_stage_ops(dtype: str, options: EngineOptions):
+    """NumPy with some stages' kernels in the simulator."""
+    from minllm.ops.own_kernels import own_kernels
+
+    own = own_kernels(options.kernel_variants)
+    if len(own) < len(options.kernel_variants):
+        raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
+    from minllm.ops.simulated_stage import SimulatedStageOps
+
+    return SimulatedStageOps(dtype, own)
 
 
 def _cache_budget(device: str, ops, config: ModelConfig, options: EngineOptions) -> int:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
@@ -14,6 +16,12 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
     if not allowed:
         raise InvalidOptionError(f"{name}={given!r} is not allowed: {name} is {meaning}.")
+
+
+def _is_variant(item: tuple[Any, Any]) -> bool:
+    """Whether (stage, variant) may be an entry of kernel_variants: a name, a launcher, or a module with attention."""
+    stage, variant = item
+    return isinstance(stage, str) and (isinstance(variant, str | OwnKernel) or callable(variant) or hasattr(variant, "attention"))
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class EngineOptions:
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     quantization: str | None = None
-    kernel_variants: dict[str, str] | None = None
+    kernel_variants: dict[str, Any] | None = None
     enforce_eager: bool = False
     seed: int = 0
     load_format: str = "auto"
@@ -51,8 +59,8 @@ class EngineOptions:
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
         _check(isinstance(self.enforce_eager, bool), "enforce_eager", self.enforce_eager, "True or False")
         variants = self.kernel_variants
-        is_table = variants is None or (isinstance(variants, dict) and all(isinstance(x, str) for item in variants.items() for x in item))
-        _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}')
+        is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))
+        _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
 

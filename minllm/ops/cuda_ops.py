@@ -1,7 +1,8 @@
 """The forward's operations as kernels: the engine on a GPU, or, slowly, in the simulator.
 
 Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; nothing waits for anything.
-`kernel_variants` overrides the choice by name, for lessons and measurements: {"matmul": "tiled", "attention": "flash_attention_1"}.
+`kernel_variants` overrides the choice by name, for lessons and measurements: {"matmul": "tiled", "attention": "flash_attention_1"};
+a launcher instead of a name is a kernel of your own (own_kernels.py).
 
 One liberty with the protocol: `add_norm` adds into the residual that it is given, in place, because the decoder never looks at
 the old one again; it saves an allocation and a write a layer.
@@ -26,6 +27,7 @@ from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -35,13 +37,14 @@ GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 class CudaOps:
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
-    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, str] | None = None, simulated: bool = False):
+    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False):
         """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU."""
         found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         if found not in DTYPES.values():
             raise KernelArgumentError(f"CudaOps computes in {', '.join(DTYPES)}, not in {dtype}.")
         self.dtype = found
-        self.variants = check_variants(kernel_variants or {})
+        self.own = own_kernels(kernel_variants or {})
+        self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream = None, None, None
         if not simulated:
             from minllm.runtime.memory import device_memory
@@ -93,7 +96,7 @@ class CudaOps:
         if norm.kind == "layer_norm":
             layer_norm(x, norm.weight, norm.bias, out, norm.epsilon, residual, self.stream)
         else:
-            rms_norm(x, norm.weight, out, norm.epsilon, residual, self.stream)
+            self._launcher("rms_norm", rms_norm)(x, norm.weight, out, norm.epsilon, residual, self.stream)
         return out, x if residual is None else residual
 
     def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
@@ -125,10 +128,14 @@ class CudaOps:
         if name == "split_kv" and batch.max_query_len != 1:  # it takes single tokens; a prompt needs another even where it was asked for
             name = attention_kernels.choose(batch.max_query_len, self.dtype)
         variant = attention_kernels.VARIANTS[name]
+        own = self.own.get("attention")
+        launch_attention = variant.attention
+        if own is not None and own.takes(batch.max_query_len):
+            variant, launch_attention = own, own.launch
         shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
         workspace = {scratch: self.empty(shape, dtype) for scratch, (shape, dtype) in shapes.items()}
         out = self.empty(query.shape, self.dtype)
-        variant.attention(
+        launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
         )  # fmt: skip
@@ -139,10 +146,11 @@ class CudaOps:
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
-        if x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv":
+        by_gemv = x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv"
+        if by_gemv and not {"matmul", "silu_and_multiply"} & self.own.keys():
             gated_gemv(x, gate_up, activated, self.stream)
         else:
-            silu_and_multiply(self.linear(x, gate_up), activated, self.stream)
+            self._launcher("silu_and_multiply", silu_and_multiply)(self.linear(x, gate_up), activated, self.stream)
         return self.linear(activated, down)
 
     def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:
@@ -173,8 +181,16 @@ class CudaOps:
         look_up(rows, x, out, stream=self.stream)
         return out
 
+    def _launcher(self, stage: str, launcher: Any) -> Any:
+        """A stage's launcher: the package's, or the one that was given instead."""
+        return self.own[stage].launch if stage in self.own else launcher
+
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
+        own = self.own.get("matmul")
+        if own is not None and own.takes(x.shape[0]):
+            own.launch(x, weight, out, bias, self.stream)
+            return out
         variant = self.variants.get("matmul", "auto")
         if variant == "gemv" and x.shape[0] > MAX_ROWS_OF_X:  # a prompt needs another even where it was asked for
             variant = "auto"

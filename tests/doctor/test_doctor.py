@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from minllm.doctor import diagnose, is_broken
+from minllm.hardware import find_gpu
 from minllm.machine import Device, Machine, broken_requirements, import_errors, look, try_kernel
 
 CPU_ONLY = Machine(python=(3, 12), system="Linux", driver_error="libcuda.so.1 was not found")
@@ -34,7 +35,7 @@ def test_a_whole_gpu_machine_is_healthy():
     findings = diagnose(WITH_GPU)
     assert not is_broken(findings)
     assert any("140.0 of 141.0 GB" in finding.text for finding in findings)
-    assert any("4.25 TB/s (measured copy)" in finding.text for finding in findings)
+    assert any(f"{find_gpu('NVIDIA H200').ceiling_tb_s} TB/s (measured copy)" in finding.text for finding in findings)
 
 
 # (facts that differ from a whole GPU machine, words of the explanation, words of the mend)

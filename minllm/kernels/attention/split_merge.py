@@ -75,6 +75,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         for i in range(dims_each):
             acc[i] = float32(0.0)
         total = float32(0.0)
+        # exercise: attention.split_merge
         split = warp
         while split < used:
             weight = ex2(split_max[sequence, head, split] - shift)
@@ -84,6 +85,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
                 if dim < head_dim:
                     acc[i] += weight * split_out[sequence, head, split, dim]
             split += warps
+        # end exercise
 
         warp_total = cuda.shared.array(warps, float32)
         warp_out = cuda.shared.array(out_shape, float32)

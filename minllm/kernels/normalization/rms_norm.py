@@ -84,6 +84,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
                 load(weight, i, weights, at)  # no kernel writes it, so its way here may overlap the predecessor
         wait_for_predecessors()
         sum_of_squares = float32(0)
+        # exercise: normalization.rms_norm
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
@@ -102,6 +103,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
                 for k in range(width):
                     values[at + k] *= inverse_rms * weights[at + k]
                 store(out, row + i, values, at)
+        # end exercise
 
     return rms_norm_vector_kernel
 

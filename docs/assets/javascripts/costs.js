@@ -1,0 +1,216 @@
+/* The formulas of minllm/costs and minllm/planning/plan.py, for the pages that compute in the browser. No document is touched here.
+ *
+ * Names follow the Python ones in camelCase; the docstrings there say what each counts and where it comes from. tests/plan holds both
+ * against each other on random models, GPUs and wishes. */
+
+const LOGIT_BYTES = 4;
+const ANGLE_BYTES = 4;
+const BLOCK_SIZE = 16;
+const STEP_TOKENS = 2048;
+
+// config.json -> what the counts need, family by family, with each family's own defaults.
+export function readConfig(values) {
+  const type = values.model_type ?? { LlamaForCausalLM: "llama", MistralForCausalLM: "mistral", Qwen2ForCausalLM: "qwen2",
+    Qwen3ForCausalLM: "qwen3", GPT2LMHeadModel: "gpt2" }[values.architectures?.[0]];
+  if (type === "gpt2") return readGpt2(values);
+  if (!["llama", "mistral", "qwen2", "qwen3"].includes(type)) {
+    throw new Error(`model_type ${JSON.stringify(type)} is not counted here: llama, mistral, qwen2, qwen3 and gpt2 are.`);
+  }
+  const heads = whole(values, "num_attention_heads"), hidden = whole(values, "hidden_size"), layers = whole(values, "num_hidden_layers");
+  const bias = type === "qwen2" || (type !== "mistral" && (values.attention_bias ?? false));
+  const config = {
+    vocab: whole(values, "vocab_size"), hidden, layers, heads,
+    inner: whole(values, "intermediate_size"),
+    kvHeads: whole(values, "num_key_value_heads", heads),
+    headDim: whole(values, "head_dim", type === "qwen3" ? 128 : hidden / heads),
+    maxPositions: whole(values, "max_position_embeddings", { llama: 2048, mistral: 131072 }[type] ?? 32768),
+    layerNorm: false, gated: true, rope: true, mlpBias: false, qkvBias: bias,
+    outputBias: type === "qwen2" ? false : bias, qkNorm: type === "qwen3",
+    tied: values.tie_word_embeddings ?? false, windows: windows(type, values, layers),
+  };
+  if (config.heads % config.kvHeads) throw new Error(`${config.heads} query heads are not a multiple of ${config.kvHeads} KV heads.`);
+  return config;
+}
+
+function readGpt2(values) {
+  const hidden = whole(values, "n_embd", 768), heads = whole(values, "n_head", 12), layers = whole(values, "n_layer", 12);
+  return {
+    vocab: whole(values, "vocab_size"), hidden, layers, heads, inner: whole(values, "n_inner", 4 * hidden), kvHeads: heads,
+    headDim: whole({ d: hidden / heads }, "d"), maxPositions: whole(values, "n_positions", 1024), layerNorm: true, gated: false, rope: false,
+    mlpBias: true, qkvBias: true, outputBias: true, qkNorm: false, tied: values.tie_word_embeddings ?? true, windows: Array(layers).fill(0),
+  };
+}
+
+function whole(values, key, fallback) {
+  const value = values[key] ?? fallback;
+  if (!Number.isInteger(value) || value < 1) throw new Error(`${key} must be a whole number of at least 1, and is ${JSON.stringify(value)}.`);
+  return value;
+}
+
+function windows(type, values, layers) {
+  if (type === "llama") return Array(layers).fill(0);
+  if (type === "mistral") return Array(layers).fill(values.sliding_window === null ? 0 : values.sliding_window ?? 4096);
+  const window = values.use_sliding_window ? values.sliding_window ?? 4096 : 0;
+  const first = values.max_window_layers ?? 28;
+  return Array.from({ length: layers }, (_, layer) =>
+    (values.layer_types ? values.layer_types[layer] === "sliding_attention" : layer >= first) ? window : 0);
+}
+
+const queryWidth = (c) => c.heads * c.headDim;
+const keyValueWidth = (c) => 2 * c.kvHeads * c.headDim;
+const upWidth = (c) => c.inner * (c.gated ? 2 : 1);
+const normParameters = (c) => c.hidden * (c.layerNorm ? 2 : 1);
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+
+export function layerMatrixParameters(c) {
+  return c.hidden * (2 * queryWidth(c) + keyValueWidth(c)) + c.hidden * (upWidth(c) + c.inner);
+}
+
+function layerVectorParameters(c) {
+  return 2 * normParameters(c) + (queryWidth(c) + keyValueWidth(c)) * c.qkvBias + c.hidden * c.outputBias
+    + (upWidth(c) + c.hidden) * c.mlpBias + 2 * c.headDim * c.qkNorm;
+}
+
+export function parameterCount(c) {
+  const embeddings = c.vocab * c.hidden + (c.rope ? 0 : c.maxPositions * c.hidden);
+  const head = c.tied ? 0 : c.vocab * c.hidden;
+  return c.layers * (layerMatrixParameters(c) + layerVectorParameters(c)) + embeddings + head + normParameters(c);
+}
+
+export function weightBytes(c, item, matrixItem) {
+  const matrices = c.layers * layerMatrixParameters(c);
+  return (parameterCount(c) - matrices) * item + matrices * matrixItem;
+}
+
+export const kvBytesPerToken = (c, item) => c.layers * keyValueWidth(c) * item;
+export const ungroupedKvBytesPerToken = (c, item) => 2 * c.layers * queryWidth(c) * item;
+
+function visiblePairs(tokens, window) {
+  if (!window || tokens <= window) return (tokens * (tokens + 1)) / 2;
+  return (window * (window + 1)) / 2 + (tokens - window) * window;
+}
+
+// items: { item, matrixItem, kvItem }, bytes a number.
+export function decodeStages(c, batch, context, items) {
+  const visible = batch * sum(c.windows.map((window) => (window ? Math.min(context, window) : context)));
+  return forwardStages(c, { tokens: batch, rows: batch, visible, read: visible, ...items });
+}
+
+export function prefillStages(c, tokens, items, sequences = 1) {
+  const visible = sequences * sum(c.windows.map((window) => visiblePairs(tokens, window)));
+  const total = sequences * tokens;
+  return forwardStages(c, { tokens: total, rows: sequences, visible, read: c.layers * total, ...items });
+}
+
+function stage(name, { weights = 0, kv = 0, activations = 0, flops = 0, other = 0 }) {
+  return { name, weights, kv, activations, flops, other, bytes: weights + kv + activations, intensity: (flops + other) / (weights + kv + activations) };
+}
+
+function forwardStages(c, s) {
+  const { hidden, layers, inner } = c, query = queryWidth(c), keyValue = keyValueWidth(c), up = upWidth(c);
+  const rows = s.tokens * hidden * s.item, logits = s.rows * c.vocab * LOGIT_BYTES;
+  const norm = (name, times, tokens, withoutResidual = 0) => stage(name, {
+    weights: times * normParameters(c) * s.item,
+    activations: (4 * times - 2 * withoutResidual) * tokens * hidden * s.item,
+    other: (c.layerNorm ? 8 : 5) * times * tokens * hidden,
+  });
+  const projection = (name, inputs, outputs, bias) => stage(name, {
+    weights: layers * (inputs * outputs * s.matrixItem + outputs * bias * s.item),
+    activations: layers * s.tokens * (inputs + outputs) * s.item,
+    flops: 2 * layers * s.tokens * inputs * outputs,
+  });
+  return [
+    stage("embedding", { weights: (c.rope ? 1 : 2) * rows, activations: rows }),
+    norm("attention norm", layers, s.tokens, 1),
+    projection("qkv projection", hidden, query + keyValue, c.qkvBias),
+    stage("rope and append", {
+      weights: layers * 2 * c.headDim * c.qkNorm * s.item,
+      kv: layers * s.tokens * keyValue * s.kvItem,
+      activations: layers * s.tokens * ((2 * query + keyValue) * s.item + (c.rope ? c.headDim * ANGLE_BYTES : 0)),
+      other: c.rope ? (c.qkNorm ? 7 : 3) * layers * s.tokens * (query + keyValue / 2) : 0,
+    }),
+    stage("attention", {
+      kv: s.read * keyValue * s.kvItem,
+      activations: layers * 2 * s.tokens * query * s.item,
+      flops: 4 * query * s.visible,
+      other: 5 * c.heads * s.visible,
+    }),
+    projection("output projection", query, hidden, c.outputBias),
+    norm("MLP norm", layers, s.tokens),
+    projection("MLP up projection", hidden, up, c.mlpBias),
+    stage("MLP activation", { activations: layers * s.tokens * (up + inner) * s.item, other: (c.gated ? 6 : 10) * layers * s.tokens * inner }),
+    projection("MLP down projection", inner, hidden, c.mlpBias),
+    norm("final norm", 1, s.rows),
+    stage("lm_head", { weights: c.vocab * hidden * s.item, activations: s.rows * hidden * s.item + logits, flops: 2 * s.rows * c.vocab * hidden }),
+    stage("sampling", { activations: logits, other: s.rows * c.vocab }),
+  ];
+}
+
+export function shard(c, degree) {
+  if (degree === 1) return c;
+  if (c.heads % degree || c.inner % degree || (c.kvHeads % degree && degree % c.kvHeads)) {
+    throw new Error(`${degree} GPUs do not divide ${c.heads} query heads, ${c.kvHeads} KV heads and an inner width of ${c.inner}.`);
+  }
+  return { ...c, heads: c.heads / degree, kvHeads: Math.max(1, Math.floor(c.kvHeads / degree)), inner: c.inner / degree,
+    vocab: Math.ceil(c.vocab / degree) };
+}
+
+function allReduceBytes(c, tokens, rows, degree, item) {
+  const reduced = 2 * (2 * c.layers + 1) * tokens * c.hidden * item;
+  return Math.floor(((reduced + rows * c.vocab * LOGIT_BYTES) * (degree - 1)) / degree);
+}
+
+function forwardBytes(c, batch, item) {
+  const widest = Math.max(queryWidth(c) + keyValueWidth(c), 2 * c.inner);
+  return Math.max(STEP_TOKENS, batch) * item * (5 * widest + 4 * c.hidden) + 2 * LOGIT_BYTES * batch * c.vocab;
+}
+
+function largestBatch(c, room, sequenceBytes, item) {
+  const fixed = forwardBytes(c, 0, item), logits = forwardBytes(c, 1, item) - fixed;
+  let batch = Math.floor((room - fixed) / (sequenceBytes + logits));
+  if (batch > STEP_TOKENS) batch = Math.max(STEP_TOKENS, Math.floor(room / (sequenceBytes + logits + fixed / STEP_TOKENS)));
+  return Math.max(0, batch);
+}
+
+// The rate that a GPU multiplies a weight format at: [TFLOP/s, where from].
+export function bestRate(gpu, format) {
+  const rate = format.rates.find((name) => gpu[name] !== null) ?? format.rates.at(-1);
+  const measured = ["bf16_tflops", "fp16_tflops"].includes(rate) ? gpu.measured_bf16_tflops : null;
+  const name = rate.split("_")[0];
+  return measured ? [measured, `${name}, measured cuBLAS`] : [gpu[rate], `${name}, data sheet`];
+}
+
+export const bandwidth = (gpu) => gpu.measured_copy_tb_s ?? gpu.bandwidth_tb_s;
+
+/* wishes: { context, batch, tensorParallel, memoryShare, pricePerHour or null }; format: of tables.weight_formats; kvItem: bytes. */
+export function makePlan(config, gpu, format, kvItem, wishes) {
+  const { context, batch, tensorParallel: degree } = wishes;
+  for (const [name, value] of [["context", context], ["batch", batch], ["GPUs", degree]]) {
+    if (!Number.isInteger(value) || value < 1) throw new Error(`${name} must be a whole number of at least 1.`);
+  }
+  if (!config.rope && context > config.maxPositions) throw new Error(`This model has learned positions for ${config.maxPositions} tokens.`);
+  const part = shard(config, degree), item = format.itemsize, matrixItem = format.matrix_itemsize;
+  const items = { item, matrixItem, kvItem };
+  const [tflops, tflopsSource] = bestRate(gpu, format);
+  const cached = Math.ceil(context / BLOCK_SIZE) * BLOCK_SIZE, kvToken = kvBytesPerToken(part, kvItem);
+  const weights = weightBytes(part, item, matrixItem), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
+  const floor = (stages, tokens, rows) => {
+    const bytes = sum(stages.map((one) => one.weights + one.kv)), flops = sum(stages.map((one) => one.flops));
+    const memoryMs = (1e3 * bytes) / (bandwidth(gpu) * 1e12), computeMs = (1e3 * flops) / (tflops * 1e12);
+    const linkMs = (1e3 * allReduceBytes(config, tokens, rows, degree, item)) / ((gpu.link_gb_s / 2) * 1e9);
+    const floorMs = Math.max(memoryMs, computeMs) + linkMs, tokensPerS = (1e3 * tokens) / floorMs;
+    const cost = wishes.pricePerHour === null ? null : (1e6 * wishes.pricePerHour * degree) / (3600 * tokensPerS);
+    return { bytes, flops, memoryMs, computeMs, linkMs, floorMs, tokensPerS, cost, bound: memoryMs >= computeMs ? "memory" : "arithmetic" };
+  };
+  const kv = batch * cached * kvToken, activations = forwardBytes(part, batch, item);
+  return {
+    parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixItem), kv, kvToken,
+    allKvToken: kvBytesPerToken(config, kvItem), ungroupedKvToken: ungroupedKvBytesPerToken(config, kvItem), activations,
+    memory: Math.floor(gpu.memory_gb * 1e9), budget, fits: weights + kv + activations <= budget,
+    largestBatch: largestBatch(part, budget - weights, cached * kvToken, item),
+    bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
+    ridgeBatch: (matrixItem * tflops) / (2 * bandwidth(gpu)),
+    decode: floor(decodeStages(part, batch, context, items), batch, batch),
+    prefill: floor(prefillStages(part, context, items), context, 1),
+  };
+}

@@ -1,0 +1,114 @@
+/* The roofline: stages of a forward as dots that move with batch and context, under the limits of a GPU. Counts are costs.js's. */
+
+import { bandwidth, decodeStages, prefillStages, readConfig } from "./costs.js";
+import { choice, element, figures, loadTables, powerSlider, shape, table } from "./form-fields.js";
+
+const WIDTH = 720, HEIGHT = 420, LEFT = 62, RIGHT = 16, TOP = 16, BOTTOM = 48;
+const X = [-2, 4], Y = [-2, 4]; // powers of ten: FLOP a byte, TFLOP/s
+const ITEMS = { item: 2, matrixItem: 2, kvItem: 2 };
+
+const across = (intensity) => LEFT + ((clamp(Math.log10(intensity), X) - X[0]) / (X[1] - X[0])) * (WIDTH - LEFT - RIGHT);
+const down = (tflops) => HEIGHT - BOTTOM - ((clamp(Math.log10(tflops), Y) - Y[0]) / (Y[1] - Y[0])) * (HEIGHT - TOP - BOTTOM);
+const clamp = (value, [low, high]) => Math.min(high, Math.max(low, value));
+
+// What `gpu` reaches at most at an arithmetic intensity: bandwidth times intensity, or the tensor cores' rate.
+export const roof = (intensity, tbS, tflops) => Math.min(tbS * intensity, tflops);
+
+const power = (exponent) => (exponent >= 0 && exponent < 4 ? (10 ** exponent).toLocaleString("en") : String(10 ** exponent));
+
+function axes() {
+  const parts = [];
+  for (let exponent = X[0]; exponent <= X[1]; exponent += 1) {
+    const x = across(10 ** exponent);
+    parts.push(shape("line", { class: "grid", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
+    parts.push(shape("text", { x, y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, power(exponent)));
+  }
+  for (let exponent = Y[0]; exponent <= Y[1]; exponent += 1) {
+    const y = down(10 ** exponent);
+    parts.push(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));
+    parts.push(shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, power(exponent)));
+  }
+  parts.push(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "arithmetic intensity, FLOP a byte"));
+  const middle = (TOP + HEIGHT - BOTTOM) / 2;
+  parts.push(shape("text", { x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` }, "TFLOP/s"));
+  return parts;
+}
+
+function roofLine(tbS, tflops, kind) {
+  const ridge = tflops / tbS, left = Math.max(10 ** X[0], 10 ** Y[0] / tbS);
+  const points = [[left, tbS * left], [ridge, tflops], [10 ** X[1], tflops]];
+  return shape("polyline", { class: `roof ${kind}`, points: points.map(([x, y]) => `${across(x)},${down(y)}`).join(" ") });
+}
+
+function dot(one, index, tbS, tflops) {
+  const x = across(one.intensity), y = down(roof(one.intensity, tbS, tflops));
+  const bound = tbS * one.intensity < tflops ? "memory" : "arithmetic";
+  return shape("g", { class: `dot ${bound}` }, shape("circle", { cx: x, cy: y, r: 10 }),
+    shape("text", { x, y: y + 4, "text-anchor": "middle" }, String(index + 1)), shape("title", {}, `${index + 1}. ${one.name}`));
+}
+
+// Dots of like intensity would hide each other: each next one moves below, so that its number can be read.
+function spread(stages, tbS, tflops) {
+  const taken = [];
+  return stages.flatMap((one, index) => {
+    if (one.intensity === 0) return []; // a copy without arithmetic has no place on a logarithmic axis
+    const group = dot(one, index, tbS, tflops), x = across(one.intensity), y = down(roof(one.intensity, tbS, tflops));
+    let lower = 0;
+    while (taken.some(([left, top]) => Math.abs(left - x) < 19 && Math.abs(top - (y + lower)) < 19)) lower += 20;
+    taken.push([x, y + lower]);
+    if (lower) group.setAttribute("transform", `translate(0 ${lower})`);
+    return [group];
+  });
+}
+
+function measuredDot(kernel) {
+  const x = across(kernel.intensity), y = down(kernel.tflops);
+  return shape("rect", { class: "measured-dot", x: x - 5, y: y - 5, width: 10, height: 10 }, shape("title", {}, `${kernel.variant}, ${kernel.case}: measured`));
+}
+
+async function start(place) {
+  const tables = await loadTables();
+  const picture = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-labelledby": "roofline-title" });
+  const answer = element("div", { class: "answer" });
+  const said = element("p", { class: "verdict", role: "status" });
+  const show = () => {
+    const name = fields.gpu.value(), gpu = tables.gpus[name], config = readConfig(tables.presets[fields.model.value()]);
+    const sheet = gpu.bf16_tflops ?? gpu.fp16_tflops, tbS = bandwidth(gpu), tflops = gpu.measured_bf16_tflops ?? sheet;
+    const decoding = fields.phase.value() === "decode", batch = fields.batch.value(), context = fields.context.value();
+    const stages = decoding ? decodeStages(config, batch, context, ITEMS) : prefillStages(config, context, ITEMS, batch);
+    const kernels = tables.measured_kernels.filter((kernel) => kernel.gpu === name);
+    const title = shape("title", { id: "roofline-title" }, `Roofline of ${name}: the stages below, in the order of the table`);
+    const roofs = [roofLine(gpu.bandwidth_tb_s, sheet, "sheet"), ...(gpu.measured_copy_tb_s ? [roofLine(tbS, tflops, "measured")] : [])];
+    picture.replaceChildren(title, ...axes(), ...roofs, ...kernels.map(measuredDot), ...spread(stages, tbS, tflops));
+    const memoryBound = stages.filter((one) => tbS * one.intensity < tflops).length;
+    said.textContent = `${memoryBound} of ${stages.length} stages are bound by memory; the ridge is at ${figures(tflops / tbS)} FLOP a byte.`;
+    const rows = stages.map((one, index) => [`${index + 1}. ${one.name}`, figures(one.intensity), one.intensity ? figures(roof(one.intensity, tbS, tflops)) : "–",
+      tbS * one.intensity < tflops ? "memory" : "arithmetic"]);
+    answer.replaceChildren(table("The dots", ["stage", "FLOP a byte", "TFLOP/s, at most", "bound by"], rows));
+    if (kernels.length) answer.append(measuredTable(kernels, name, tbS, tflops));
+  };
+  const fields = {
+    gpu: choice("gpu", "GPU", Object.keys(tables.gpus).map((name) => [name, name.replace(/^NVIDIA /, "")]), "NVIDIA H200", show),
+    model: choice("model", "Model", Object.keys(tables.presets).map((name) => [name, name]), "llama-3.1-8b", show),
+    phase: choice("phase", "Phase", [["decode", "decode: one token a sequence"], ["prefill", "prefill: whole prompts"]], "decode", show),
+    batch: powerSlider("batch", "Batch", 0, 10, 0, show),
+    context: powerSlider("context", "Context", 4, 17, 10, show),
+  };
+  const legend = element("ul", { class: "legend" },
+    ...[["memory", "a stage that memory bounds, on the roof: the most it can reach"], ["arithmetic", "a stage that arithmetic bounds"],
+      ["measured-dot", "a kernel of this package, measured"]].map(([kind, text]) =>
+      element("li", {}, element("span", { class: `key ${kind}`, "aria-hidden": "true" }), ` ${text}`)));
+  place.replaceChildren(element("form", { class: "fields" }, ...Object.values(fields).map((field) => field.node)), said,
+    element("div", { class: "picture", tabindex: 0, role: "region", "aria-label": "Roofline" }, picture), legend, answer);
+  place.querySelector("form").onsubmit = (event) => event.preventDefault();
+  show();
+}
+
+function measuredTable(kernels, name, tbS, tflops) {
+  const rows = kernels.map((kernel) => [`${kernel.variant}, ${kernel.case.replace(", bfloat16", "")}`, figures(kernel.intensity), figures(kernel.tflops),
+    `${figures((100 * kernel.tflops) / roof(kernel.intensity, tbS, tflops))} %`]);
+  return table(`Measured on one ${name}, ${kernels[0].date}: not your machine`, ["kernel and sizes", "FLOP a byte", "TFLOP/s", "of the roof"], rows);
+}
+
+const place = typeof document === "undefined" ? null : document.getElementById("roofline");
+if (place) start(place).catch((error) => place.replaceChildren(element("p", { class: "verdict bad", role: "alert" }, error.message)));

@@ -1,0 +1,48 @@
+"""What a forward pass must move and compute, counted from the model's shape: the floor that a measurement is held against.
+
+A matrix [out, in] that T tokens pass through costs 2 * T * out * in floating-point operations (a multiply and an add) and, read once for
+all of them, out * in numbers of memory traffic. With one token there are two operations for every number read, far below the hundreds
+that a GPU could do in that time: decoding one sequence is bound by memory, and its floor is bytes / bandwidth. A prefill of thousands of
+tokens reads the same bytes for thousands of times the work, and its floor is operations / tensor-core rate.
+
+    parameters.py   how many numbers a model has, and the bytes of its weights and of a token's keys and values
+    stages.py       every stage of a forward by itself: bytes of weights, cache and activations, operations
+    steps.py        the sum over the stages: a decode step and a prefill, the floors that everything else uses
+    parallel.py     one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
+
+Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
+architectures", CACM 52 (2009), section 3.
+"""
+
+from minllm.costs.parallel import all_reduce_bytes, shard
+from minllm.costs.parameters import (
+    head_parameters,
+    kv_bytes_per_token,
+    layer_matrix_parameters,
+    layer_vector_parameters,
+    parameter_count,
+    shape_of,
+    ungrouped_kv_bytes_per_token,
+    weight_bytes,
+)
+from minllm.costs.stages import Stage, decode_stages, prefill_stages
+from minllm.costs.steps import Cost, decode_step, prefill
+
+__all__ = [
+    "Cost",
+    "Stage",
+    "all_reduce_bytes",
+    "decode_stages",
+    "decode_step",
+    "head_parameters",
+    "kv_bytes_per_token",
+    "layer_matrix_parameters",
+    "layer_vector_parameters",
+    "parameter_count",
+    "prefill",
+    "prefill_stages",
+    "shape_of",
+    "shard",
+    "ungrouped_kv_bytes_per_token",
+    "weight_bytes",
+]

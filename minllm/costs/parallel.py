@@ -1,0 +1,50 @@
+"""Tensor parallelism: what one of N GPUs holds, reads and computes, and what the GPUs tell each other.
+
+Each GPU has 1/N of the heads, of the feed-forward's inner width and of the vocabulary, and all of the hidden state: so one GPU's part is a
+model of the same kind with smaller numbers, and every formula of this package holds for it. Where there are more GPUs than KV heads, a KV
+head is stored on several of them. After the output projection and after the feed-forward each GPU holds a partial sum of the hidden state,
+and an all-reduce adds them up: two a layer, and one after the embedding, whose vocabulary is split too; the logits are gathered.
+
+In a ring each GPU sends and receives 2 (N - 1) / N of what is reduced, and half of that to gather. Sources: Shoeybi et al. 2019,
+"Megatron-LM", section 3; Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", section 3.
+"""
+
+from dataclasses import replace
+
+from minllm.costs.stages import LOGIT_BYTES
+from minllm.errors import InvalidOptionError
+from minllm.models.config import ModelConfig
+
+
+def shard(config: ModelConfig, degree: int) -> ModelConfig:
+    """One GPU's part of the model at tensor-parallel `degree`. InvalidOptionError where the heads or the inner width do not divide."""
+    if degree == 1:
+        return config
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % degree or config.intermediate_size % degree or (kv_heads % degree and degree % kv_heads):
+        raise InvalidOptionError(
+            f"A tensor-parallel degree of {degree} does not divide this model: it has {heads} query heads, {kv_heads} KV heads and an "
+            f"inner width of {config.intermediate_size}. Allowed are {', '.join(map(str, degrees(config)))}."
+        )
+    return replace(
+        config,
+        num_attention_heads=heads // degree,
+        num_key_value_heads=max(1, kv_heads // degree),
+        intermediate_size=config.intermediate_size // degree,
+        vocab_size=-(-config.vocab_size // degree),
+    )
+
+
+def degrees(config: ModelConfig) -> list[int]:
+    """The tensor-parallel degrees that divide the model, up to 64."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return [n for n in range(1, 65) if not (heads % n or config.intermediate_size % n or (kv_heads % n and n % kv_heads))]
+
+
+def all_reduce_bytes(config: ModelConfig, tokens: int, rows: int, degree: int, itemsize: int = 2) -> int:
+    """Bytes that each GPU sends in a step of `tokens` tokens and `rows` rows of logits (and as many that it receives). `config` is the
+    whole model's."""
+    reductions = 2 * config.num_hidden_layers + 1
+    reduced = 2 * reductions * tokens * config.hidden_size * itemsize
+    gathered = rows * config.vocab_size * LOGIT_BYTES
+    return (reduced + gathered) * (degree - 1) // degree

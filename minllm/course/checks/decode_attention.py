@@ -1,0 +1,112 @@
+"""Ladders of Flash-Decoding: a context split over blocks, and the merge of the splits' states."""
+
+import numpy as np
+
+from minllm.course.checks.mismatch import expect
+from minllm.course.checks.traffic import expect_bytes
+from minllm.course.exercise import Exercise, Rung
+from minllm.kernels.arguments import ceil_div
+from minllm.sim import unwritten
+
+SHARE = 8  # keys of a split in the cases below
+
+
+def states(splits, head_dim=4, maxima=None, seed=0):
+    """(m, l, o) of `splits` splits of one sequence and head, as the first kernel leaves them: [1, 1, splits], [1, 1, splits, head_dim]."""
+    random = np.random.default_rng(seed)
+    m = np.float32(random.standard_normal(splits) if maxima is None else maxima)
+    l, o = np.float32(random.uniform(1, 2, splits)), random.standard_normal((splits, head_dim)).astype(np.float32)  # noqa: E741
+    return m[None, None], l[None, None], o[None, None]
+
+
+def merge(make_merge_kernel, m, l, o, context, step=SHARE):  # noqa: E741
+    """Run the reader's merge and compare: M = max m, out = sum 2^(m - M) o / sum 2^(m - M) l."""
+    merge_kernel, threads = make_merge_kernel(o.shape[3])
+    out = unwritten((1, 1, o.shape[3]), np.float32)
+    merge_kernel.simulate[(1, 1), threads](m, l, o, out, np.int32([0, 1]), np.int32([context]), 0, step)
+    share = ceil_div(ceil_div(context, m.shape[2]), step) * step  # keys of a split
+    used = ceil_div(context, share)
+    m, l, o = m[0, 0, :used].astype(np.float64), l[0, 0, :used].astype(np.float64), o[0, 0, :used].astype(np.float64)  # noqa: E741
+    weight = np.exp2(m - m.max())
+    suspects = [
+        ("the splits' outputs were added without their weights 2^(m - M): each is relative to its own maximum.", o.sum(0) / l.sum()),
+        ("the outputs were weighted, the sums were not.", weight @ o / l.sum()),
+        ("the outputs were averaged; each split counts by its weight and its sum.", (o / l[:, None]).mean(0)),
+        ("the exponentials are to base e; the maxima are to base 2.", np.exp(m - m.max()) @ o / (np.exp(m - m.max()) @ l)),
+        ("nothing was divided by the sum of the weighted l.", weight @ o),
+    ]  # fmt: skip
+    expect("out", out[0, 0], weight @ o / (weight @ l), ("dim",), suspects)
+
+
+def one_split(make_merge_kernel):
+    """Out of one split: o / l."""
+    merge(make_merge_kernel, np.float32([[[3]]]), np.float32([[[2]]]), np.float32([[[[4, 6, 8, 10]]]]), context=5)
+
+
+def two_splits(make_merge_kernel):
+    """Two states with the same maximum."""
+    merge(make_merge_kernel, *states(2, maxima=[1, 1]), context=2 * SHARE)
+
+
+def other_maxima(make_merge_kernel):
+    """Maxima that differ."""
+    merge(make_merge_kernel, *states(3), context=3 * SHARE)
+
+
+def huge(make_merge_kernel):
+    """2^m alone overflows float32 beyond 128."""
+    merge(make_merge_kernel, *states(3, maxima=[900, 1000, 998]), context=3 * SHARE)
+
+
+def many_splits(make_merge_kernel):
+    """More splits than warps, and than lanes; head_dim beyond a warp."""
+    for splits, head_dim in ((5, 8), (33, 4), (3, 40)):
+        merge(make_merge_kernel, *states(splits, head_dim), context=splits * SHARE)
+
+
+def empty_splits(make_merge_kernel):
+    """Splits without keys have m = -inf, l = 0, and an o that nobody wrote."""
+    m, l, written = states(4)  # noqa: E741
+    m[..., 2:], l[..., 2:] = -np.inf, 0
+    o = unwritten(written.shape, np.float32)
+    o[..., :2, :] = written[..., :2, :]
+    merge(make_merge_kernel, m, l, o, context=2 * SHARE)
+
+
+def budget(make_merge_kernel):
+    """Each split's output is read once."""
+    m, l, o = states(8, 32)  # noqa: E741
+    kernel, threads = make_merge_kernel(32)
+    out = unwritten((1, 1, 32), np.float32)
+    arguments = (m, l, o, out, np.int32([0, 1]), np.int32([8 * SHARE]), 0, SHARE)
+    advice = "each warp takes every fourth split, so that the four together read an output once."
+    expect_bytes(lambda: kernel.simulate[(1, 1), threads](*arguments), {"split_out": o.nbytes}, {"out": out.nbytes}, advice)
+
+
+EXERCISES = (
+    Exercise(
+        name="attention.split_merge",
+        lesson=9,
+        title="Flash-Decoding: merge the states that the splits of a context left",
+        module="minllm.kernels.attention.split_merge",
+        entry="make_merge_kernel",
+        stage="attention",
+        own_launcher="minllm.kernels.attention.split_kv:attention",
+        most_rows=1,
+        task="Warp w adds up the splits w, w + warps, ... below used: the weight of a split is ex2(its maximum - shift); total takes "
+        "weight * its sum, and acc[i] takes weight * its output at dim = lane + 32 * i, where that is below head_dim.",
+        hints=(
+            "A split's output and sum are relative to its own maximum; 2^(m - M) brings them all to the largest one.",
+            "Splits at `used` and beyond hold no keys, and nobody wrote their outputs: leave them alone.",
+        ),
+        rungs=(
+            Rung("one split by hand", "the output of a single split is o / l.", one_split),
+            Rung("two splits, one maximum", "outputs add up, sums add up, and one division follows.", two_splits),
+            Rung("other maxima", "each split's o and l are relative to its own maximum.", other_maxima),
+            Rung("huge scores", "2^1000 overflows: only differences of maxima are raised.", huge),
+            Rung("many splits, wide heads", "more splits than warps, and more elements than lanes.", many_splits),
+            Rung("empty splits", "a split without keys is not read: its output was never written.", empty_splits),
+            Rung("byte budget", "an output is read by one warp only.", budget),
+        ),
+    ),
+)

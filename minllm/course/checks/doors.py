@@ -1,0 +1,70 @@
+"""Two of the checker's three doors: a file (`minllm check`, and the test beside a skeleton), and a kernel in a notebook's cell."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from minllm.course.checks.ladder import SECONDS, Report, climb
+from minllm.course.checks.learner import entry_of, exercise_of, name_of, read, run_source, with_replacement
+from minllm.course.exercise import Exercise
+from minllm.course.exercise_markers import holder
+from minllm.errors import ExerciseError
+
+
+def check_file(path: str | Path, name: str | None = None, seconds: float = SECONDS) -> Report:
+    """Check a reader's file. name: the exercise, if the file's markers are not to be asked. Raises ExerciseError for a file without one."""
+    from minllm.course.exercises import EXERCISES, find
+
+    path = Path(path)
+    text = read(path)
+    exercise = find(name) if name else exercise_of(path, text, EXERCISES)
+    return climb(exercise, lambda: entry_of(exercise, run_source(text, path, path.stem)), str(path), seconds)
+
+
+def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, seconds: float = SECONDS) -> Report:
+    """Check a kernel, a device function, a factory or a plain function; prints the report, and returns it.
+
+    check(my_kernel) finds the exercise by the function's name, which is the package's; check("matmul.naive", my_kernel) takes any name.
+    What is given stands in the package's module for the function of which the exercise is a part, or for its launcher.
+    Raises ExerciseError where no exercise, or more than one, has a function of that name.
+    """
+    from minllm.course.exercises import find
+
+    if isinstance(exercise_or_kernel, str):
+        exercise, thing = find(exercise_or_kernel), kernel
+        if thing is None:
+            raise ExerciseError(f'give the kernel too: check("{exercise.name}", {holder(exercise.source, exercise.name)})')
+    else:
+        exercise, thing = exercise_with(name_of(exercise_or_kernel)), exercise_or_kernel
+    if not callable(thing) and not hasattr(thing, "simulate"):
+        raise ExerciseError(f"check() was given {thing!r}; give it a kernel or a function")
+    file = source_file(thing)
+    report = climb(exercise, lambda: entry_with(exercise, thing), file, seconds)
+    print(report)
+    return report
+
+
+def entry_with(exercise: Exercise, thing: Callable) -> Callable:
+    """The entry of an exercise with a reader's function in it; the function itself if it is called as the entry is."""
+    if name_of(thing) == exercise.entry_place[1]:
+        return thing
+    return entry_of(exercise, with_replacement(exercise, thing))
+
+
+def exercise_with(name: str) -> Exercise:
+    """The one exercise that is a part of a function of this name."""
+    from minllm.course.exercises import EXERCISES
+
+    found = [exercise for exercise in EXERCISES if name in (holder(exercise.source, exercise.name), exercise.entry_place[1])]
+    if len(found) != 1:
+        names = ", ".join(exercise.name for exercise in found or EXERCISES)
+        raise ExerciseError(f"{'no' if not found else 'more than one'} exercise has a function {name!r}: say which, one of {names}")
+    return found[0]
+
+
+def source_file(thing: Callable) -> str:
+    """The file in which a function was written."""
+    plain = getattr(thing, "function", thing)
+    plain = getattr(plain, "py_func", plain)
+    plain = getattr(plain, "__wrapped__", plain)
+    code = getattr(plain, "__code__", None)
+    return "" if code is None else code.co_filename

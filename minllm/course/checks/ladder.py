@@ -1,0 +1,144 @@
+"""Climbing a ladder: its rungs one after the other until one fails, and a report in words.
+
+Rungs run with all of the simulator's detectors on. Whatever a reader's code raises is turned into a message: where in the file, and
+what that usually means.
+"""
+
+import functools
+import textwrap
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minllm.course.checks.limits import StillRunning, limited
+from minllm.course.checks.mismatch import Mismatch
+from minllm.course.exercise import Exercise, Rung
+from minllm.errors import ExerciseError, SimulationError
+from minllm.sim import detecting
+
+SECONDS = 30  # of computing that a rung may take: the solutions take less than one
+
+# What the simulator's findings usually mean, by a part of their text.
+MEANINGS = (
+    ("is out of bounds", "compare the index with the array's size before you use it; the last block reaches beyond the edge."),
+    ("cannot go on", "some threads wait for others who never come: a barrier or a shuffle stands in a branch or a loop that not all take."),
+    ("memory that nobody wrote", "you read an element before anybody wrote it, or one that is not yours to read."),
+    ("shared memory that nobody wrote", "a thread reads what another has not written yet: a barrier is missing, or an element left out."),
+    ("race on shared memory", "two threads use one place, one of them writes, and nothing orders them: put cuda.syncthreads() between."),
+    ("has overflowed", "the index needs more than 32 bits: compute it as int64."),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a rung: "passed", "FAILED", "skipped" or "not reached", and the message."""
+
+    rung: Rung
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of all rungs of an exercise; str() is the whole of it."""
+
+    exercise: Exercise
+    results: tuple[Result, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no rung failed."""
+        return all(result.status in ("passed", "skipped") for result in self.results)
+
+    @property
+    def failed(self) -> Result | None:
+        """The rung that failed."""
+        return next((result for result in self.results if result.status == "FAILED"), None)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.exercise.name}: {'passed' if self.passed else f'failed at: {self.failed.rung.name}'}>"
+
+    def __str__(self) -> str:
+        lines = [f"{self.exercise.name}: {self.exercise.title} (lesson {self.exercise.lesson})", ""]
+        for result in self.results:
+            lines.append(f"  {result.status:<12} {result.rung.name}")
+            if result.status == "FAILED":
+                lines.append(textwrap.indent(f"{result.message}\nWhat this case is about: {result.rung.catches}", " " * 15))
+            elif result.status == "skipped":
+                lines.append(f"{'':15}{result.message}")
+        passed = sum(result.status == "passed" for result in self.results)
+        lines.append(f"\n{'Passed' if self.passed else 'Not yet'}: {passed} of {len(self.results)} cases.")
+        if self.passed and self.exercise.stage:
+            lines.append(f"It can generate text now: minllm generate --variant {self.exercise.stage}=FILE.py")
+        return "\n".join(lines)
+
+
+LOADS = Rung("your code loads", "Python reads the file, and finds in it what the check calls.", lambda entry: None)
+
+
+def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS) -> Report:
+    """Run the exercise's rungs on the entry that `make_entry` gives, until one fails. file: the reader's, for messages."""
+    made = []
+    results = [tried(LOADS, lambda: made.append(make_entry()), file, seconds)]
+    for rung in exercise.rungs:
+        if results[-1].status in ("FAILED", "not reached"):
+            results.append(Result(rung, "not reached"))
+        elif rung.needs_gpu and not gpu_available():
+            results.append(Result(rung, "skipped", "needs a GPU, and none can be used here: `minllm doctor` says why"))
+        else:
+            results.append(tried(rung, functools.partial(rung.run, *made), file, seconds))
+    return Report(exercise, tuple(results))
+
+
+def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float) -> Result:
+    """What became of one rung."""
+    message = complaint(run, file, seconds, detect=not rung.needs_gpu)
+    return Result(rung, "passed") if message is None else Result(rung, "FAILED", message)
+
+
+def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool = True) -> str | None:
+    """None if `run` comes to its end, else what stopped it, in words."""
+    try:
+        with detecting(detect), warnings.catch_warnings(), limited(seconds):
+            warnings.simplefilter("ignore", RuntimeWarning)  # a wrong kernel may overflow; its numbers are judged below
+            run()
+    except Mismatch as error:
+        return str(error)
+    except ExerciseError as error:
+        return str(error)
+    except SimulationError as error:
+        meaning = next((meaning for part, meaning in reversed(MEANINGS) if part in str(error)), "")
+        return f"The simulator stopped the kernel: {error}" + (f"\nLikely cause: {meaning}" if meaning else "")
+    except StillRunning as error:
+        return f"Stopped after {seconds:g} seconds, still running{place(error, file)}.\nLikely cause: a loop whose condition stays true."
+    except NotImplementedError as error:
+        return f"{error or 'A part is not written yet'}{place(error, file)}: write the lines that the comment FILL IN asks for."
+    except SyntaxError as error:
+        return f"{error.filename}, line {error.lineno}: Python cannot read this: {error.msg}\n    {(error.text or '').strip()}"
+    except Exception as error:
+        hint = f"\nThe check calls functions of {file} as the package does: keep their parameters." if calls_wrongly(error) else ""
+        return f"{type(error).__name__}: {error}{place(error, file)}{hint}"
+    return None
+
+
+def calls_wrongly(error: Exception) -> bool:
+    """Whether an error looks like a call of a function whose parameters were changed."""
+    return isinstance(error, TypeError) and ("positional argument" in str(error) or "unexpected keyword" in str(error))
+
+
+def place(error: BaseException, file: str) -> str:
+    """Where in the reader's file an error came up: " (FILE:line in function: `source line`)"; where in any file, if not in that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or [frame for frame in frames if "ipykernel" in frame.filename]
+    if not own:
+        return ""
+    frame = own[-1]
+    return f" ({frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}`)"
+
+
+def gpu_available() -> bool:
+    """Whether kernels can run on a GPU here."""
+    from minllm.runtime.device import is_available
+
+    return is_available()

@@ -1,0 +1,96 @@
+"""A reader's file, or a kernel out of a notebook, put in the place of the package's own.
+
+A reader's file is the package's file with one region written again, so its imports are the package's. Where the launcher lives in
+another file, a fresh copy of that file is made whose imports find the reader's module instead of the package's.
+"""
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minllm.course.exercise import Exercise
+from minllm.course.exercise_markers import holder, regions
+from minllm.errors import ExerciseError
+
+loaded_count = iter(range(sys.maxsize))
+
+
+def run_source(text: str, path: str | Path, name: str) -> types.ModuleType:
+    """A new module from a source text; whatever the text raises goes on to the caller."""
+    module = types.ModuleType(f"minllm_reader_{next(loaded_count)}_{name}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their own module up
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def read(path: Path) -> str:
+    """The text of a reader's file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ExerciseError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ExerciseError(f"{path} is not UTF-8 text; give the Python file of an exercise") from None
+
+
+def exercise_of(path: Path, text: str, exercises) -> Exercise:
+    """The exercise that a file solves, by its markers; where they name several, by the file's name."""
+    try:
+        marked = set(regions(text))
+    except ExerciseError as error:
+        raise ExerciseError(f"{path}: {error}") from None
+    named = [exercise for exercise in exercises if exercise.name in marked]
+    chosen = named if len(named) == 1 else [exercise for exercise in named if exercise.file_name == path.name]
+    if len(chosen) != 1:
+        raise ExerciseError(
+            f"{path} does not say which exercise it solves: keep the lines `# exercise: NAME` and `# end exercise`, and the file's name"
+        )
+    return chosen[0]
+
+
+def with_replacement(exercise: Exercise, replacement: Callable) -> types.ModuleType:
+    """A fresh copy of the exercise's module in which `replacement` stands for the function that holds the exercise."""
+    module = run_source(exercise.source, exercise.path, exercise.name.replace(".", "_"))
+    setattr(module, holder(exercise.source, exercise.name), replacement)
+    return module
+
+
+def entry_of(exercise: Exercise, module: types.ModuleType) -> Callable:
+    """The function that the rungs call, built on the reader's module."""
+    return entry_module(exercise, module).__dict__[exercise.entry_place[1]]
+
+
+def entry_module(exercise: Exercise, module: types.ModuleType) -> types.ModuleType:
+    """The module that holds the entry: the reader's, or a fresh copy of another that imports the reader's."""
+    place, name = exercise.entry_place
+    module = copy_with(place, exercise.module, module)
+    if name not in module.__dict__:
+        raise ExerciseError(f"{module.__file__} has no `{name}` any more: the check calls it, so keep its name")
+    return module
+
+
+def copy_with(place: str, name: str, replacement: types.ModuleType) -> types.ModuleType:
+    """A fresh copy of module `place` for which `import name` gives `replacement`; the replacement itself if `place` is `name`."""
+    if place == name:
+        return replacement
+    own = importlib.import_module(name)
+    path = Path(importlib.import_module(place).__file__)
+    # What the reader's file defines, and whatever else the package's own holds.
+    stand_in = types.ModuleType(name)
+    stand_in.__dict__.update({**own.__dict__, **replacement.__dict__})
+    sys.modules[name] = stand_in
+    try:
+        return run_source(path.read_text(encoding="utf-8"), path, place.rpartition(".")[2])
+    finally:
+        sys.modules[name] = own
+
+
+def name_of(thing: Any) -> str:
+    """The name of a function, kernel or dispatcher."""
+    plain = thing.func if isinstance(thing, functools.partial) else thing
+    return getattr(plain, "__name__", "")

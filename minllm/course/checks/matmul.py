@@ -1,0 +1,117 @@
+"""Ladders of the matrix product: each kernel computes out [M, N] = x [M, K] @ weight [N, K].T + bias [N]."""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+
+from minllm.course.checks.mismatch import expect
+from minllm.course.checks.traffic import expect_bytes
+from minllm.course.exercise import Exercise, Rung
+from minllm.sim import unwritten
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TRANSPOSED = "you read weight[k, n]; it is [out_features, in_features], so element k of output feature n is weight[n, k]."
+NO_BIAS = "the bias was not added; where it is not None, bias[n] belongs to every out[m, n]."
+ONE_TOO_FEW = "the last element of each row was left out: k runs from 0 to K - 1."
+
+
+def operands(m, n, k, dtype=np.float32, seed=0):
+    """x [m, k], weight [n, k], bias [n]."""
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape).astype(dtype) for shape in ((m, k), (n, k), n)]
+
+
+def multiply(matmul, x, weight, bias=None, **options):
+    """Run the reader's product into an array of poison, and compare."""
+    out = unwritten((len(x), len(weight)), x.dtype)
+    matmul(x, weight, out, bias, **options)
+    wide_x, wide_weight = x.astype(np.float64), weight.astype(np.float64)
+    expected = wide_x @ wide_weight.T + (0 if bias is None else bias.astype(np.float64))
+    suspects = [(ONE_TOO_FEW, wide_x[:, :-1] @ wide_weight[:, :-1].T + (0 if bias is None else bias.astype(np.float64)))]
+    if x.shape[1] == len(weight):
+        suspects.append((TRANSPOSED, wide_x @ wide_weight))
+    if bias is not None:
+        suspects.append((NO_BIAS, wide_x @ wide_weight.T))
+    expect("out", out, expected, ("token", "feature"), suspects)
+
+
+def one_element(matmul, **options):
+    """3 * 4 = 12, for which all other threads of the block have nothing to do."""
+    multiply(matmul, np.float32([[3]]), np.float32([[4]]), **options)
+
+
+def square(matmul, **options):
+    """K = N, so that a transposed weight fits too."""
+    x, weight, _ = operands(3, 5, 5)
+    multiply(matmul, x, weight, **options)
+
+
+def around(matmul, sizes, **options):
+    """Ragged sizes."""
+    for m, n, k in sizes:
+        x, weight, _ = operands(m, n, k)
+        multiply(matmul, x, weight, **options)
+
+
+def with_bias(matmul, **options):
+    """out + bias."""
+    multiply(matmul, *operands(2, 7, 3), **options)
+
+
+def long_sum(matmul, terms, **options):
+    """A sum of many ones in bfloat16, which cannot count beyond 256 in steps of 1."""
+    x, weight = np.ones((1, terms), BFLOAT16), np.ones((1, terms), BFLOAT16)
+    out = unwritten((1, 1), np.float32)
+    matmul(x, weight, out, **options)
+    rounded = "the sum stopped at 256, where bfloat16 can no longer count by ones: hold it in a float32."
+    expect("out", out, np.float64([[terms]]), ("token", "feature"), [(rounded, np.float64([[256]]))])
+
+
+def budget(matmul, m, n, k, times, advice, **options):
+    """Each operand is read `times` (x, weight) over, the output written once."""
+    x, weight, _ = operands(m, n, k)
+    out = unwritten((m, n), np.float32)
+    read = {"x": times[0] * x.nbytes, "weight": times[1] * weight.nbytes}
+    expect_bytes(lambda: matmul(x, weight, out, **options), read, {"out": out.nbytes}, advice)
+
+
+def correct(sizes, **options):
+    """The rungs that ask for nothing but the right numbers."""
+    rung = functools.partial(functools.partial, **options)
+    return (
+        Rung("one element by hand", "3 * 4 = 12: one thread is enough, and the others of its block must keep out.", rung(one_element)),
+        Rung("the weight's layout", "a weight is stored [out_features, in_features], a row an output feature.", rung(square)),
+        Rung("sizes around the block's edge", "the last block reaches beyond the arrays: guard it.", rung(around, sizes=sizes)),
+        Rung("bias", "bias[n] is added once, and may be None.", rung(with_bias)),
+        Rung("a long sum in bfloat16", "numbers are stored in 16 bits and added up in 32.", rung(long_sum, terms=300)),
+    )
+
+
+EXERCISES = (
+    Exercise(
+        name="matmul.naive",
+        lesson=5,
+        title="a matrix product, one thread an output element",
+        module="minllm.kernels.matmul.naive",
+        entry="matmul_naive",
+        stage="matmul",
+        task="Where row and column are inside out: add up x[row, k] * weight[column, k] over k in float32, add bias[column] where there is "
+        "a bias (it may be None), and store the sum in out[row, column].",
+        hints=(
+            "The grid is rounded up, so some threads have no element: `if row < out.shape[0] and column < out.shape[1]:`.",
+            "float32(x[row, k]) makes a float32 of whatever the array stores; begin with total = float32(0.0).",
+        ),
+        rungs=(
+            *correct([(1, 1, 1), (15, 17, 3), (16, 16, 2), (17, 15, 5), (1, 31, 7)]),
+            Rung(
+                "byte budget",
+                "a thread needs each number of its two rows once, and writes once.",
+                functools.partial(
+                    budget, m=16, n=16, k=12, times=(16, 16),
+                    advice="something is read in every step that is needed once, or out holds the running sum: take a variable.",
+                ),
+            ),
+        ),  # fmt: skip
+    ),
+)

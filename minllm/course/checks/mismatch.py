@@ -1,0 +1,75 @@
+"""The first wrong element of an array, in words: where it is, what was expected, what was found, and what the likely cause is.
+
+A suspect is an array that a certain mistake would give. Where the result is equal to it, the mistake is named.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}  # of the largest expected number
+UNWRITTEN = "nobody wrote this element. Does the grid cover it, and does a guard leave it out by mistake?"
+NOT_A_NUMBER = "NaN comes from memory that is not yours to read (all of that is NaN here), from 0 / 0, or from -inf - -inf."
+
+
+class Mismatch(Exception):
+    """A result is not what it should be; the text says where, and why that may be."""
+
+
+def expect(
+    name: str,
+    got,
+    expected: np.ndarray,
+    axes: Iterable[str] = (),
+    suspects: Iterable[tuple[str, np.ndarray]] = (),
+    tolerance: float | None = None,
+) -> None:
+    """Raise Mismatch at the first element of `got` that is not `expected`, to within `tolerance` of the largest expected number.
+
+    axes: what each axis counts. suspects: (a mistake, what it would give), the likeliest first.
+    """
+    got, expected = np.asarray(got), np.asarray(expected)
+    if got.shape != expected.shape:
+        raise Mismatch(f"{name} has shape {got.shape}; expected {expected.shape}")
+    wrong = differing(got, expected, tolerance)
+    if not wrong.any():
+        return
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    where = ", ".join(f"{axis} {i}" for axis, i in zip([*axes, *[""] * len(at)], at)) if axes else ", ".join(map(str, at))
+    place = f"{name}[{where}]" if at else name
+    lines = [f"{place}: expected {number(expected[at])}, got {number(got[at])} ({wrong.sum()} of {wrong.size} wrong)"]
+    if cause := likely_cause(got, at, suspects, tolerance):
+        lines.append(f"Likely cause: {cause}")
+    raise Mismatch("\n".join(lines))
+
+
+def differing(got: np.ndarray, expected: np.ndarray, tolerance: float | None = None) -> np.ndarray:
+    """A mask of the elements that differ."""
+    if not np.issubdtype(expected.dtype, np.number) or np.issubdtype(expected.dtype, np.integer):
+        return np.asarray(got != expected)
+    tolerance = TOLERANCE.get(got.dtype.name, 1e-6) if tolerance is None else tolerance
+    exact = expected.astype(np.float64)
+    finite = exact[np.isfinite(exact)]
+    bound = tolerance * (np.abs(finite).max(initial=0) or 1)
+    found = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return ~((np.abs(found - exact) <= bound) | (found == exact))
+
+
+def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) -> str:
+    """The suspect whose numbers were found, or what can be said of the element itself; "" if nothing."""
+    for mistake, array in suspects:
+        array = np.asarray(array)
+        if array.shape == got.shape and not differing(got, array, tolerance).any():
+            return mistake
+    element = np.ascontiguousarray(got[at])
+    if element.dtype.kind not in "iub" and (element.reshape(-1).view(np.uint8) == 0xFF).all():
+        return UNWRITTEN
+    if element.dtype.kind not in "iub" and np.isnan(element.astype(np.float64)):
+        return NOT_A_NUMBER
+    return ""
+
+
+def number(value) -> str:
+    """A number to six digits."""
+    return str(value) if isinstance(value, (np.integer, np.bool_)) else f"{float(value):.6g}"

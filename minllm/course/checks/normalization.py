@@ -1,0 +1,125 @@
+"""Ladders of the norms."""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+
+from minllm.course.checks.mismatch import expect
+from minllm.course.checks.traffic import expect_bytes
+from minllm.course.exercise import Exercise, Rung
+from minllm.sim import unwritten
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+EPSILON = 1e-5
+MEAN = "you divided the sum of squares by something else than the row's length: the mean is over `hidden` elements."
+NO_EPSILON = "epsilon was left out; it belongs inside the root, added to the mean of the squares."
+NO_WEIGHT = "the weight was not multiplied in."
+NOT_ROOT = "the row was multiplied by 1 / mean square; it takes 1 / its root (libdevice.rsqrtf)."
+CENTRED = "the mean was subtracted: that is LayerNorm. RMSNorm leaves it in."
+
+
+def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
+    """Run the reader's norm on copies, and compare the result and the residual stream."""
+    out, stream = unwritten(x.shape, x.dtype), None if residual is None else residual.copy()
+    rms_norm(x.copy(), weight, out, epsilon, stream)
+    wide, scale = x.astype(np.float64), weight.astype(np.float64)
+    if residual is not None:
+        summed = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
+        kept = ("the sum of x and residual was not written back: the next layer adds to it.", residual)
+        expect("residual", stream, summed, ("token", "feature"), [kept])
+        wide = summed.astype(np.float64)
+    mean_square = (wide**2).mean(1, keepdims=True)
+    suspects = [
+        (NO_EPSILON, wide / np.sqrt(mean_square) * scale),
+        (NO_WEIGHT, wide / np.sqrt(mean_square + epsilon)),
+        (MEAN, wide / np.sqrt(mean_square * wide.shape[1] + epsilon) * scale),
+        (NOT_ROOT, wide / (mean_square + epsilon) * scale),
+        (CENTRED, (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + epsilon) * scale),
+    ]
+    if residual is not None:
+        plain = x.astype(np.float64)
+        without = plain / np.sqrt((plain**2).mean(1, keepdims=True) + epsilon) * scale
+        suspects.append(("the norm was taken of x alone, before the residual was added.", without))
+    expect("out", out, wide / np.sqrt(mean_square + epsilon) * scale, ("token", "feature"), suspects)
+
+
+def rows(tokens, hidden, dtype=np.float32, seed=0):
+    """x, weight, residual."""
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape).astype(dtype) for shape in ((tokens, hidden), hidden, (tokens, hidden))]
+
+
+def by_hand(rms_norm):
+    """A row of threes has root mean square 3."""
+    normalise(rms_norm, np.full((1, 4), 3, np.float32), np.ones(4, np.float32))
+
+
+def ragged(rms_norm):
+    """Rows shorter and longer than the threads of a block."""
+    for hidden in (4, 124, 128, 132, 1028):
+        normalise(rms_norm, *rows(1, hidden)[:2])
+
+
+def with_epsilon(rms_norm):
+    """Numbers so small that epsilon counts."""
+    x, weight, _ = rows(1, 8)
+    normalise(rms_norm, x * np.float32(0.1), weight, epsilon=0.5)
+
+
+def with_residual(rms_norm):
+    """The sum is kept and normalised."""
+    x, weight, residual = rows(2, 36)
+    normalise(rms_norm, x, weight, residual)
+
+
+def as_rounded(rms_norm):
+    """bfloat16: what is kept in memory, rounded, is what is normalised; squares are added in float32."""
+    x, weight, residual = rows(2, 264, BFLOAT16)
+    normalise(rms_norm, (x.astype(np.float32) * 100).astype(BFLOAT16), weight, residual)
+
+
+def several_tokens(rms_norm):
+    """Each row has its own root mean square."""
+    x, weight, _ = rows(3, 128)
+    normalise(rms_norm, x * np.float32([[1], [10], [100]]), weight)
+
+
+def budget(rms_norm):
+    """Every element is read once and written once."""
+    x, weight, residual = rows(2, 256)
+    out = unwritten(x.shape, x.dtype)
+    advice = "the row is read a second time to scale it; keep it in the thread's local array `values`."
+    read = {"x": x.nbytes, "residual": residual.nbytes, "weight": 2 * weight.nbytes}
+    write = {"residual": residual.nbytes, "out": out.nbytes}
+    expect_bytes(functools.partial(rms_norm, x, weight, out, EPSILON, residual), read, write, advice)
+
+
+EXERCISES = (
+    Exercise(
+        name="normalization.rms_norm",
+        lesson=6,
+        title="RMSNorm with the residual addition in it, the row held in registers",
+        module="minllm.kernels.normalization.rms_norm",
+        entry="rms_norm",
+        stage="rms_norm",
+        task="For each piece of the row that lies inside it: load x into values (and weight into weights), add the residual's vector and "
+        "store the sum back where has_residual, and add the squares to sum_of_squares. Then inverse_rms is 1 / sqrt(mean square + "
+        "epsilon), with the sum over the block from block_sum(sum_of_squares, partials). Last, scale each piece and store it in out.",
+        hints=(
+            "A piece begins at element i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width of the row, and at = piece * width of "
+            "the thread's own arrays; the last threads may lie beyond `hidden`.",
+            "load(x, row + i, values, at) fills values[at : at + width]; store(out, row + i, values, at) writes them.",
+            "libdevice.rsqrtf(v) is 1 / sqrt(v). Every thread calls block_sum, those without a piece too: it has a barrier inside.",
+        ),
+        rungs=(
+            Rung("one row by hand", "a row of threes has a root mean square of 3, and becomes ones.", by_hand),
+            Rung("epsilon", "epsilon is added to the mean square, inside the root.", with_epsilon),
+            Rung("rows around the block's size", "threads beyond the row's end have no piece, but are at the barrier.", ragged),
+            Rung("several tokens", "each block normalises its own row.", several_tokens),
+            Rung("residual", "the sum with the residual is normalised, and kept for the next layer.", with_residual),
+            Rung("bfloat16", "the sum is rounded to the dtype before it is normalised; squares are added in float32.", as_rounded),
+            Rung("byte budget", "every element of the row comes from memory once.", budget),
+        ),
+    ),
+)

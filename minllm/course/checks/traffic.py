@@ -1,0 +1,30 @@
+"""Byte budgets: what the threads of a launch ask memory for, counted by the simulator's trace, against what the kernel needs."""
+
+from collections.abc import Callable
+
+from minllm.course.checks.mismatch import Mismatch
+from minllm.sim import detecting, tracing
+
+
+def counted(run: Callable[[], None]) -> dict[str, dict[str, int]]:
+    """{"read": {array: bytes}, "write": ...} of all launches of `run`; an array goes by the name of the kernel's parameter."""
+    with detecting(False), tracing() as traces:
+        run()
+    totals = {"read": {}, "write": {}}
+    for trace in traces:
+        for name, array in trace.arrays.items():
+            for kind, amounts in totals.items():
+                amounts[name] = amounts.get(name, 0) + getattr(array, kind).bytes
+    return totals
+
+
+def expect_bytes(run: Callable[[], None], read: dict[str, int], write: dict[str, int], advice: str = "") -> None:
+    """Raise Mismatch if a launch asks for more bytes of an array than the budget, or leaves some unread or unwritten."""
+    totals = counted(run)
+    for kind, budget in (("read", read), ("write", write)):
+        for name, allowed in budget.items():
+            found = totals[kind].get(name, 0)
+            if found > allowed:
+                raise Mismatch(f"the threads {kind} {found:,} bytes of {name}; {allowed:,} are enough.\nLikely cause: {advice}")
+            if found < allowed and kind == "write":
+                raise Mismatch(f"the threads write {found:,} bytes of {name}, which has {allowed:,}.")

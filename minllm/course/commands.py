@@ -1,0 +1,41 @@
+"""What `minllm exercise` and `minllm check` do."""
+
+from pathlib import Path
+
+from minllm.course.checks import check_file
+from minllm.course.exercise_files import write
+from minllm.course.exercises import EXERCISES, select
+from minllm.errors import ExerciseError
+
+
+def exercise(lesson_or_name: str | None, out: Path | None, force: bool) -> None:
+    """List the exercises, or write those of a lesson, or one, into a folder."""
+    if lesson_or_name is None:
+        print(listing())
+        return
+    chosen = select(lesson_or_name)
+    if out is None:
+        raise ExerciseError(f"say where to: minllm exercise {lesson_or_name} --out FOLDER")
+    for path in write(chosen, out, force):
+        print(path)
+    print(f"\nFill in a file, then: minllm check {out / chosen[0].file_name}")
+
+
+def listing() -> str:
+    """All exercises by lesson."""
+    width = max(len(exercise.name) for exercise in EXERCISES)
+    lines, lesson = [], None
+    for one in EXERCISES:
+        if one.lesson != lesson:
+            lesson = one.lesson
+            lines.append(f"Lesson {lesson}")
+        lines.append(f"  {one.name:<{width}}  {one.title}")
+    return "\n".join([*lines, "", "minllm exercise LESSON --out FOLDER writes those of a lesson; a name instead of a number writes one."])
+
+
+def check(first: Path, second: Path | None) -> bool:
+    """Check `FILE`, or `NAME FILE`; whether all went well."""
+    name, path = (None, first) if second is None else (str(first), second)
+    report = check_file(path, name)
+    print(report)
+    return report.passed

@@ -1,0 +1,83 @@
+"""What a reader gets to work in: for each exercise a Python file, the same as a notebook, and one test file for the folder."""
+
+import json
+from pathlib import Path
+
+from minllm.course.exercise import Exercise
+from minllm.course.exercise_markers import blank, holder, parts
+from minllm.errors import ExerciseError
+
+TEST_FILE = "test_exercises.py"
+TEST = '''"""pytest in this folder checks every exercise's file."""
+
+from pathlib import Path
+
+import pytest
+
+from minllm.course.checks import check_file
+
+FILES = sorted(path for path in Path(__file__).parent.glob("*.py") if "# exercise: " in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path != Path(__file__)], ids=lambda path: path.stem)
+def test_exercise(path):
+    report = check_file(path)
+    assert report.passed, f"\\n{report}"
+'''
+
+
+def skeleton(exercise: Exercise) -> str:
+    """The exercise's module with the solution taken out."""
+    return blank(exercise.source, exercise.name, exercise.task)
+
+
+def notebook(exercise: Exercise) -> dict:
+    """The skeleton as a notebook (nbformat 4.5): what comes before the function, the function, what comes after, and the check."""
+    before, function, after = parts(skeleton(exercise), exercise.name)
+    name = holder(exercise.source, exercise.name)
+    hints = "\n".join(f"<details><summary>Hint {i}</summary>{hint}</details>\n" for i, hint in enumerate(exercise.hints, 1))
+    cells = [
+        markdown(f"# {exercise.name}: {exercise.title}\n\nLesson {exercise.lesson}. {exercise.task}\n\n{hints}"),
+        code(before),
+        markdown("Write the part that is marked `FILL IN`, run the cell, then check it below. No GPU is needed."),
+        code(function),
+        *([markdown("What else the file holds:"), code(after)] if after.strip() else []),
+        code(f'from minllm.course.checks import check\n\ncheck("{exercise.name}", {name})'),
+    ]
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def markdown(text: str) -> dict:
+    """A cell of text."""
+    return {"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}
+
+
+def code(text: str) -> dict:
+    """A cell of code."""
+    return {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [], "source": text.splitlines(keepends=True)}
+
+
+def write(exercises: list[Exercise], directory: Path, force: bool = False) -> list[Path]:
+    """Write the files of some exercises into a folder, which is made if need be; the paths written.
+
+    A file that is there already is a reader's work: ExerciseError, and nothing is written, unless `force`.
+    """
+    texts = {}
+    for exercise in exercises:
+        path = directory / exercise.file_name
+        texts[path] = skeleton(exercise)
+        texts[path.with_suffix(".ipynb")] = json.dumps(notebook(exercise), indent=1) + "\n"
+    in_the_way = [path for path in texts if path.exists()]
+    if in_the_way and not force:
+        raise ExerciseError(
+            f"{', '.join(map(str, in_the_way))} {'are' if len(in_the_way) > 1 else 'is'} there already and may hold your work: "
+            "give another folder, or --force to begin anew"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    texts[directory / TEST_FILE] = TEST
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    return list(texts)

@@ -1,0 +1,106 @@
+"""Exercises inside a source file: a region between two comments, and the file with that region taken out.
+
+    # exercise: matmul.naive
+    ...                                 the solution
+    # end exercise
+
+`blank` puts a hint and a NotImplementedError where the solution was and leaves every other character alone; `fill` puts the solution
+back. A skeleton is thus made from the package itself whenever somebody asks for it, and cannot differ from it.
+"""
+
+import ast
+import re
+import textwrap
+from dataclasses import dataclass
+
+from minllm.errors import ExerciseError
+
+START = re.compile(r"(?P<indent>\s*)# exercise: (?P<name>[a-z0-9_.]+)\n")
+END = re.compile(r"\s*# end exercise\n")
+LINE = 110  # characters of a hint
+
+
+@dataclass(frozen=True)
+class Region:
+    """Lines first to stop (counted from 0, the markers left out) of a text."""
+
+    name: str
+    first: int
+    stop: int
+    indent: str
+
+
+def regions(text: str) -> dict[str, Region]:
+    """All exercises of a source text by name. Raises ExerciseError where markers do not pair."""
+    found, open_region = {}, None
+    for number, line in enumerate(text.splitlines(keepends=True)):
+        if start := START.fullmatch(line):
+            if open_region is not None:
+                raise ExerciseError(f"line {number + 1}: exercise {start['name']} begins inside exercise {open_region[0]}")
+            open_region = start["name"], number + 1, start["indent"]
+        elif END.fullmatch(line):
+            if open_region is None:
+                raise ExerciseError(f"line {number + 1}: an exercise ends that has not begun")
+            name, first, indent = open_region
+            if name in found:
+                raise ExerciseError(f"line {first}: a second exercise is called {name}")
+            found[name], open_region = Region(name, first, number, indent), None
+    if open_region is not None:
+        raise ExerciseError(f"line {open_region[1]}: exercise {open_region[0]} does not end")
+    return found
+
+
+def region(text: str, name: str) -> Region:
+    """One exercise of a source text."""
+    found = regions(text)
+    if name not in found:
+        raise ExerciseError(f"the file has no lines `# exercise: {name}` and `# end exercise`: keep both, and write between them")
+    return found[name]
+
+
+def solution(text: str, name: str) -> str:
+    """The lines of an exercise."""
+    found = region(text, name)
+    return "".join(text.splitlines(keepends=True)[found.first : found.stop])
+
+
+def fill(text: str, name: str, lines: str) -> str:
+    """The text with these lines in the exercise's place."""
+    found, all_lines = region(text, name), text.splitlines(keepends=True)
+    return "".join([*all_lines[: found.first], lines, *all_lines[found.stop :]])
+
+
+def blank(text: str, name: str, task: str) -> str:
+    """The text with a hint and a NotImplementedError in the exercise's place."""
+    indent = region(text, name).indent
+    count = sum(1 for line in solution(text, name).splitlines() if line.strip() and not line.strip().startswith("#"))
+    hint = f"FILL IN: about {count} {'lines' if count > 1 else 'line'}. {task}"
+    lines = textwrap.wrap(hint, LINE - len(indent), break_long_words=False, break_on_hyphens=False)
+    lines = [f"# {line}" for line in lines] + [f'raise NotImplementedError("{name} is not filled in yet")']
+    return fill(text, name, "".join(f"{indent}{line}\n" for line in lines))
+
+
+def holder(text: str, name: str) -> str:
+    """The top-level function or class that an exercise is a part of."""
+    return statement_around(text, name).name
+
+
+def statement_around(text: str, name: str) -> ast.stmt:
+    """Its node in the syntax tree."""
+    found = region(text, name)
+    for statement in ast.parse(text).body:
+        if first_line(statement) <= found.first and found.stop <= statement.end_lineno + 1 and hasattr(statement, "name"):
+            return statement
+    raise ExerciseError(f"exercise {name} is not inside a function")
+
+
+def first_line(statement: ast.stmt) -> int:
+    """Where a statement begins, counted from 1, its decorators included."""
+    return min([statement.lineno, *(decorator.lineno for decorator in getattr(statement, "decorator_list", ()))])
+
+
+def parts(text: str, name: str) -> tuple[str, str, str]:
+    """(what comes before, the function with the exercise, what comes after): together, the text."""
+    statement, lines = statement_around(text, name), text.splitlines(keepends=True)
+    first, stop = first_line(statement) - 1, max(statement.end_lineno, region(text, name).stop + 1)
+    return "".join(lines[:first]), "".join(lines[first:stop]), "".join(lines[stop:])

@@ -1,0 +1,55 @@
+"""Kernels from outside the package in a stage's place: a reader's own attention, say, inside the engine.
+
+    LLM(kernel_variants={"rms_norm": my_rms_norm, "attention": my_module})
+
+A stage's kernel is a launcher with the signature of the package's own: `matmul_naive`, `rms_norm`, `silu_and_multiply`; for attention a
+module (anything with these two attributes) with `attention` and `workspace_shapes`, as kernels/attention/__init__.py describes.
+On a GPU it runs there. On a CPU it runs in the simulator, and all else in NumPy.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minllm.errors import KernelArgumentError
+
+STAGES = ("attention", "matmul", "rms_norm", "silu_and_multiply")
+
+
+@dataclass(frozen=True)
+class OwnKernel:
+    """A launcher for a stage.
+
+    most_rows: the most rows of x, or new tokens of a sequence, that it takes; larger calls go to the package's kernel.
+    """
+
+    stage: str
+    launch: Callable
+    workspace_shapes: Callable | None = None  # attention's
+    most_rows: int | None = None
+
+    def takes(self, rows: int) -> bool:
+        """Whether it can do a call of so many rows."""
+        return self.most_rows is None or rows <= self.most_rows
+
+
+def as_own_kernel(stage: str, thing: Any) -> OwnKernel:
+    """What kernel_variants gives for a stage, as an OwnKernel; KernelArgumentError where it cannot be one."""
+    if stage not in STAGES:
+        raise KernelArgumentError(f"kernel_variants gives a kernel of your own for the stage {stage!r}; it may for {', '.join(STAGES)}")
+    if isinstance(thing, OwnKernel):
+        if thing.stage != stage:
+            raise KernelArgumentError(f"a kernel for the stage {thing.stage} was given for {stage}")
+        return thing
+    if stage == "attention":
+        if not (hasattr(thing, "attention") and hasattr(thing, "workspace_shapes")):
+            raise KernelArgumentError("your own attention is a module with the functions attention and workspace_shapes, or the like")
+        return OwnKernel(stage, thing.attention, thing.workspace_shapes)
+    if not callable(thing):
+        raise KernelArgumentError(f"kernel_variants gives {thing!r} for {stage}; give a variant's name or a launcher, a function")
+    return OwnKernel(stage, thing)
+
+
+def own_kernels(variants: Mapping[str, Any]) -> dict[str, OwnKernel]:
+    """Those of kernel_variants that are no names."""
+    return {stage: as_own_kernel(stage, thing) for stage, thing in variants.items() if not isinstance(thing, str)}

@@ -1,0 +1,86 @@
+"""The engine on a CPU with kernels of your own: they run in the simulator, all other operations in NumPy.
+
+The simulator takes microseconds for each operation of each thread, so products of large matrices stay in NumPy too.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.matmul.reference import matmul_reference
+from minllm.ops.numpy_ops import NumpyOps
+from minllm.ops.own_kernels import OwnKernel
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+
+MOST_PRODUCTS = 110_000  # multiply-adds of a matrix product that the simulator is given: about a quarter of a second
+
+
+class SimulatedStageOps(NumpyOps):
+    """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: of each stage in the simulator so far."""
+
+    def __init__(self, dtype: Any, kernels: Mapping[str, OwnKernel]):
+        """kernels: stage -> launcher; dtype: of the activations."""
+        super().__init__(dtype)
+        self.kernels = dict(kernels)
+        self.launches, self.seconds = Counter(), Counter()
+
+    def simulate(self, stage: str, *arguments) -> None:
+        """Call a stage's launcher, and count it."""
+        started = time.monotonic()
+        self.kernels[stage].launch(*arguments)
+        self.launches[stage] += 1
+        self.seconds[stage] += time.monotonic() - started
+
+    def add_norm(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights) -> tuple[np.ndarray, np.ndarray]:
+        """(normalised, residual) of x + residual."""
+        if "rms_norm" not in self.kernels or norm.kind == "layer_norm":
+            return super().add_norm(x, residual, norm)
+        out, stream = np.empty_like(x), None if residual is None else residual.copy()
+        self.simulate("rms_norm", x, norm.weight.astype(x.dtype), out, norm.epsilon, stream)
+        return out, x if residual is None else stream
+
+    def linear(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """x @ weight.T + bias, in the simulator where it is small."""
+        return self._product(x, weight, bias, x.dtype)
+
+    def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
+        """Causal attention over the cached context."""
+        own = self.kernels.get("attention")
+        if own is None or not own.takes(batch.max_query_len):
+            return super().attention(query, layer_cache, batch, attention_config)
+        out = np.empty_like(query)
+        self.simulate(
+            "attention", query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
+            attention_config.scale, attention_config.sliding_window, batch.max_query_len,
+        )  # fmt: skip
+        return out.reshape(len(query), -1)
+
+    def gated_mlp(self, x: np.ndarray, gate_up: np.ndarray, down: np.ndarray, activation: str) -> np.ndarray:
+        """down(silu(gate(x)) * up(x))."""
+        if activation != "silu":
+            return super().gated_mlp(x, gate_up, down, activation)
+        both = self._product(x, gate_up, None, x.dtype)  # [T, 2 * intermediate]
+        if "silu_and_multiply" in self.kernels:
+            activated = np.empty((len(x), both.shape[1] // 2), both.dtype)
+            self.simulate("silu_and_multiply", both, activated)
+        else:
+            activated = silu_and_multiply_reference(both)
+        return self._product(activated, down, None, x.dtype)
+
+    def logits(self, x: np.ndarray, residual: np.ndarray, norm: NormWeights, lm_head: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The head's scores of the wanted rows: float32 [R, vocab]."""
+        normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
+        return self._product(normalised, lm_head, None, np.dtype(np.float32))
+
+    def _product(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, out_dtype: np.dtype) -> np.ndarray:
+        own = self.kernels.get("matmul")
+        if own is None or not own.takes(len(x)) or len(x) * weight.size > MOST_PRODUCTS:
+            return matmul_reference(x, weight, bias, out_dtype)
+        out = np.empty((len(x), len(weight)), out_dtype)
+        # Weights are kept as float32 numbers that are exact in the activations' dtype; kernels want one dtype.
+        self.simulate("matmul", np.ascontiguousarray(x), weight.astype(x.dtype), out, None if bias is None else bias.astype(x.dtype))
+        return out

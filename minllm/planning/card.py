@@ -1,0 +1,124 @@
+"""A plan as a card for a terminal, and as JSON."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from minllm.planning.measured import Comparison
+from minllm.planning.plan import Floor, Plan
+
+
+def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
+    """One line a fact, under a title."""
+    text = Text(title, style="bold")
+    for name, value in rows:
+        text.append(f"\n{name:<18}", style="not bold dim").append(value, style="not bold")
+    return text
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    """(name, value) of every line of the card."""
+    wishes = plan.wishes
+    each = " a GPU" if wishes.tensor_parallel > 1 else ""
+    used = plan.weight_bytes + plan.kv_bytes + plan.activation_bytes
+    rows = [
+        ("memory", f"{giga(plan.memory_bytes)}{each}, of which {100 * wishes.memory_share:.0f} % to use: {giga(plan.budget_bytes)}"),
+        ("  weights", f"{giga(plan.weight_bytes)}{each}: {plan.parameters / 1e9:.3g} billion numbers in {wishes.dtype}"),
+        ("  KV cache", f"{giga(plan.kv_bytes)}{each} for {wishes.batch:,} x {wishes.context:,} tokens in {wishes.kv_dtype}"),
+        ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits"),
+        ("  in all", f"{giga(used)}{each}: {'fits' if plan.fits else f'does not fit, {giga(used - plan.budget_bytes)} too much'}"),
+        ("KV bytes a token", kv_line(plan)),
+        ("largest batch", largest_batch_line(plan)),
+        ("limits", f"{plan.bandwidth_tb_s:.4g} TB/s ({plan.bandwidth_source}), {plan.tflops:.4g} TFLOP/s ({plan.tflops_source})"),
+        ("decode step", floor_line(plan.decode)),
+        ("", f"{counted(wishes.batch, 'token')}, at most {plan.decode.tokens_per_s:,.0f} tokens a second"),
+        ("", f"up to a batch of about {plan.ridge_batch:,.0f} reading the weights takes longer than multiplying them"),
+        ("prefill", floor_line(plan.prefill)),
+        ("", f"one prompt of {wishes.context:,} tokens, at most {plan.prefill.tokens_per_s:,.0f} tokens a second"),
+    ]
+    if wishes.price_per_hour is not None:
+        generated, read = plan.cost_per_million(plan.decode), plan.cost_per_million(plan.prefill)
+        rows.append(("cost a million", f"{generated:.3g} for generated tokens, {read:.3g} for prompt tokens, at least"))
+    return rows
+
+
+def kv_line(plan: Plan) -> str:
+    """Bytes a token, and what the formula that ignores grouping would say."""
+    line = size(plan.all_kv_bytes_per_token)
+    if plan.ungrouped_kv_bytes_per_token == plan.all_kv_bytes_per_token:
+        return line
+    times = plan.ungrouped_kv_bytes_per_token / plan.all_kv_bytes_per_token
+    tokens = plan.wishes.batch * plan.wishes.context
+    wrong, right = (giga(tokens * each) for each in (plan.ungrouped_kv_bytes_per_token, plan.all_kv_bytes_per_token))
+    return (
+        f"{line}: each KV head serves {times:.3g} query heads. Without that sharing it would be {size(plan.ungrouped_kv_bytes_per_token)}, "
+        f"and {wrong} in place of {right}"
+    )
+
+
+def largest_batch_line(plan: Plan) -> str:
+    """How many sequences fit, or why none does."""
+    if plan.largest_batch:
+        return f"{counted(plan.largest_batch, 'sequence')} of {plan.wishes.context:,} tokens"
+    if plan.weight_bytes > plan.budget_bytes:
+        return "none: the weights alone do not fit. Take more GPUs (--tensor-parallel), a larger one, or a smaller format (--dtype)"
+    return "none: beside the weights not one sequence of this context fits. Take a shorter --context or a smaller --kv-dtype"
+
+
+def floor_line(floor: Floor) -> str:
+    """The floor with its parts."""
+    link = f" + link {milliseconds(floor.link_ms)}" if floor.link_ms else ""
+    parts = f"memory {milliseconds(floor.memory_ms)}, arithmetic {milliseconds(floor.compute_ms)}{link}"
+    return f"at least {milliseconds(floor.floor_ms)}: {parts}; {floor.bound} sets it"
+
+
+def comparison_rows(compared: list[Comparison]) -> list[tuple[str, str]]:
+    """Predicted and measured, two lines a run."""
+    rows = []
+    for one in compared:
+        lengths = f"prompt {one.prompt}, new {one.new}, {one.dtype}"
+        rows.append((one.model, f"decode step: {difference(one.decode_floor_ms, one.decode_ms)} ({lengths}, batch 1)"))
+        rows.append(("", f"first token: {difference(one.prefill_floor_ms, one.prefill_ms)}"))
+    if any(one.decode_ms > 2 * one.decode_floor_ms or one.prefill_ms > 2 * one.prefill_floor_ms for one in compared):
+        text = "a floor counts bytes and operations alone; launches, waits and slow kernels come on top, most so in small models"
+        rows.append(("note", text))
+    return rows
+
+
+def difference(predicted: float, measured: float) -> str:
+    """ "predicted 3.5 ms, measured 3.8 ms, 0.3 ms more"."""
+    more = f"{milliseconds(measured - predicted)} more" if measured >= predicted else f"{milliseconds(predicted - measured)} less"
+    return f"predicted {milliseconds(predicted)}, measured {milliseconds(measured)}: {more}, {measured / predicted:.2f} times the floor"
+
+
+def as_json(plan: Plan, compared: list[Comparison]) -> dict[str, Any]:
+    """All figures, with what is derived from them."""
+    floors = {
+        name: {**asdict(floor), "floor_ms": floor.floor_ms, "bound": floor.bound, "tokens_per_s": floor.tokens_per_s}
+        | {"cost_per_million": plan.cost_per_million(floor)}
+        for name, floor in (("decode", plan.decode), ("prefill", plan.prefill))
+    }
+    return {**asdict(plan), "fits": plan.fits, **floors, "measured": [asdict(one) for one in compared]}
+
+
+def counted(number: int, noun: str) -> str:
+    """1 token, 16 tokens."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def giga(count: float) -> str:
+    """Bytes as GB; small ones as MB."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def size(count: float) -> str:
+    """Bytes of one token: MB or kB."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"
+
+
+def milliseconds(value: float) -> str:
+    """Three figures, in µs below a tenth of a millisecond, in seconds above ten thousand."""
+    if value >= 1e4:
+        return f"{value / 1e3:,.3g} s"
+    return f"{value:.3g} ms" if value >= 0.1 and value < 1000 else f"{value:,.0f} ms" if value >= 1000 else f"{1e3 * value:.3g} µs"

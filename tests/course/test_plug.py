@@ -1,0 +1,96 @@
+"""A reader's kernel inside the engine: it is called, in the simulator where there is no GPU, and the text is the same."""
+
+import types
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from minllm import LLM, SamplingParams
+from minllm.cli import app
+from minllm.course.exercise_files import skeleton
+from minllm.course.exercises import EXERCISES, find
+from minllm.course.plug import own_kernel
+from minllm.errors import ExerciseError, InvalidOptionError, KernelArgumentError
+from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.own_kernels import OwnKernel, as_own_kernel
+from minllm.ops.simulated_stage import SimulatedStageOps
+from tests.engine.models import model_directory
+
+PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
+PROMPT = [5, 3]
+
+
+def generated(params=PARAMS, **options):
+    """(tokens, ops) of a tiny model with random weights."""
+    with LLM(model_directory("llama3"), device="cpu", **options) as llm:
+        return list(llm.generate(PROMPT, params)[0].outputs[0].token_ids), llm.engine.ops
+
+
+@pytest.fixture(scope="module")
+def numpy_tokens():
+    return generated()[0]
+
+
+@pytest.mark.parametrize("exercise", [exercise for exercise in EXERCISES if exercise.stage], ids=lambda exercise: exercise.name)
+def test_an_exercise_generates_text(exercise, numpy_tokens):
+    kernel = own_kernel(exercise.stage, exercise.path)
+    tokens, ops = generated(kernel_variants={exercise.stage: kernel})
+    assert isinstance(ops, SimulatedStageOps) and ops.launches[exercise.stage] >= 1
+    assert tokens == numpy_tokens
+
+
+def test_launchers_and_modules_are_kernels_of_ones_own(numpy_tokens):
+    calls = []
+
+    def my_rms_norm(*arguments):
+        calls.append("rms_norm")
+        rms_norm(*arguments)
+
+    def my_attention(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, window, longest):
+        calls.append("attention")
+        out[:] = attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, window)
+
+    module = types.SimpleNamespace(attention=my_attention, workspace_shapes=lambda *arrays: {})
+    tokens, _ = generated(kernel_variants={"rms_norm": my_rms_norm, "attention": module})
+    assert tokens == numpy_tokens and calls.count("rms_norm") > calls.count("attention") > 0
+
+
+def test_kernels_where_a_gpu_would_run_them():
+    """CudaOps calls what it is given, and its own where that does not take the call."""
+    rows = []
+
+    def my_matmul(x, weight, out, bias=None, stream=None):
+        rows.append(len(x))
+        out[:] = x @ weight.T
+
+    ops = CudaOps("float32", {"matmul": OwnKernel("matmul", my_matmul, most_rows=2)}, simulated=True)
+    for count in (2, 3):
+        x, weight = np.ones((count, 4), np.float32), np.ones((3, 4), np.float32)
+        np.testing.assert_array_equal(ops.linear(x, weight), np.full((count, 3), 4))
+    assert rows == [2]
+
+
+def test_what_cannot_be_plugged_in_is_refused(tmp_path):
+    with pytest.raises(KernelArgumentError, match="stage 'sample'; it may for attention"):
+        as_own_kernel("sample", print)
+    with pytest.raises(KernelArgumentError, match="functions attention and workspace_shapes"):
+        as_own_kernel("attention", types.SimpleNamespace())
+    with pytest.raises(KernelArgumentError, match="for the stage matmul was given for rms_norm"):
+        as_own_kernel("rms_norm", OwnKernel("matmul", print))
+    with pytest.raises(InvalidOptionError, match="leave names out"):
+        LLM(device="cpu", kernel_variants={"rms_norm": rms_norm, "matmul": "tiled"})
+    path = tmp_path / "matmul_naive.py"
+    path.write_text(skeleton(find("matmul.naive")))
+    with pytest.raises(ExerciseError, match="does not pass its check yet"):
+        own_kernel("matmul", path)
+    with pytest.raises(ExerciseError, match="belongs to the stage matmul, not to attention"):
+        own_kernel("attention", path)
+
+
+def test_the_command_generates_text():
+    variant = f"rms_norm={find('normalization.rms_norm').path}"
+    result = CliRunner().invoke(app, ["generate", "def add(", "--device", "cpu", "--variant", variant, "--max-tokens", "2"])
+    assert result.exit_code == 0 and "runs in the simulator" in result.stderr and result.stdout.strip()

@@ -1,0 +1,101 @@
+"""The browser's costs.js against minllm.costs and minllm.planning, on random models, GPUs and wishes."""
+
+import random
+
+import pytest
+
+from minllm import costs
+from minllm.costs.parallel import degrees
+from minllm.hardware import GPUS
+from minllm.models.config_reader import parse_model_config
+from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS
+from minllm.planning.plan import Wishes, make_plan
+from tests.javascript.node import JAVASCRIPTS, needs_node, run
+
+CASES = 200
+PLAN = {
+    "parameters": "parameters", "weights": "weight_bytes", "allWeights": "all_weight_bytes", "kv": "kv_bytes",
+    "kvToken": "kv_bytes_per_token", "allKvToken": "all_kv_bytes_per_token", "ungroupedKvToken": "ungrouped_kv_bytes_per_token",
+    "activations": "activation_bytes", "memory": "memory_bytes", "budget": "budget_bytes", "fits": "fits", "largestBatch": "largest_batch",
+    "bandwidth": "bandwidth_tb_s", "bandwidthSource": "bandwidth_source", "tflops": "tflops", "tflopsSource": "tflops_source",
+    "ridgeBatch": "ridge_batch",
+}  # fmt: skip
+FLOOR = {
+    "bytes": "bytes", "flops": "flops", "memoryMs": "memory_ms", "computeMs": "compute_ms", "linkMs": "link_ms", "floorMs": "floor_ms",
+    "tokensPerS": "tokens_per_s", "bound": "bound",
+}  # fmt: skip
+STAGE = {
+    "name": "name", "weights": "weight_bytes", "kv": "kv_bytes", "activations": "activation_bytes", "flops": "flops",
+    "other": "other_flops", "bytes": "bytes", "intensity": "arithmetic_intensity",
+}  # fmt: skip
+
+
+def random_values(rng: random.Random) -> dict:
+    """A config.json of any family, with every option that changes a count sometimes set and sometimes left to its default."""
+    family = rng.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+    kv_heads, group, head_dim = rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 4, 5, 8]), 2 * rng.randint(4, 80)
+    heads, layers = kv_heads * group, rng.randint(1, 90)
+    if family == "gpt2":
+        values = dict(model_type=family, vocab_size=rng.randint(100, 60000), n_embd=heads * head_dim, n_head=heads, n_layer=layers)
+        return values | sometimes(rng, n_inner=8 * rng.randint(1, 900), n_positions=rng.randint(512, 4096), tie_word_embeddings=False)
+    values = dict(
+        model_type=family, vocab_size=rng.randint(100, 200000), hidden_size=heads * head_dim, intermediate_size=8 * rng.randint(1, 4000),
+        num_hidden_layers=layers, num_attention_heads=heads,
+    )  # fmt: skip
+    values |= sometimes(rng, num_key_value_heads=kv_heads, head_dim=head_dim, tie_word_embeddings=True, attention_bias=True)
+    if family == "mistral":
+        values |= sometimes(rng, sliding_window=rng.choice([None, 7, 1000]))
+    if family.startswith("qwen"):
+        values |= sometimes(rng, use_sliding_window=True, sliding_window=rng.randint(1, 5000), max_window_layers=rng.randint(0, 60))
+        values |= sometimes(rng, layer_types=[rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)])
+    return values
+
+
+def sometimes(rng: random.Random, **options) -> dict:
+    """Each option with one chance in two."""
+    return {name: value for name, value in options.items() if rng.random() < 0.5}
+
+
+def random_case(rng: random.Random) -> dict:
+    values = random_values(rng)
+    config = parse_model_config(values)
+    most = config.max_position_embeddings if config.rope is None else 200000
+    wishes = dict(
+        context=round(most ** rng.random()), batch=round(20000 ** rng.random()), tensorParallel=rng.choice(degrees(config)),
+        memoryShare=rng.choice([0.5, 0.9, 1.0]), pricePerHour=rng.choice([None, 0.0, 2.5]),
+    )  # fmt: skip
+    choices = dict(gpu=rng.choice(list(GPUS)), dtype=rng.choice(list(WEIGHT_FORMATS)), kvDtype=rng.choice(list(KV_ITEMSIZES)))
+    return dict(values=values, wishes=wishes, **choices)
+
+
+def check(theirs: dict, ours, names: dict[str, str], case: dict) -> None:
+    """Equal, up to the rounding of numbers above 2^53 in JavaScript."""
+    for name, our_name in names.items():
+        expected = getattr(ours, our_name)
+        if not isinstance(expected, str | bool):
+            expected = pytest.approx(expected, rel=1e-12)
+        assert theirs[name] == expected, (name, case)
+
+
+@needs_node
+def test_the_calculators_formulas_are_those_of_the_package():
+    rng = random.Random(4)
+    cases = [random_case(rng) for _ in range(CASES)]
+    answers = run("plan_cases.mjs", JAVASCRIPTS / "costs.js", JAVASCRIPTS / "hardware.json", given=cases)
+    assert len(answers) == CASES
+    for case, answer in zip(cases, answers, strict=True):
+        config, asked, weights = parse_model_config(case["values"]), case["wishes"], WEIGHT_FORMATS[case["dtype"]]
+        formats, money = (case["dtype"], case["kvDtype"]), (asked["pricePerHour"], asked["memoryShare"])
+        wishes = Wishes(asked["context"], asked["batch"], *formats, asked["tensorParallel"], *money)
+        plan = make_plan(config, GPUS[case["gpu"]], wishes)
+        check(answer["plan"], plan, PLAN, case)
+        for name, floor in (("decode", plan.decode), ("prefill", plan.prefill)):
+            check(answer["plan"][name], floor, FLOOR, case)
+            assert answer["plan"][name]["cost"] == pytest.approx(plan.cost_per_million(floor)), case
+        part = costs.shard(config, wishes.tensor_parallel)
+        sizes = (weights.itemsize, KV_ITEMSIZES[case["kvDtype"]], weights.matrix_itemsize)
+        decode = costs.decode_stages(part, wishes.batch, wishes.context, *sizes)
+        prefill = costs.prefill_stages(part, wishes.context, *sizes, sequences=wishes.batch)
+        for theirs, ours in ((answer["decodeStages"], decode), (answer["prefillStages"], prefill)):
+            for their_stage, our_stage in zip(theirs, ours, strict=True):
+                check(their_stage, our_stage, STAGE, case)

@@ -1,0 +1,110 @@
+"""Write what the calculators of the site and `minllm plan` know of GPUs, models and measurements.
+
+    minllm/data/measurements.json               of docs/results: ceilings, and the time of whole models, by GPU
+    docs/assets/javascripts/hardware.json       data sheets of minllm/hardware.py, shapes of minllm/planning/presets.py, measured kernels
+
+Run it after `python tools/record_results.py` and after a change of either table; a test says when it was forgotten.
+"""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from minllm.bench.kernel_cases.attention import key_value_bytes, prefill_flops
+from minllm.bench.kernel_cases.matmul import matmul_bytes, matmul_flops
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+MEASUREMENTS = ROOT / "minllm" / "data" / "measurements.json"
+HARDWARE = ROOT / "docs" / "assets" / "javascripts" / "hardware.json"
+RUN = re.compile(r"(?P<model>\S+)(?: \(random weights\))?, batch 1, prompt (?P<prompt>\d+), new (?P<new>\d+)")
+
+
+def records() -> list[dict]:
+    """The records of GPUs."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    return [record for record in found if not record["device"].startswith("cpu")]
+
+
+def measurement(record: dict) -> dict:
+    """Ceilings and whole-model runs of one record."""
+    values = {(row["benchmark"], row["case"], row["variant"]): row["value"] for row in record["rows"]}
+    runs = []
+    for (benchmark, case, dtype), rate in values.items():
+        match = RUN.fullmatch(case)
+        if benchmark == "decode" and match:
+            first = values["time to first token", case, dtype]
+            lengths = dict(prompt=int(match["prompt"]), new=int(match["new"]))
+            runs.append(dict(model=match["model"], dtype=dtype, **lengths, decode_ms=round(1e3 / rate, 4), first_token_ms=first))
+    return dict(date=record["date"], commit=record["commit"], **record["ceilings"], runs=runs)
+
+
+def measurements_text() -> str:
+    """The content of measurements.json."""
+    return json.dumps({record["device"]: measurement(record) for record in records()}, indent=1) + "\n"
+
+
+def measured_kernels() -> list[dict]:
+    """The kernels of the records that a roofline can show, products and attention in bfloat16: intensity in FLOP a byte, and TFLOP/s."""
+    shown = []
+    for record in records():
+        for row in record["rows"]:
+            sizes, of_bfloat16, _ = row["case"].partition(", bfloat16")
+            flops, moved = work(row["benchmark"], [int(number) for number in re.findall(r"\d+", sizes)]) if of_bfloat16 else (0, 0)
+            if not moved:
+                continue
+            intensity = flops / moved
+            tflops = row["value"] * (intensity if row["unit"] == "TB/s" else 1)
+            place = dict(gpu=record["device"], date=record["date"], case=row["case"], variant=row["variant"])
+            shown.append(dict(place, intensity=round(intensity, 4), tflops=round(tflops, 4)))
+    return shown
+
+
+def work(benchmark: str, sizes: list[int], item: int = 2) -> tuple[int, int]:
+    """Operations and bytes of a case with those numbers in its name, both 0 for other benchmarks."""
+    if benchmark == "matmul":
+        return matmul_flops(*sizes), matmul_bytes(*sizes, item)
+    if benchmark == "prefill attention":
+        sequences, tokens, heads, kv_heads, head_dim = sizes
+        read = key_value_bytes(sequences, tokens, kv_heads, head_dim, item)
+        return prefill_flops(sequences, tokens, heads, head_dim), read + 2 * item * sequences * tokens * heads * head_dim
+    if benchmark == "decode attention":
+        sequences, context, heads, kv_heads, head_dim = sizes
+        return 4 * heads * head_dim * sequences * context, key_value_bytes(sequences, context, kv_heads, head_dim, item)
+    return 0, 0
+
+
+def hardware_text() -> str:
+    """The content of hardware.json."""
+    from minllm.hardware import GPUS
+    from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS
+    from minllm.planning.presets import PRESETS, preset_values
+
+    tables = dict(
+        gpus={name: asdict(gpu) for name, gpu in GPUS.items()},
+        weight_formats={name: asdict(one) for name, one in WEIGHT_FORMATS.items()},
+        kv_itemsizes=KV_ITEMSIZES,
+        presets={name: preset_values(name) for name in (*PRESETS, "bundled")},
+        measured_kernels=measured_kernels(),
+    )
+    parts = [f' "{name}": ' + one_a_line(table) for name, table in tables.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def one_a_line(table: dict | list) -> str:
+    """JSON with an entry a line, so that a change shows."""
+    if isinstance(table, list):
+        return "[\n" + ",\n".join("  " + json.dumps(entry) for entry in table) + "\n ]"
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()) + "\n }"
+
+
+def main() -> None:
+    """Write both."""
+    MEASUREMENTS.write_text(measurements_text(), encoding="utf-8")
+    HARDWARE.parent.mkdir(parents=True, exist_ok=True)
+    HARDWARE.write_text(hardware_text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
