@@ -170,6 +170,14 @@ def rotary_positions():
 
 
 @row
+def rope_by_vectors():
+    T, heads, D, b = 2, 4, 32, 2  # one thread turns its part of four heads, and loads its angles once
+    head = T * heads * D * b
+    run = partial(rope, zeros(T, heads, D), integers(1, 3), zeros(8, D, dtype=FLOAT32), zeros(T, heads, D))
+    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=T * D * 4))}, ("positions",)
+
+
+@row
 def append_by_vectors():
     T, R, b = 3, 2 * 40, 2  # the second token has no slot
     copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
@@ -195,6 +203,19 @@ def qkv_rope_and_append():
     run = partial(qkv_rope_append, zeros(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, zeros(T, heads, D), *tables)
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+@row
+def qkv_rope_and_append_by_elements():
+    T, heads, kv_heads, D, b = 2, 3, 1, 6, 2
+    N = heads + 2 * kv_heads
+    caches = [zeros(2, 4, kv_heads, D) for _ in range(2)]
+    tables = zeros(8, D, dtype=FLOAT32), True, zeros(D), zeros(D)
+    run = partial(qkv_rope_append, zeros(T, N * D), integers(0, 3), integers(5, 0), *caches, zeros(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
     return run, {"qkv_rope_append_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 

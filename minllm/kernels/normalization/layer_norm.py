@@ -81,18 +81,21 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
     """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `layer_norm_kernel`, rows whole, aligned vectors."""
     width, load, store = vector_access(dtype)
     held = pieces * width
+    early_bias = has_bias and pieces == 1  # where the registers suffice
 
     @kernel(launch_bounds=(1024, 1), dependent_launch=True)
     def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
         partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
-        values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
+        values, weights, biases = cuda.local.array(held, float32), cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
-                load(weight, i, weights, at)  # no kernel writes it, so its way here may overlap the predecessor
+                load(weight, i, weights, at)  # no kernel writes these, so their way here may overlap the predecessor
+                if early_bias:
+                    load(bias, i, biases, at)
         wait_for_predecessors()
         total = float32(0)
         for piece in range(pieces):
@@ -118,12 +121,12 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
+                if has_bias and not early_bias:
+                    load(bias, i, biases, at)
                 for k in range(width):
                     values[at + k] *= inverse_deviation * weights[at + k]
-                if has_bias:
-                    load(bias, i, addend, 0)
-                    for k in range(width):
-                        values[at + k] += addend[k]
+                    if has_bias:
+                        values[at + k] += biases[at + k]
                 store(out, row + i, values, at)
 
     return layer_norm_vector_kernel
