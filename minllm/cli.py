@@ -247,6 +247,7 @@ def plan(
     kv_dtype: Annotated[str | None, typer.Option(help="Of cached keys and values; default as the weights.", show_default=False)] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
     memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
+    stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward moves and computes.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
     ] = None,
@@ -256,7 +257,8 @@ def plan(
         from minllm.planning import command
 
         wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
-        command.run(model, gpu, dtype=dtype, kv_dtype=kv_dtype, json_file=json_file, memory_share=memory_share, **wishes)
+        formats = dict(dtype=dtype, kv_dtype=kv_dtype)
+        command.run(model, gpu, **formats, stages=stages, json_file=json_file, memory_share=memory_share, **wishes)
 
 
 @app.command()

@@ -66,6 +66,7 @@ RTX_BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper, appendix"
 # By the name that the driver gives (cuDeviceGetName): parts with like names differ in memory, so a name has to match whole.
 #   short name, memory GB, TB/s, then TFLOP/s in fp32, tf32, fp16, bf16, fp8, int8; SMs, L2 MB, link
 GPUS: dict[str, Gpu] = {
+    # 8.0 is printed for the B200; those of HGX boards report a bus of 7,680 bits at 4 GHz, which is 7.7.
     "NVIDIA B200": Gpu("b200", 180, 8.0, 80, 1100, 2250, 2250, 4500, 4500, 148, 126, *NVLINK_5, "NVIDIA HGX B200 data sheet"),
     "NVIDIA H200": Gpu("h200", 141, 4.8, 67, 494.5, 989, 989, 1979, 1979, 132, 50, *NVLINK_4, "NVIDIA H200 data sheet"),
     "NVIDIA H100 80GB HBM3": Gpu("h100-sxm", 80, 3.35, 67, 494.5, 989, 989, 1979, 1979, 132, 50, *NVLINK_4, HOPPER),

@@ -84,6 +84,11 @@ def write_tables(shown: dict) -> None:
     replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
 
 
+def write_what_follows() -> None:
+    """Put the measurements where `minllm plan` and the site's calculators read them."""
+    subprocess.run([sys.executable, ROOT / "tools" / "write_hardware_json.py"], check=True, cwd=ROOT)
+
+
 def main() -> int:
     """Record the files named on the command line, or measure first; 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,6 +109,7 @@ def main() -> int:
         print(record(one, options.results), flush=True)
     if options.results == RESULTS and SHOWN.exists():
         write_tables(json.loads(SHOWN.read_text(encoding="utf-8")))
+        write_what_follows()
     return int(failed)
 
 

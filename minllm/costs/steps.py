@@ -1,8 +1,9 @@
 """A whole step: the sum of its stages' weights, keys and values, and matrix products.
 
-Counted: weights, keys and values. Not counted: activations, which are small and stay in caches, and the operations between the products,
-which run beside memory traffic. So this is a floor and not a forecast: a real step also launches kernels, waits at their ends, and moves
-activations. stages.py has those counts too.
+Counted: weights, keys and values. Not counted: activations, and the operations between the products. In a decode step activations are small
+and stay in caches. In a long prefill they are gigabytes that kernels write and read again, but arithmetic sets its floor, and fusing could
+hide them behind it. So this is a floor and not a forecast: a real step also launches kernels, waits at their ends, and moves activations.
+stages.py counts those too.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ class Cost:
 
     def floor_ms(self, bandwidth_tb_s: float, tflops: float | None = None) -> float:
         """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` where that is given: the larger of the two."""
+        # exercise: costs.floor_ms
         return max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)
+        # end exercise
 
 
 def sum_of(stages: list[Stage]) -> Cost:

@@ -3,8 +3,10 @@
 from dataclasses import asdict
 from typing import Any
 
+from rich.table import Table
 from rich.text import Text
 
+from minllm.costs import Stage
 from minllm.planning.measured import Comparison
 from minllm.planning.plan import Floor, Plan
 
@@ -41,6 +43,18 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         generated, read = plan.cost_per_million(plan.decode), plan.cost_per_million(plan.prefill)
         rows.append(("cost a million", f"{generated:.3g} for generated tokens, {read:.3g} for prompt tokens, at least"))
     return rows
+
+
+def stage_table(title: str, stages: list[Stage]) -> Table:
+    """Every stage with its bytes, operations and arithmetic intensity."""
+    table = Table("stage", title=title, title_justify="left", box=None, pad_edge=False)
+    for head in ("weights", "keys, values", "activations", "GFLOP", "FLOP a byte"):
+        table.add_column(head, justify="right")
+    for stage in stages:
+        moved = (stage.weight_bytes, stage.kv_bytes, stage.activation_bytes)
+        operations = stage.flops + stage.other_flops
+        table.add_row(stage.name, *map(short_size, moved), three_figures(operations / 1e9), three_figures(stage.arithmetic_intensity))
+    return table
 
 
 def kv_line(plan: Plan) -> str:
@@ -110,6 +124,19 @@ def counted(number: int, noun: str) -> str:
 def giga(count: float) -> str:
     """Bytes as GB; small ones as MB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def three_figures(value: float) -> str:
+    """0.625, 15.9, 1,790."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def short_size(count: float) -> str:
+    """Bytes in the unit that suits; a dash for none."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B" if count else "-"
 
 
 def size(count: float) -> str:

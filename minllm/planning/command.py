@@ -7,16 +7,24 @@ from pathlib import Path
 
 from rich.console import Console
 
+from minllm import costs
+from minllm.costs import Stage
 from minllm.hardware import gpu_named, read_measurements
+from minllm.models.config import ModelConfig
 from minllm.planning import card
-from minllm.planning.formats import WEIGHT_FORMATS, format_name
+from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, format_name
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
 from minllm.planning.presets import find_config
 
 
-def run(model: str | None, gpu: str, *, dtype: str | None, kv_dtype: str | None, json_file: Path | None, **wishes) -> None:
-    """Print the plan; without a model, what was predicted and measured on that GPU. Raises InvalidOptionError and CheckpointError."""
+def run(
+    model: str | None, gpu: str, *, dtype: str | None, kv_dtype: str | None, stages: bool = False, json_file: Path | None = None, **wishes
+) -> None:
+    """Print the plan, with `stages` also what each stage moves and computes; without a model, what was predicted and measured on that GPU.
+
+    Raises InvalidOptionError and CheckpointError.
+    """
     gpu_name, limits = gpu_named(gpu)
     console = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
     if model is None:
@@ -33,11 +41,32 @@ def run(model: str | None, gpu: str, *, dtype: str | None, kv_dtype: str | None,
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan)))
     if context > config.max_position_embeddings:
         console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
+    by_phase = phases(config, plan.wishes)
+    for phase, listed in by_phase.items() if stages else ():
+        console.print("", card.stage_table(f"{phase}, stage by stage{' (one GPU)' if number else ''}", listed), sep="\n")
     compared = comparisons(gpu_name, config)
     if compared:
         console.print()
         print_comparisons(console, gpu_name, compared)
-    write(json_file, dict(model=name, gpu=gpu_name, **card.as_json(plan, compared)))
+    write(json_file, dict(model=name, gpu=gpu_name, **card.as_json(plan, compared), stages=as_values(by_phase)))
+
+
+def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
+    """The stages of one GPU's part of a decode step and of a prefill."""
+    weights, part = WEIGHT_FORMATS[wishes.dtype], costs.shard(config, wishes.tensor_parallel)
+    sizes = (weights.itemsize, KV_ITEMSIZES[wishes.kv_dtype], weights.matrix_itemsize)
+    return dict(
+        decode=costs.decode_stages(part, wishes.batch, wishes.context, *sizes),
+        prefill=costs.prefill_stages(part, wishes.context, *sizes),
+    )
+
+
+def as_values(by_phase: dict[str, list[Stage]]) -> dict[str, list[dict]]:
+    """For JSON, with what is derived."""
+    return {
+        phase: [asdict(stage) | dict(bytes=stage.bytes, arithmetic_intensity=stage.arithmetic_intensity) for stage in listed]
+        for phase, listed in by_phase.items()
+    }
 
 
 def print_comparisons(console: Console, gpu_name: str, compared: list[Comparison]) -> None:

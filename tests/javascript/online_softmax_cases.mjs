@@ -1,10 +1,7 @@
-/* Reads cases as JSON from standard input and writes the states and the plain result of the site's online-softmax.js. */
-import { readFileSync } from "node:fs";
-import { pathToFileURL } from "node:url";
-
-const { plainAttention, states } = await import(pathToFileURL(process.argv[2]));
-const answers = JSON.parse(readFileSync(0, "utf-8")).map(({ scores, values, tile }) => ({
-  states: states(scores, values, tile).map((state) => ({ ...state, m: state.m === -Infinity ? null : state.m })),
-  plain: plainAttention(scores, values),
-}));
-process.stdout.write(JSON.stringify(answers));
+/* The states and the plain result of cases as the site's online-softmax.js makes them; JSON has no -Infinity, so null stands for it. */
+export function answer(softmax, tables, cases) {
+  return cases.map(({ scores, values, tile }) => ({
+    states: softmax.states(scores, values, tile).map((state) => ({ ...state, m: state.m === -Infinity ? null : state.m })),
+    plain: softmax.plainAttention(scores, values),
+  }));
+}

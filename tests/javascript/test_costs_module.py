@@ -10,7 +10,7 @@ from minllm.hardware import GPUS
 from minllm.models.config_reader import parse_model_config
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS
 from minllm.planning.plan import Wishes, make_plan
-from tests.javascript.node import JAVASCRIPTS, needs_node, run
+from tests.javascript.modules import needs_javascript, run
 
 CASES = 200
 PLAN = {
@@ -77,11 +77,11 @@ def check(theirs: dict, ours, names: dict[str, str], case: dict) -> None:
         assert theirs[name] == expected, (name, case)
 
 
-@needs_node
+@needs_javascript
 def test_the_calculators_formulas_are_those_of_the_package():
     rng = random.Random(4)
     cases = [random_case(rng) for _ in range(CASES)]
-    answers = run("plan_cases.mjs", JAVASCRIPTS / "costs.js", JAVASCRIPTS / "hardware.json", given=cases)
+    answers = run("plan_cases.mjs", "costs.js", cases)
     assert len(answers) == CASES
     for case, answer in zip(cases, answers, strict=True):
         config, asked, weights = parse_model_config(case["values"]), case["wishes"], WEIGHT_FORMATS[case["dtype"]]

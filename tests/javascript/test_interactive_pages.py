@@ -3,26 +3,21 @@
 The pages' own HTML is served without the site's theme around it, so that no site has to be built.
 """
 
-import http.server
 import json
 import re
-import shutil
-import threading
-from pathlib import Path
 
 import pytest
 
 from minllm.hardware import GPUS
 from minllm.planning.plan import Wishes, make_plan
 from minllm.planning.presets import find_config
+from tests.javascript.modules import HAS_BROWSER, ROOT, Files, headless_browser, served
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
-CHROMIUM = shutil.which("chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright to drive a browser with")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+DOCS = ROOT / "docs"
+pytestmark = pytest.mark.skipif(not HAS_BROWSER, reason="no playwright with chromium to open pages in")
 
 
-class Pages(http.server.SimpleHTTPRequestHandler):
+class Pages(Files):
     """docs/, and /NAME/ as the HTML lines of docs/NAME.md."""
 
     def __init__(self, *arguments):
@@ -39,24 +34,17 @@ class Pages(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body.encode())
 
-    def log_message(self, *arguments):
-        pass
-
 
 @pytest.fixture(scope="module")
 def server():
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    threading.Thread(target=served.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{served.server_port}"
-    served.shutdown()
+    with served(Pages) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with headless_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture

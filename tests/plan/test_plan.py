@@ -178,6 +178,14 @@ def test_the_command_says_what_grouping_saves():
     assert "the weights alone do not fit" in result.stdout
 
 
+def test_the_command_lists_the_stages_of_both_phases():
+    result = invoke("llama-3.1-8b", "--gpu", "h100", "--stages")
+    assert result.exit_code == 0 and "decode, stage by stage" in result.stdout and "prefill, stage by stage" in result.stdout
+    for stage in costs.decode_stages(LLAMA_8B):
+        assert result.stdout.count(f"{stage.name} ") >= 2
+    assert "stage by stage" not in invoke("llama-3.1-8b").stdout
+
+
 def test_the_command_holds_predictions_against_measurements():
     for arguments in (["--gpu", "h200"], ["llama-3.1-8b", "--gpu", "h200"]):
         result = invoke(*arguments)
@@ -188,6 +196,7 @@ def test_the_command_holds_predictions_against_measurements():
 def test_json_on_standard_output_is_all_there_is():
     result = invoke("llama-3.1-8b", "--gpu", "h200", "--json", "-")
     values = json.loads(result.stdout)
+    assert sum(stage["flops"] for stage in values["stages"]["decode"]) == values["decode"]["flops"]
     assert values["gpu"] == "NVIDIA H200" and values["decode"]["floor_ms"] > 3.4 and values["measured"][0]["decode_ms"] > 3.5
 
 
