@@ -172,16 +172,16 @@ def embedding_by_elements():
 def rotary_positions():
     T, N, D, b = 3, 5, 64, 2
     moved = Expected(dict(x=T * N * D * b, cos_sin=T * N * D * 4, out=T * N * D * b), dict(cos_sin=T * D * 4), operations=3 * T * N * D)
-    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D))
+    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D), True)
     return run, {"rope_kernel": moved}, ("positions",)
 
 
 @row
 def rope_by_vectors():
-    T, heads, D, b = 2, 4, 32, 2  # one thread turns its part of four heads, and loads its angles once
+    T, heads, D, b = 2, 4, 32, 2  # a thread turns its part of two heads with the angles that it loaded
     head = T * heads * D * b
     run = partial(rope, numbers(T, heads, D), integers(1, 3), numbers(8, D, dtype=FLOAT32), numbers(T, heads, D))
-    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=T * D * 4))}, ("positions",)
+    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=2 * T * D * 4), dict(cos_sin=T * D * 4))}, ("positions",)
 
 
 @row

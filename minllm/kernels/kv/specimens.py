@@ -13,12 +13,12 @@ HEADS = {
     "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most that a lane holds
     "80_interleaved_with_norm": (80, 40, True, True),
 }
-# The same for heads whose halves are whole vectors: (head_dim, with positions, with QK norm, heads a thread), and blocks a multiprocessor.
+# The same for heads whose halves are whole vectors: (head_dim, with positions, with QK norm).
 VECTOR_HEADS = {
-    "64": ((64, True, False, 1), 10),
-    "128_without_positions": ((128, False, False, 4), 4),
-    "128_of_a_prompt": ((128, True, False, 4), 4),
-    "128_with_norm": ((128, True, True, 3), 4),
+    "64": (64, True, False),
+    "128_without_positions": (128, False, False),
+    "128": (128, True, False),
+    "128_with_norm": (128, True, True),
 }
 
 
@@ -36,9 +36,9 @@ def specimens():
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             kernel = qkv_rope_append_kernel(*head)
             yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_A_BLOCK, blocks=12)
-        for name, (head, blocks) in VECTOR_HEADS.items():
+        for name, head in VECTOR_HEADS.items():
             angles = array(FLOAT32, 2) if head[1] else matrix
             norms = (line, line) if head[2] else (matrix, matrix)
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             kernel, wide = qkv_rope_append_vector_kernel(dtype, *head), ("LDG*128*", "STG*128*")
-            yield Specimen(f"kv/qkv_rope_append/vectors/{name}/{dtype}", kernel, arguments, THREADS, blocks, contains=wide)
+            yield Specimen(f"kv/qkv_rope_append/vectors/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
