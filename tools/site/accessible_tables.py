@@ -1,4 +1,7 @@
-"""An MkDocs hook: a header cell without words is no header, and screen readers would announce one. Markdown writes them for every first column."""
+"""An MkDocs hook: a header cell without words is no header, yet screen readers would announce one.
+
+Markdown writes such a cell for every first column.
+"""
 
 import re
 

@@ -22,7 +22,7 @@ def write(lesson: Path, target: Path, site_url: str | None) -> None:
 
 
 def portable(source: str, site_url: str | None) -> str:
-    """Markdown that every notebook program shows: admonitions become quotations, links into docs/ lead to the site where it has an address."""
+    """Markdown that every notebook program shows: admonitions become quotations, links into docs/ lead to the site if it has an address."""
     source = ADMONITION.sub(quotation, source)
     if site_url:
         source = re.sub(r"\]\(\.\./docs/([^)#]+)\.md(#[^)]*)?\)", lambda m: f"]({site_url.rstrip('/')}/{m[1]}/{m[2] or ''})", source)
