@@ -6,8 +6,8 @@ T tokens of N heads of D components of b bytes: 3 T N D FLOPs; reads T N D b byt
 through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLOP a byte in bf16), so memory sets the time.
 
 Threads to data: a thread takes 16 bytes of a head's first half and the 16 bytes half a head behind them, which are their partners, and
-holds both before it writes either, so that `out` may be `x`. Its cosines and sines, float32 and so as many bytes as two heads of bf16, serve
-several heads. Heads that are not whole vectors, and interleaved pairs, take the first form: one warp a head, an element at a time.
+holds both before it writes either, so that `out` may be `x`. Its cosines and sines, float32 and so as many bytes as two heads of bf16,
+serve several heads. Heads that are not whole vectors, and interleaved pairs, take the first form: one warp a head, an element at a time.
 The forward uses the same turn inside `kv/qkv_rope_append.py`, where it costs no traffic at all.
 """
 
