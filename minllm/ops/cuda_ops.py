@@ -23,6 +23,7 @@ from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul, matmul_silu_and_multiply, takes_wgmma
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
+from minllm.kernels.matmul.gemv import gated_gemv
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
@@ -147,7 +148,9 @@ class CudaOps:
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
-        if self._fuses_gate(x, gate_up):
+        if self._gates_by_gemv(x):
+            gated_gemv(x, gate_up, activated, self.stream)
+        elif self._fuses_gate(x, gate_up):
             matmul_silu_and_multiply(x, gate_up, activated, self.stream)
         else:
             both = self.linear(x, gate_up)  # [T, 2 * intermediate]
@@ -196,6 +199,11 @@ class CudaOps:
         """Whether gate and up are multiplied and joined by one kernel: where wgmma multiplies and nobody asked for another."""
         asked = {"matmul", "silu_and_multiply"} & {*self.own, *self.variants}
         return not asked and takes_wgmma(x, gate_up)
+
+    def _gates_by_gemv(self, x: Any) -> bool:
+        """The same for few rows, where gemv multiplies, or was asked for."""
+        own = {"matmul", "silu_and_multiply"} & self.own.keys()
+        return not own and x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv"
 
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)

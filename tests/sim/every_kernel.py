@@ -183,8 +183,16 @@ def embedding_by_elements():
 def rotary_positions():
     T, N, D, b = 3, 5, 64, 2
     moved = Expected(dict(x=T * N * D * b, cos_sin=T * N * D * 4, out=T * N * D * b), dict(cos_sin=T * D * 4), operations=3 * T * N * D)
-    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D))
+    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D), True)
     return run, {"rope_kernel": moved}, ("positions",)
+
+
+@row
+def rope_by_vectors():
+    T, heads, D, b = 2, 4, 32, 2  # a thread turns its part of two heads with the angles that it loaded
+    head = T * heads * D * b
+    run = partial(rope, numbers(T, heads, D), integers(1, 3), numbers(8, D, dtype=FLOAT32), numbers(T, heads, D))
+    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=2 * T * D * 4), dict(cos_sin=T * D * 4))}, ("positions",)
 
 
 @row
@@ -213,6 +221,19 @@ def qkv_rope_and_append():
     run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+@row
+def qkv_rope_and_append_by_elements():
+    T, heads, kv_heads, D, b = 2, 3, 1, 6, 2
+    N = heads + 2 * kv_heads
+    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
+    tables = numbers(8, D, dtype=FLOAT32), True, numbers(D), numbers(D)
+    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
     return run, {"qkv_rope_append_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 
