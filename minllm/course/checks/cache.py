@@ -48,9 +48,18 @@ def turn(rope, tokens=1, heads=1, head_dim=4, rotary_dim=None, positions=None, i
         ("the second component was made from the first after that had been turned: read both first.", overwritten),
         ("the angle is that of the token's place in the batch; it is that of positions[token].",
          turned(x, np.arange(tokens), table, interleaved)),
+        ("cosine and sine were taken from places 2 pair and 2 pair + 1; the table has all cosines first, then all sines.",
+         turned(x, positions, np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1), interleaved)),
         ("the other layout of pairs: (i, i + half), or (2i, 2i + 1) if interleaved.", turned(x, positions, table, not interleaved)),
         ("nothing was turned.", x.astype(np.float64)),
     ]  # fmt: skip
+    if rotary_dim < head_dim and not interleaved:
+        behind = np.full(x.shape, np.nan)  # nobody writes what lies between the two halves; behind rotary_dim all is copied
+        behind[..., rotary_dim:] = x[..., rotary_dim:]
+        a, b = x[..., :half], x[..., head_dim // 2 : head_dim // 2 + half]
+        behind[..., :half] = a * cosine - b * sine
+        behind[..., head_dim // 2 : head_dim // 2 + half] = b * cosine + a * sine
+        suspects.append(("pairs were made of the halves of the head; they are made of the halves of its first rotary_dim numbers.", behind))
     expect("out", out, turned(x, positions, table, interleaved), ("token", "head", "dim"), suspects)
 
 
