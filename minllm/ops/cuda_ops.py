@@ -22,6 +22,7 @@ from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
+from minllm.kernels.matmul.gemv import gated_gemv
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
@@ -144,9 +145,12 @@ class CudaOps:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
-        both = self.linear(x, gate_up)  # [T, 2 * intermediate]
-        activated = self.empty((both.shape[0], both.shape[1] // 2), self.dtype)
-        self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
+        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+        by_gemv = x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv"
+        if by_gemv and not {"matmul", "silu_and_multiply"} & self.own.keys():
+            gated_gemv(x, gate_up, activated, self.stream)
+        else:
+            self._launcher("silu_and_multiply", silu_and_multiply)(self.linear(x, gate_up), activated, self.stream)
         return self.linear(activated, down)
 
     def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:

@@ -17,6 +17,7 @@ from numba import cuda, float32
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import vector_access, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -63,8 +64,9 @@ def gelu_kernel(approximate):
     """Any number of features, an element a thread."""
     formula = FORMULAS[approximate]
 
-    @kernel
+    @kernel(dependent_launch=True)
     def gelu_kernel(x, out):  # both [T, features]
+        wait_for_predecessors()
         i = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
         if i < out.shape[1]:
             out[cuda.blockIdx.x, i] = formula(float32(x[cuda.blockIdx.x, i]))
@@ -78,8 +80,9 @@ def gelu_vector_kernel(approximate, dtype):
     formula = FORMULAS[approximate]
     width, load, store = vector_access(dtype)
 
-    @kernel
+    @kernel(dependent_launch=True)
     def gelu_vector_kernel(x, out):  # both [T, features]
+        wait_for_predecessors()
         values = cuda.local.array(width, float32)
         i = (cuda.blockIdx.y * BLOCK + cuda.threadIdx.x) * width
         if i < out.shape[1]:

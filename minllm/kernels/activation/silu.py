@@ -16,6 +16,7 @@ from numba import cuda, float32
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import vector_access, vectors_a_row
 from minllm.runtime.kernel import kernel, launch
 
@@ -34,9 +35,10 @@ def silu_and_multiply_reference(gate_up):
         return (gate / (1 + np.exp(-gate)) * up).astype(gate_up.dtype, copy=False)
 
 
-@kernel
+@kernel(dependent_launch=True)
 def silu_and_multiply_kernel(gate_up, out):
     """Any intermediate size, an element a thread: gate_up [T, 2 * I], out [T, I]."""
+    wait_for_predecessors()
     token, intermediate = cuda.blockIdx.x, out.shape[1]
     i = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
     if i < intermediate:
@@ -49,8 +51,9 @@ def silu_and_multiply_vector_kernel(dtype):
     """The kernel that computes a vector of `dtype` a thread, for rows that are whole, aligned vectors."""
     width, load, store = vector_access(dtype)
 
-    @kernel
+    @kernel(dependent_launch=True)
     def silu_and_multiply_vector_kernel(gate_up, out):
+        wait_for_predecessors()
         token, intermediate = cuda.blockIdx.x, out.shape[1]
         gate, up = cuda.local.array(width, float32), cuda.local.array(width, float32)
         i = (cuda.blockIdx.y * BLOCK + cuda.threadIdx.x) * width

@@ -13,6 +13,7 @@ import numpy as np
 from numba import cuda, float32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import vector_access, vectors_a_row
 from minllm.ptx import load_128, store_128
 from minllm.runtime.kernel import check, kernel, launch
@@ -32,9 +33,10 @@ def embedding_reference(token_ids, embedding, positions=None, position_embedding
     return (rows.astype(wide, copy=False) + position_embedding[positions].astype(wide, copy=False)).astype(embedding.dtype, copy=False)
 
 
-@kernel
+@kernel(dependent_launch=True)
 def embedding_kernel(token_ids, embedding, positions, position_embedding, has_positions, out):
     """Any hidden size, an element a thread: token_ids, positions [T]; embedding [vocabulary, H]; position_embedding [P, H]; out [T, H]."""
+    wait_for_predecessors()
     token = cuda.blockIdx.x
     row = token_ids[token]
     i = cuda.threadIdx.x
@@ -52,8 +54,9 @@ def embedding_vector_kernel(dtype, has_positions):
     width, load, store = vector_access(dtype)
     step = BLOCK * width
 
-    @kernel
+    @kernel(dependent_launch=True)
     def embedding_vector_kernel(token_ids, embedding, positions, position_embedding, out):
+        wait_for_predecessors()
         token, hidden = cuda.blockIdx.x, out.shape[1]
         row = token_ids[token] * hidden
         i = cuda.threadIdx.x * width

@@ -22,6 +22,7 @@ from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append import append_reference, check_caches
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.reduction import warp_sum
@@ -109,11 +110,12 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
             if second < head_dim:
                 row[second] = b[r]
 
-    @kernel
+    @kernel(dependent_launch=True)
     def qkv_rope_append_kernel(qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache, value_cache, epsilon):
         # qkv [T, (heads + 2 * kv_heads) * head_dim], positions, slot_mapping [T], cos_sin [positions, rotary_dim],
         # q_norm, k_norm [head_dim], query [T, heads, head_dim], caches [slots, kv_heads, head_dim].
         # Unsigned indices: one that might be negative costs instructions that wrap it around.
+        wait_for_predecessors()
         token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & 31
         head = uint32(cuda.blockIdx.y) * HEADS_A_BLOCK + uint32(cuda.threadIdx.y)
         heads, kv_heads = query.shape[1], key_cache.shape[1]
