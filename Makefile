@@ -1,6 +1,9 @@
 # make demo   read text that our own kernels produced       make lint    ruff
 # make test   run the tests                                 make docs    build the site into site/
 # make clean  remove .venv and everything that was built
+# make lessons      execute every lesson as a notebook, and say how long each took
+# make serve-docs   build the site and serve it on http://127.0.0.1:8000, anew with every change
+# make check-site   open the built site in Chromium: links, errors, accessibility, weight
 #
 # Everything is installed into .venv, once: a stamp file in it says what for, and it changes with Python and pyproject.toml. Options:
 #   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.13
@@ -8,11 +11,13 @@
 #   PROMPT='class Stack:'  what the demo continues; \n in it begins a new line
 #   PYTEST_FLAGS=...       what else pytest is told, for example PYTEST_FLAGS='-k rope'
 #   PIP_FLAGS=...          what else pip is told
+#   LESSONS='01 03'        the lessons to run, all where it is empty
 
 PYTHON ?= python3
 PROMPT ?= class Point:\n    def __init__(self, x, y):
 PYTEST_FLAGS ?=
 PIP_FLAGS ?=
+LESSONS ?=
 export PROMPT
 
 VENV := .venv
@@ -29,13 +34,17 @@ PROJECT := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 MADE := $(VENV)/.python-$(PYTHON_VERSION)
 DEMO_STAMP := $(VENV)/.demo-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 TEST_STAMP := $(VENV)/.test-$(PYTHON_VERSION)-$(TEST_CUDA)-$(PROJECT)
-DOCS_STAMP := $(VENV)/.docs-$(PYTHON_VERSION)-$(PROJECT)
+DOCS_STAMP := $(VENV)/.docs-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
+LESSONS_STAMP := $(VENV)/.lessons-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 # One numerical thread a process: the test processes share the cores already.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test lint docs clean
+# Material for MkDocs announces the end of its support at every start.
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: demo test lint docs serve-docs check-site lessons clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
@@ -48,11 +57,21 @@ test: $(TEST_STAMP)
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 
+lessons: $(LESSONS_STAMP)
+	$(BIN)/python tools/run_lessons.py $(LESSONS)
+
 docs: $(DOCS_STAMP)
 	$(BIN)/mkdocs build --strict
 
+serve-docs: $(DOCS_STAMP)
+	$(BIN)/mkdocs serve --strict
+
+check-site: $(TEST_STAMP) docs
+	$(INSTALL) --quiet --editable '.[check-site]'
+	$(BIN)/python -m pytest tests/docs/check_built_site.py $(PYTEST_FLAGS)
+
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .cache build dist site *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find minllm tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment of another Python is replaced.
@@ -75,5 +94,10 @@ $(TEST_STAMP): | $(MADE)
 
 $(DOCS_STAMP): | $(MADE)
 	@echo "Installing what the site needs into $(VENV), once"
-	$(INSTALL) --editable '.[docs]'
+	$(INSTALL) --editable '.[docs$(if $(CUDA),$(comma)$(CUDA))]'
+	@touch $@
+
+$(LESSONS_STAMP): | $(MADE)
+	@echo "Installing what the lessons need into $(VENV), once"
+	$(INSTALL) --editable '.[lessons$(if $(CUDA),$(comma)$(CUDA))]'
 	@touch $@

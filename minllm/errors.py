@@ -51,3 +51,7 @@ class BlockPoolError(MinLLMError):
 
 class ExerciseError(MinLLMError):
     """An exercise cannot be written or checked as asked: no such name, a file in the way, a reader's file that cannot be imported."""
+
+
+class LessonError(MinLLMError):
+    """A lesson asks for a recorded row, a piece of source or a prediction that is not there: the lesson is out of date."""

@@ -26,11 +26,7 @@ def by_instructions(name):
 
 # A count is the sum of its terms; a term is the first of its counters that was measured.
 COUNTS = {
-    "sectors loaded": [
-        (f"{SECTORS}ld.sum",),
-        (f"{SECTORS}ldgsts_cache_access.sum", *by_instructions(f"{SECTORS}ldgsts_cache_access.sum")),
-        (f"{SECTORS}ldgsts_cache_bypass.sum", *by_instructions(f"{SECTORS}ldgsts_cache_bypass.sum")),
-    ],
+    "sectors loaded": [(f"{SECTORS}ld.sum",)],  # those of cp.async (LDGSTS) among them
     "sectors stored": [(f"{SECTORS}st.sum",)],
     "conflicts of loads": [
         (f"{CONFLICTS}ld.sum", *by_instructions(f"{CONFLICTS}ld.sum")),
@@ -83,6 +79,23 @@ def parse(output):
             continue
         launches.append((entry["Kernel Name"], {name: number(entry.get(name) or "", units.get(name) or "") for name in COUNTERS}))
     return launches
+
+
+def least_of_rounds(launches, rounds):
+    """One round of launches that were made `rounds` times over, each counter the least of the rounds.
+
+    Turns of shared memory that are lost to another warp come on top of an instruction's own, in one round and not in the next.
+    """
+    count = len(launches) // rounds
+    names = [name for name, _ in launches]
+    if not count or names != names[:count] * rounds:
+        return launches
+    found = []
+    for at, name in enumerate(names[:count]):
+        same = [counters for _, counters in launches[at::count]]
+        values = {counter: [counters[counter] for counters in same if counters[counter] is not None] for counter in same[0]}
+        found.append((name, {counter: min(numbers, default=None) for counter, numbers in values.items()}))
+    return found
 
 
 def measured(count, counters):

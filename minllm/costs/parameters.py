@@ -73,7 +73,9 @@ def weight_bytes(config: ModelConfig, itemsize: int = 2, matrix_itemsize: float 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
     """Bytes that one token's keys and values take in the cache, over all layers. Grouped-query attention stores the KV heads only."""
+    # exercise: costs.kv_bytes_per_token
     return int(config.num_hidden_layers * key_value_width(config) * itemsize)
+    # end exercise
 
 
 def ungrouped_kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:

@@ -116,6 +116,7 @@ def _norm(name: str, config: ModelConfig, s: Sizes, times: int, rows: int, witho
 
 
 def _projection(name: str, config: ModelConfig, s: Sizes, inputs: int, outputs: int, bias: bool) -> Stage:
+    # exercise: costs.projection
     layers, weight = config.num_hidden_layers, inputs * outputs
     return Stage(
         name,
@@ -123,6 +124,7 @@ def _projection(name: str, config: ModelConfig, s: Sizes, inputs: int, outputs: 
         activation_bytes=layers * s.tokens * (inputs + outputs) * s.item,
         flops=2 * layers * s.tokens * weight,
     )
+    # end exercise
 
 
 def _attention_block(config: ModelConfig, s: Sizes) -> list[Stage]:

@@ -34,7 +34,9 @@ class Cost:
 
     def floor_ms(self, bandwidth_tb_s: float, tflops: float | None = None) -> float:
         """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` where that is given: the larger of the two."""
+        # exercise: costs.floor_ms
         return max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)
+        # end exercise
 
 
 def sum_of(stages: list[Stage]) -> Cost:

@@ -1,1 +1,41 @@
-"""The course's machinery: exercises and their checks, detective cases, and what lessons are made of."""
+"""The course's machinery: exercises and their checks, detective cases, and what lessons are made of.
+
+Lessons import from here: the package's own source on the page, recorded measurements, predictions, and figures for both colour schemes.
+lessons/README.md shows how. Nothing of the engine imports the course, and nothing is imported with it until a name is used.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "Bar": "figures.bars",
+    "Dot": "figures.roofline",
+    "Figure": "figures.figure",
+    "Measurement": "records",
+    "Prediction": "prediction",
+    "Span": "figures.timeline",
+    "bars": "figures.bars",
+    "curves": "figures.curves",
+    "has_gpu": "machine",
+    "heat_map": "figures.heat_map",
+    "load_record": "records",
+    "machine_line": "machine",
+    "recorded": "records",
+    "roofline": "figures.roofline",
+    "show_docstring": "source",
+    "show_exercises": "exercise_page",
+    "show_source": "source",
+    "timed": "machine",
+    "timeline": "figures.timeline",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    """Imports what a lesson names."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'minllm.course' has no attribute {name!r}")
+    return getattr(import_module(f"minllm.course.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

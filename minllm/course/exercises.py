@@ -14,11 +14,23 @@ The tests then prove that the solution passes every rung, that a skeleton with t
 wrong ones fail where they should.
 """
 
-from minllm.course.checks import decode_attention, matmul, normalization
+from minllm.course.checks import (
+    arithmetic,
+    attention_by_hand,
+    cache,
+    decode_attention,
+    first_kernels,
+    language_model,
+    matmul,
+    normalization,
+    sampling,
+)
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
 
-LADDERS = (normalization, matmul, decode_attention)
+LADDERS = (
+    language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, decode_attention, sampling,
+)  # fmt: skip
 EXERCISES: tuple[Exercise, ...] = tuple(
     sorted((exercise for module in LADDERS for exercise in module.EXERCISES), key=lambda exercise: exercise.lesson)
 )

@@ -4,24 +4,25 @@ from pathlib import Path
 
 from minllm.course.checks import check_file
 from minllm.course.checks.learner import copy_with, exercise_of, read, run_source
-from minllm.course.exercises import EXERCISES
+from minllm.course.exercises import EXERCISES, find
 from minllm.errors import ExerciseError
 from minllm.ops.own_kernels import OwnKernel
 
 
-def own_kernel(stage: str, path: Path) -> OwnKernel:
+def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
     """The kernel of an exercise's file, for `kernel_variants={stage: own_kernel(stage, path)}`, once it passes its check.
 
-    Raises ExerciseError for a file that does not, or that belongs to another stage or to none.
+    name: the exercise, where the file's name and markers do not say.
+    Raises ExerciseError for a file that does not pass, or that belongs to another stage or to none.
     """
     text = read(path)
-    exercise = exercise_of(path, text, EXERCISES)
+    exercise = find(name) if name else exercise_of(path, text, EXERCISES)
     if exercise.stage != stage:
         belongs = f"the stage {exercise.stage}" if exercise.stage else "no stage of the engine"
         raise ExerciseError(f"{path} is the exercise {exercise.name}, which belongs to {belongs}, not to {stage}")
     report = check_file(path, exercise.name)
     if not report.passed:
         raise ExerciseError(f"{path} does not pass its check yet, at {report.failed.rung.name!r}: minllm check {path} says more")
-    place, _, name = exercise.launcher.partition(":")
+    place, _, launcher = exercise.launcher.partition(":")
     module = copy_with(place, exercise.module, run_source(text, path, path.stem))
-    return OwnKernel(stage, getattr(module, name), getattr(module, "workspace_shapes", None), exercise.most_rows)
+    return OwnKernel(stage, getattr(module, launcher), getattr(module, "workspace_shapes", None), exercise.most_rows)

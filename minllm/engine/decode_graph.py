@@ -55,8 +55,10 @@ class GraphMachine:
 
 def graph_key(batch: Batch, sampling: SamplingTensors, reads_logits: bool) -> tuple:
     """Equal for batches that one graph can serve: the shapes of all arrays, and which kernels the sampler launches."""
+    # exercise: engine.graph_key
     shapes = tuple(getattr(batch, name).shape for name in BATCH_ARRAYS)
     return shapes, tuple((name, array.shape) for name, array in sampling.arrays().items()), sampling.all_greedy, reads_logits
+    # end exercise
 
 
 class DecodeGraph:

@@ -60,10 +60,12 @@ class Scorer:
 
     def perplexity(self, token_ids: list[int], window: int, stride: int) -> float:
         """exp of the mean negative log-likelihood of the tokens after the first, each counted once."""
+        # exercise: engine.perplexity
         total = 0.0
         for begin, end, first_target in windows(len(token_ids), window, stride):
             total += self.log_likelihoods(token_ids[begin:end], first_target - begin).sum(dtype=np.float64)
         return float(np.exp(-total / (len(token_ids) - 1)))
+        # end exercise
 
 
 def check_window(window: int, stride: int) -> None:

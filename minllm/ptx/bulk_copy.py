@@ -16,14 +16,23 @@ from minllm.ptx.swizzle import CHUNK_BYTES
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import BulkStore, asynchronous_view, commit_stores, shared_bytes, state, wait_for_stores
 from minllm.sim.mbarrier import mbarrier_at
+from minllm.sim.transfer import end_transfer, run_of_chunks, start_transfer
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
-def deliver(block, offset, data, thread):
-    """Write bytes to shared memory as the copy engine does for `thread`: visible to threads and to the asynchronous units."""
-    block.shared_root.window(offset, data.size, alignment=1, kind="write", thread=thread)[:] = data
+def deliver(block, offset, data):
+    """Write bytes to shared memory as the copy engine does: visible to threads and to the asynchronous units."""
+    block.shared[offset : offset + data.size] = data
     asynchronous_view(block)[offset : offset + data.size] = data
+
+
+def start_copy(block, offset, byte_count, barrier, data):
+    """A run of bytes is on its way to shared memory, and completes on an MBarrier; `data()` is what arrives."""
+    thread = getcurrent()
+    block.shared_transfer(thread, "bulk", offset, byte_count)
+    transfer = start_transfer(thread, block, "a bulk copy", "write", run_of_chunks(offset, byte_count), barrier)
+    barrier.start_copy(byte_count, lambda starter: deliver(block, offset, data()), transfer)
 
 
 def check_run(address, byte_count):
@@ -38,8 +47,7 @@ def shared_global_emulation(address, array, index, byte_count, barrier):
     element `index` on to a shared address; they are reported to the mbarrier. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     source = array.window(index, count, alignment=CHUNK_BYTES)
-    block.shared_transfer(getcurrent(), "bulk", offset, count)
-    mbarrier_at(barrier).start_copy(count, lambda thread: deliver(block, offset, source, thread))
+    start_copy(block, offset, count, mbarrier_at(barrier), lambda: source)
 
 
 def global_shared_emulation(array, index, address, byte_count):
@@ -51,7 +59,10 @@ def global_shared_emulation(array, index, address, byte_count):
     def write(data):
         target[:] = data
 
-    state(getcurrent()).stores.append(BulkStore(lambda: asynchronous_view(block)[offset : offset + count].copy(), write))
+    def read():
+        return asynchronous_view(block)[offset : offset + count].copy()
+
+    state(getcurrent()).stores.append(BulkStore(read, write, block, run_of_chunks(offset, count)))
 
 
 def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
@@ -59,8 +70,13 @@ def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
     block's shared address `source` to a shared::cluster address, reported to the mbarrier of the block there. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     own, start, _ = check_run(source, byte_count)
-    view = asynchronous_view(own)
-    mbarrier_at(barrier).start_copy(count, lambda thread: deliver(block, offset, view[start : start + count].copy(), thread))
+    reading = start_transfer(getcurrent(), own, "a bulk copy", "read", run_of_chunks(start, count))
+
+    def read():
+        end_transfer(reading, [getcurrent()] if getcurrent().block is own else [])
+        return asynchronous_view(own)[start : start + count].copy()
+
+    start_copy(block, offset, count, mbarrier_at(barrier), read)
 
 
 @intrinsic

@@ -22,7 +22,9 @@ def bfloat16_bits(bits):
 def pack_bf16x2(low, high):
     """pack_bf16x2(low, high) -> uint32: two float32 rounded to bfloat16, `low` in the low half. PTX ISA, "cvt.rn.bf16x2.f32"."""
     low, high = TWO_WORDS.unpack(TWO_FLOATS.pack(low, high))
-    return bfloat16_bits(low) | bfloat16_bits(high) << 16
+    if low & 0x7FFFFFFF > 0x7F800000 or high & 0x7FFFFFFF > 0x7F800000:  # a NaN
+        return bfloat16_bits(low) | bfloat16_bits(high) << 16
+    return low + 0x7FFF + (low >> 16 & 1) >> 16 | high + 0x7FFF + (high >> 16 & 1) & 0xFFFF0000
 
 
 def pack_f16x2(low, high):

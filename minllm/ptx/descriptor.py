@@ -21,6 +21,7 @@ from numba import cuda, uint64
 
 from minllm.ptx.swizzle import CHUNK_BYTES, swizzled
 from minllm.sim.arrays import fail
+from minllm.sim.machine import SHARED_MEMORY_BYTES
 
 SWIZZLE_OF_MODE = {0: 0, 1: 128, 2: 64, 3: 32}
 CORE = 8  # rows, and 16-bit elements a chunk
@@ -50,19 +51,25 @@ def advance_descriptor(descriptor, byte_count):
     return uint64(descriptor) + uint64(byte_count >> 4)
 
 
-def read_matrix(memory, descriptor, rows, major):
-    """The [rows, 16] matrix of 16-bit elements (uint16) that a descriptor names in a block's shared memory (uint8).
-
-    major: "k" or "mn", which axis the chunks run along.
-    """
-    descriptor = int(descriptor)
+@functools.lru_cache(maxsize=1024)
+def matrix_chunks(descriptor, rows, major):
+    """The numbers of the 16-byte chunks of shared memory that hold the [rows, 16] matrix of a descriptor, in the order of chunk_offsets."""
     start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
     swizzle = SWIZZLE_OF_MODE[descriptor >> 62]
     if descriptor >> 49 & 7:
         fail("a matrix descriptor with a base offset: let the tile begin at a multiple of 8 lines instead")
     chunks = swizzled(start + chunk_offsets(rows, major, leading, stride, swizzle), swizzle)
-    if chunks.max() >= memory.size // CHUNK_BYTES:
+    if chunks.max() >= SHARED_MEMORY_BYTES // CHUNK_BYTES:
         fail(f"a matrix descriptor from shared address {start * CHUNK_BYTES} on reaches past the end of shared memory")
+    return chunks
+
+
+def read_matrix(memory, descriptor, rows, major):
+    """The [rows, 16] matrix of 16-bit elements (uint16) that a descriptor names in a block's shared memory (uint8).
+
+    major: "k" or "mn", which axis the chunks run along.
+    """
+    chunks = matrix_chunks(int(descriptor), rows, major)
     found = memory.view(np.uint16).reshape(-1, CORE)[chunks]
     if major == "k":
         return found.reshape(rows, 2 * CORE)  # chunks [rows, 2 chunks of depth]

@@ -11,6 +11,7 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
+from minllm.sim.transfer import end_transfer, start_transfer
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 FOUR_WORDS = ir.LiteralStructType([I32] * 4)
@@ -185,7 +186,9 @@ def cp_async_16_emulation(address, array, index, valid_bytes):
         fail(f"cp.async to shared address {int(address)}, which is not aligned to 16 bytes")
     source = array.window(index, valid, alignment=16) if valid else np.empty(0, np.uint8)
     thread.block.shared_transfer(thread, "cp_async", int(address), 16)
-    thread.copies.append((int(address), source, valid))
+    chunk = int(address) // 16
+    transfer = start_transfer(thread, thread.block, "cp.async", "write", np.arange(chunk, chunk + 1)) if thread.block.monitor else None
+    thread.copies.append((int(address), source, valid, transfer))
 
 
 @intrinsic
@@ -218,7 +221,8 @@ def finish_copies(pending_groups):
     """Let all but the newest `pending_groups` groups of this thread's copies arrive."""
     thread = getcurrent()
     while len(thread.copy_groups) > pending_groups:
-        for address, source, valid in thread.copy_groups.popleft():
+        for address, source, valid, transfer in thread.copy_groups.popleft():
+            end_transfer(transfer, [thread])
             target = thread.block.shared_root.window(address, 16, kind="write")
             target[:valid] = source
             target[valid:] = 0

@@ -6,6 +6,7 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
 from minllm.sim.arrays import fail
+from minllm.sim.registers import set_registers
 
 REGISTER_TYPES = {types.float32: ("f", ir.FloatType()), types.uint32: ("r", ir.IntType(32)), types.int32: ("r", ir.IntType(32))}
 
@@ -27,6 +28,7 @@ def make_setmaxnreg(action, description):
     def emulation(count):
         if not 24 <= int(count) <= 256 or int(count) % 8:
             fail(f"setmaxnreg to {int(count)} registers; it takes a multiple of 8 from 24 to 256")
+        set_registers(action, int(count))
 
     setmaxnreg.__name__ = emulation.__name__ = f"setmaxnreg_{action}"
     emulation.__doc__ = description

@@ -12,13 +12,14 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
-from minllm.ptx.bulk_copy import deliver
+from minllm.ptx.bulk_copy import start_copy
 from minllm.ptx.instruction import instruction
 from minllm.ptx.swizzle import CHUNK_BYTES, swizzled
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import RANK_SHIFT, BulkStore, asynchronous_view, shared_bytes, state
 from minllm.sim.mbarrier import mbarrier_at
 from minllm.sim.place import kernel_frame
+from minllm.sim.transfer import run_of_chunks
 
 TENSOR_ALIGNMENT = 128
 
@@ -75,18 +76,17 @@ def tile_chunks(offset, tensor_map):
     return swizzled(offset // CHUNK_BYTES + np.arange(tensor_map.box_bytes // CHUNK_BYTES), tensor_map.swizzle)
 
 
-def deliver_tile(block, offset, tensor_map, corner, thread):
-    """Fetch a tile and write it to shared memory, swizzled."""
+def tile_lines(offset, tensor_map, corner):
+    """The bytes of a tile as it lies in shared memory from `offset` on, swizzled."""
     tile = np.ascontiguousarray(read_tile(tensor_map, corner)).reshape(-1).view(np.uint8).reshape(-1, CHUNK_BYTES)
     lines = np.empty_like(tile)
     lines[tile_chunks(offset, tensor_map) - offset // CHUNK_BYTES] = tile
-    deliver(block, offset, lines.reshape(-1), thread)
+    return lines.reshape(-1)
 
 
 def start_tile(block, offset, tensor_map, corner, barrier):
     """A tile is on its way to shared memory."""
-    barrier.block.shared_transfer(getcurrent(), "bulk", offset, tensor_map.box_bytes)
-    barrier.start_copy(tensor_map.box_bytes, lambda thread: deliver_tile(block, offset, tensor_map, corner, thread))
+    start_copy(block, offset, tensor_map.box_bytes, barrier, lambda: tile_lines(offset, tensor_map, corner))
 
 
 def make_tensor_load(axes):
@@ -153,7 +153,8 @@ def make_tensor_store(axes):
             lines = asynchronous_view(block).reshape(-1, CHUNK_BYTES)
             return lines[chunks].reshape(-1).view(tensor_map.array.dtype).reshape(tensor_map.box)
 
-        state(getcurrent()).stores.append(BulkStore(read, lambda tile: write_tile(tensor_map, corner, tile)))
+        own = run_of_chunks(offset, tensor_map.box_bytes)
+        state(getcurrent()).stores.append(BulkStore(read, lambda tile: write_tile(tensor_map, corner, tile), block, own))
 
     store.__name__ = f"cp_async_bulk_tensor_{axes}d_global_shared"
     places = ", ".join(f"c{axis}" for axis in range(axes))

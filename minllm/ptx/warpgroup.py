@@ -21,7 +21,7 @@ from numba.cuda.extending import intrinsic
 
 from minllm.errors import KernelArgumentError
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
-from minllm.ptx.warpgroup_product import WARPGROUP, Product, run_groups
+from minllm.ptx.warpgroup_product import WARPGROUP, Product, run_groups, start_reading
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import meet, state
 
@@ -55,7 +55,7 @@ def start_product(product, *operands):
     own = state(getcurrent())
     if not own.registers_fenced:
         fail("wgmma without wgmma_fence before it: its registers are not settled")
-    own.products.append((product, operands))
+    own.products.append((product, operands, start_reading(product, operands)))
 
 
 def wgmma_text(product, a_operands, b_operand, scale):
@@ -144,7 +144,8 @@ def make_wait_group(pending):
         if len(own.product_groups) <= pending:
             return
         key = ("wgmma.wait_group", thread.number // WARPGROUP)
-        meet(key, WARPGROUP, f"wgmma.wait_group {pending} of warpgroup {key[1]}", None, lambda threads: run_groups(list(threads), pending))
+        reason = f"wgmma.wait_group {pending} of warpgroup {key[1]}"
+        meet(key, WARPGROUP, reason, compute=lambda threads: run_groups(list(threads), pending), orders=False)  # a wait is no barrier
         if pending == 0:
             own.registers_fenced = False
 

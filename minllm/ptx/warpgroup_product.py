@@ -4,13 +4,16 @@ Operands are read then, and no earlier: a kernel that overwrites a tile, or regi
 product of what it wrote.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
+from greenlet import getcurrent
 
-from minllm.ptx.descriptor import read_matrix
+from minllm.ptx.descriptor import matrix_chunks, read_matrix
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import asynchronous_view
+from minllm.sim.transfer import end_transfer, start_transfer
 
 WARPGROUP = 128
 DEPTH = 16
@@ -38,14 +41,30 @@ def run_groups(threads, pending):
     while len(queues[0]) > pending:
         for calls in zip(*(queue.popleft() for queue in queues), strict=True):
             multiply(threads, calls, accumulators)
+            end_transfer(calls[0][2], threads)
     for matrix, arrays in accumulators.values():
         scatter(matrix, arrays, threads)
     return dict.fromkeys(threads)
 
 
+def start_reading(product, operands):
+    """Tell the monitor what a product reads from shared memory, once a warpgroup: -> Transfer, or None."""
+    thread, (_, a, b, _) = getcurrent(), operands
+    if thread.block.monitor is None or thread.number % WARPGROUP:
+        return None
+    return start_transfer(thread, thread.block, "wgmma", "read", operand_chunks(product, None if product.a_in_registers else a, b))
+
+
+@functools.lru_cache(maxsize=1024)
+def operand_chunks(product, a, b):
+    """The chunks of shared memory that hold a product's operands, each once; `a` is None where A comes from registers."""
+    right = matrix_chunks(b, product.n, product.b_major).reshape(-1)
+    return np.unique(right) if a is None else np.union1d(right, matrix_chunks(a, 64, product.a_major))
+
+
 def multiply(threads, calls, accumulators):
-    """One product: calls[i] = (Product, operands) of the i-th thread."""
-    product, (accumulator, a, b, add) = calls[0]
+    """One product: calls[i] = (Product, operands, Transfer or None) of the i-th thread."""
+    product, (accumulator, a, b, add), _ = calls[0]
     same = slice(2, None) if product.a_in_registers else slice(1, None)
     if any(call[0] is not product or call[1][same] != calls[0][1][same] for call in calls):
         fail(f"the threads of a warpgroup do not all execute the same {product.name} on the same operands")
@@ -77,7 +96,7 @@ def operand(memory, descriptor, rows, major, dtype):
 
 def a_from_registers(calls, product, threads):
     """[64, 16] float32 of A from four words of each thread."""
-    words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _)), thread in zip(calls, threads)])
+    words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _), _), thread in zip(calls, threads)])
     # [warp, g, i, half of the depth, half of the rows, element]
     parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, 2)
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, DEPTH)

@@ -33,7 +33,7 @@ class CheckedArray:
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat_bytes"),
+        *("space", "base", "name", "address", "flat_bytes", "quick"),
     )
 
     def __init__(self, data, space="global", base=0, name=""):
@@ -43,6 +43,7 @@ class CheckedArray:
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
         self.itemsize = data.dtype.itemsize
+        self.quick = data.size if data.ndim == 1 else 0  # indices below it name an element by themselves: the common case
         self.address = base if space == "shared" else None  # of the first byte; looked up when first needed
         self.flat_bytes = data.reshape(-1).view(np.uint8) if data.size else np.empty(0, np.uint8)
 
@@ -55,6 +56,34 @@ class CheckedArray:
 
     def __len__(self):
         return self.shape[0]
+
+    def __iter__(self):
+        return (self[index] for index in range(self.shape[0]))
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fail(f"{name} of the {self} is not known to the simulator")
+
+    def __array_function__(self, function, types, arguments, options):
+        fail(f"numpy.{function.__name__} of the {self} is not known to the simulator")
+
+    def __array_ufunc__(self, function, method, *operands, **options):
+        fail(f"numpy.{function.__name__} of a whole array is not known to the simulator: take its elements")
+
+    @property
+    def strides(self):
+        """Bytes from one element to the next along each axis."""
+        return self.data.strides
+
+    @property
+    def nbytes(self):
+        """Bytes of all elements."""
+        return self.data.nbytes
+
+    def reshape(self, *shape):
+        """The same memory in another shape."""
+        return self.part(self.data.reshape(*shape), 0)
 
     def check(self, index):
         """`index` as a tuple of ints, or SimulationError if it is out of bounds or of a wrong kind."""
@@ -71,7 +100,7 @@ class CheckedArray:
         return indices
 
     def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1 and 0 <= index < self.size:  # the common case, and the quick one
+        if type(index) is int and 0 <= index < self.quick:
             return self.data.item(index) if self.integer else self.data[index]
         # NumPy itself refuses what is too large; only negative indices, which it would count from the end, are looked at here.
         try:
@@ -89,7 +118,7 @@ class CheckedArray:
         if self.integer and type(value) is not int:
             value = int(value)
         try:
-            if type(index) is int and self.ndim == 1 and 0 <= index < self.size:
+            if type(index) is int and 0 <= index < self.quick:
                 self.data[index] = value
                 return
             if (min(index) if type(index) is tuple else index) < 0:
@@ -98,7 +127,10 @@ class CheckedArray:
                 fail("a kernel stores one element at a time")
             self.data[index] = value
         except (IndexError, TypeError):
-            self.data[self.check(index)] = value
+            indices = self.check(index)
+            if any(isinstance(position, slice) for position in indices):
+                fail("a kernel stores one element at a time")
+            self.data[indices] = value
         except OverflowError:  # integers wrap on the GPU, where NumPy refuses them
             bits = 8 * self.itemsize
             value &= (1 << bits) - 1

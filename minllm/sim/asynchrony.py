@@ -15,15 +15,16 @@ from greenlet import getcurrent
 
 from minllm.sim.arrays import fail
 from minllm.sim.machine import SHARED_MEMORY_BYTES, block_scheduler_switch
+from minllm.sim.transfer import end_transfer, start_transfer
 
 RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address the offset alone
 
 
 class BlockState:
-    """What a block has beside its threads: mbarriers by address, meetings of some of its threads, the asynchronous units' view."""
+    """What a block has beside its threads: mbarriers by address, meetings of some threads, the asynchronous units' view, registers."""
 
     def __init__(self):
-        self.mbarriers, self.meetings, self.view = {}, {}, None
+        self.mbarriers, self.meetings, self.view, self.registers = {}, {}, None, None
 
 
 class ThreadState:
@@ -64,28 +65,32 @@ def wake(thread):
     thread.block.runnable.append(thread)
 
 
-def meet(key, count, reason, value=None, compute=None, waits=True):
+def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
     """Come with `key` to where `count` threads of the block are to meet, and wait there for them unless `waits` is False.
 
-    The last to come computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result.
+    The last to come computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. orders: whether
+    what they did before is settled for all of them then, as at a barrier.
     """
     thread = getcurrent()
     meetings = state(thread.block).meetings
     values, waiting = meetings.setdefault(key, ({}, []))
     values[thread] = value
-    release(thread, key)
+    if orders:
+        release(thread, key)
     if len(values) < count:
         if waits:
             waiting.append(thread)
             park(thread, reason)
-            acquire(thread, key)
+            if orders:
+                acquire(thread, key)
         return thread.result
     del meetings[key]
     results = compute(values) if compute else dict.fromkeys(values)
     for other in waiting:
         other.result = results[other]
         wake(other)
-    acquire(thread, key)
+    if orders:
+        acquire(thread, key)
     return results[thread]
 
 
@@ -158,13 +163,15 @@ def fence_mbarriers(thread):
 class BulkStore:
     """A bulk copy out of shared memory: reads its source, and writes its destination, when the thread that started it waits for that."""
 
-    def __init__(self, read, write):
+    def __init__(self, read, write, block, chunks):
         self.read_source, self.write, self.data = read, write, None
+        self.transfer = start_transfer(getcurrent(), block, "a bulk store", "read", chunks)
 
     def read(self):
         """Take the source's bytes, if that has not happened yet."""
         if self.data is None:
             self.data = self.read_source()
+            end_transfer(self.transfer, [getcurrent()])
 
     def finish(self):
         """Read and write."""

@@ -59,8 +59,9 @@ class Warp:
 class Block:
     """One thread block: its shared memory, its barrier and its threads."""
 
-    def __init__(self, index, dimensions, grid, shared_bytes, monitor=None):
+    def __init__(self, index, dimensions, grid, shared_bytes, monitor=None, resident=1):
         self.index, self.dimensions, self.grid = index, dimensions, grid
+        self.resident = resident  # blocks that its launch bounds want on a multiprocessor, which share its registers
         count = dimensions.x * dimensions.y * dimensions.z
         self.warps = [Warp(number, monitor) for number in range(-(-count // WARP_SIZE))]
         self.dynamic_bytes = shared_bytes

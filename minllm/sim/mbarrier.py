@@ -9,6 +9,7 @@ from greenlet import getcurrent
 
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import acquire, park, release, shared_bytes, state, wake
+from minllm.sim.transfer import end_transfer
 
 LARGEST_TRANSACTION = (1 << 20) - 1
 
@@ -16,17 +17,23 @@ LARGEST_TRANSACTION = (1 << 20) - 1
 class MBarrier:
     """An mbarrier object: a phase that completes once all arrivals have come and all expected bytes have landed.
 
-    PTX ISA, "mbarrier": `count` arrivals a phase, `pending` of them missing, `transactions` bytes expected and not yet landed.
+    PTX ISA, "mbarrier": `completed` phases, `count` arrivals a phase, `pending` of them missing, `transactions` bytes expected and not yet
+    landed.
     """
 
     def __init__(self, block, offset, count, thread):
         self.block, self.offset, self.count, self.pending = block, offset, count, count
-        self.phase, self.transactions = 0, 0
+        self.completed, self.transactions = 0, 0
         self.copies, self.waiters = deque(), []
         self.unfenced_by = thread
 
+    @property
+    def phase(self):
+        """The parity of the phase that is under way."""
+        return self.completed & 1
+
     def __str__(self):
-        missing = self.transactions - sum(size for size, _, _ in self.copies)
+        missing = self.transactions - sum(copy[0] for copy in self.copies)
         return (
             f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}, whose phase of parity {self.phase} lacks "
             f"{self.pending} of {self.count} arrivals and {missing} bytes that nobody sends"
@@ -43,14 +50,17 @@ class MBarrier:
         if count > self.pending:
             fail(f"one arrival too many at {self}")
         self.pending -= count
-        release(getcurrent(), self)
+        release(getcurrent(), (self, self.completed))
         self.settle()
 
-    def start_copy(self, byte_count, land):
-        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there."""
+    def start_copy(self, byte_count, land, transfer=None):
+        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there.
+
+        transfer: what monitors know it as; without one it counts as something that the thread itself does when it lands.
+        """
         if self.unfenced_by is not None:
             fail(f"a copy completes on {self}, whose initialisation no fence.mbarrier_init or fence.proxy.async has made visible")
-        self.copies.append((byte_count, land, getcurrent()))
+        self.copies.append((byte_count, land, getcurrent(), transfer))
         self.settle()
 
     def settle(self):
@@ -58,12 +68,15 @@ class MBarrier:
         if self.pending:
             return
         while self.waiters and self.copies:
-            byte_count, land, starter = self.copies.popleft()
+            byte_count, land, starter, transfer = self.copies.popleft()
             land(starter)
-            release(starter, self)
+            if transfer is None:
+                release(starter, (self, self.completed))
+            else:
+                end_transfer(transfer, thing=(self, self.completed))
             self.transactions -= byte_count
         if self.transactions == 0:
-            self.phase, self.pending = self.phase ^ 1, self.count
+            self.completed, self.pending = self.completed + 1, self.count
             thread, waiters, self.waiters = getcurrent(), self.waiters, []
             for waiter in waiters:
                 if waiter is not thread:
@@ -72,12 +85,13 @@ class MBarrier:
     def wait(self, parity):
         """Suspend the running thread until the phase of this parity has completed."""
         thread = getcurrent()
-        if self.phase == parity:
+        number = self.completed if self.phase == parity else self.completed - 1  # of the phase that is waited for
+        if self.completed == number:
             self.waiters.append(thread)
             self.settle()
-            if self.phase == parity:
+            if self.completed == number:
                 park(thread, self)
-        acquire(thread, self)
+        acquire(thread, (self, number))  # and not of later ones, which may have completed before the thread goes on
 
 
 def mbarrier_at(address):

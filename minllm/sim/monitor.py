@@ -64,9 +64,15 @@ class Monitor:
         """Operations counted for a whole warp or more, called once by one of its threads: kind is the instruction's name."""
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
-        """A transfer that runs beside the threads: event "cp_async" starts a write of shared memory, which is still under way until the
-        thread's `access` of kind "write" to the same bytes tells that it has arrived. "cp_async_commit_group" and
-        "cp_async_wait_group_0" to "..._3" (about to wait for all but so many groups) come with 0 bytes."""
+        """A copy into shared memory starts: event "cp_async", which is under way until the thread's `access` of kind "write" to the same
+        bytes tells that it has arrived, or "bulk", until its transfer ends. "cp_async_commit_group" and "cp_async_wait_group_0" to
+        "..._3" (about to wait for all but so many groups) come with 0 bytes."""
+
+    def transfer_starts(self, transfer):
+        """A transfer.Transfer of shared memory begins beside the threads: bulk copies and stores, cp.async, wgmma."""
+
+    def transfer_ends(self, transfer, threads, thing):
+        """A transfer is done: `threads` have waited for it, or those who acquire `thing` will have. What a bulk copy wrote is there now."""
 
     def end_block(self, block):
         """All threads of `block` have ended."""

@@ -46,7 +46,9 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
-    make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor)
+    bounds = getattr(kernel, "options", {}).get("launch_bounds")
+    resident = bounds[1] if isinstance(bounds, tuple) else 1
+    make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor, resident=resident)
     steps = launch_steps(function, prepared, names, grid, order, cluster, make_block)
     if processes > 1:
         memory.run(steps, processes)

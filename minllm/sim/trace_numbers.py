@@ -75,7 +75,11 @@ class SharedLine:
 
 @dataclass
 class PartialLine:
-    """A source line that only some of a warp's lanes executed together: under a divergent branch, or behind a guard at an edge."""
+    """A source line that only some of a warp's lanes executed together: under a divergent branch, or behind a guard at an edge.
+
+    Divergence shows where lanes access memory; a branch around arithmetic alone is not seen, since lanes run one after the other here and
+    say nothing of what they do between accesses.
+    """
 
     place: str
     line: int
@@ -113,13 +117,28 @@ class CopyGroup:
 
 
 @dataclass
+class StageRound:
+    """One round of one stage of a pipeline that bulk copies fill: bytes, copied by `line`, and the moments (trace_stages.py) when its first
+    copy was issued, its last one arrived, and its first and its last use came; None for what did not happen."""
+
+    stage: int
+    round: int
+    bytes: int
+    line: int
+    issued: int
+    arrived: int | None = None
+    used: int | None = None
+    done: int | None = None
+
+
+@dataclass
 class Trace:
     """The counts of one launch, from `kernel.trace[grid, block](*arrays)` or `minllm.sim.trace`.
 
     arrays: traffic to global memory by argument. shared: shared memory by source line. flops: counted operations by instruction.
     collectives: warp-wide instructions by name. barriers: block barriers, once a block. partial: lines where warps were not whole.
     pipeline: the copy groups of the first warp that started any (of the first block, for bulk copies); step_flops: its tensor-core
-    operations in each of its steps.
+    operations in each of its steps. stages: the rounds of a pipeline's stages in the first block that has one, over so many moments.
 
     Accesses are counted as the source makes them; a compiler may merge some, never add any. What tensor cores read from shared memory by
     descriptor (wgmma) takes no turns here.
@@ -138,6 +157,8 @@ class Trace:
     examples: list[Request] = field(default_factory=list)
     pipeline: list[CopyGroup] = field(default_factory=list)
     step_flops: list[int] = field(default_factory=list)
+    stages: list[StageRound] = field(default_factory=list)
+    moments: int = 0
 
     @property
     def total(self):
@@ -217,6 +238,18 @@ class Trace:
         from minllm.sim.trace_pictures import timeline
 
         return timeline(self)
+
+    def stage_timeline(self):
+        """The picture of a pipeline's stages (mbarriers and bulk copies): when each is filled, full, in use and free. -> Picture"""
+        from minllm.sim.stage_timeline import stages_picture
+
+        return stages_picture(self)
+
+    def stage_timeline_text(self):
+        """The same as text: a line for each stage, a letter for each moment."""
+        from minllm.sim.stage_timeline import stages_text
+
+        return stages_text(self)
 
     def example(self, space, array, line=None, kind=None):
         """The first recorded request that fits; KeyError, naming what there is, if none does."""

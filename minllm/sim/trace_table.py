@@ -66,7 +66,8 @@ def shared_table(trace):
 
 def partial_table(trace):
     """Lines that only part of a warp executed."""
-    table = new_table("memory accesses by part of a warp (a divergent branch, or a guard at an edge)", "place", ">line", ">of", ">partial")
+    title = "memory accesses by part of a warp (a divergent branch, or a guard at an edge; branches around arithmetic alone are not seen)"
+    table = new_table(title, "place", ">line", ">of", ">partial")
     for line in trace.partial:
         table.add_row(line.place, str(line.line), f"{line.requests:,}", f"{line.partial:,}")
     return table

@@ -28,7 +28,9 @@ from minllm.sim.monitor import Monitor
 from minllm.sim.place import instruction_starts, is_own
 from minllm.sim.trace_numbers import ArrayTraffic, PartialLine, Request, SharedLine, Trace
 from minllm.sim.trace_pipeline import Pipeline
+from minllm.sim.trace_stages import Stages
 from minllm.sim.traffic import WIDEST, LaneAccess, sectors, turns
+from minllm.sim.transfer import CHUNK
 
 
 def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **options):
@@ -75,7 +77,7 @@ class Tracer(Monitor):
         self.masks = {}  # (array name, kind) -> which of its bytes were touched
         self.shared_lines, self.partial_lines, self.examples = {}, {}, {}
         self.flops_by_kind, self.collectives = Counter(), Counter()
-        self.pipeline = Pipeline()
+        self.pipeline, self.stages = Pipeline(), Stages()
 
     def start(self, launch):
         operations.clear()
@@ -91,6 +93,8 @@ class Tracer(Monitor):
             return
         if space == "shared" and kind == "write" and self.pipeline.arrival(array, start_byte):
             return  # counted where the copy was started
+        if space == "shared" and kind == "read" and self.stages.block is thread.block:
+            self.stages.used(thread.block, slice(start_byte // CHUNK, -(-(start_byte + byte_count) // CHUNK)))
         self.note(thread, space, array.name, start_byte, byte_count, kind, frame)
 
     def note(self, thread, space, name, start_byte, byte_count, kind, frame):
@@ -126,6 +130,19 @@ class Tracer(Monitor):
         self.pipeline.event(thread, event, array, start_byte, byte_count, frame)
         if event == "cp_async":
             self.note(thread, "shared", "", start_byte, byte_count, "write", frame)
+
+    def transfer_starts(self, transfer):
+        if transfer.kind == "read":
+            self.stages.used(transfer.block, transfer.chunks)
+        elif transfer.barrier is not None:
+            self.stages.copy_starts(transfer)
+
+    def transfer_ends(self, transfer, threads, thing):
+        if transfer.kind == "read":
+            self.stages.used(transfer.block, transfer.chunks)
+        elif transfer.barrier is not None:
+            self.pipeline.arrival(transfer.block.shared_root, transfer.start)
+            self.stages.copy_ends(transfer)
 
     def barrier(self, block, threads):
         self.trace.barriers += 1
@@ -184,5 +201,7 @@ class Tracer(Monitor):
         found.examples = list(self.examples.values())
         found.flops, found.collectives = dict(self.flops_by_kind + operations), dict(self.collectives)
         found.pipeline, found.step_flops = self.pipeline.groups, self.pipeline.step_flops
+        self.stages.finish()
+        found.stages, found.moments = self.stages.rounds, self.stages.moments
         if self.when_done is not None:
             self.when_done(found)

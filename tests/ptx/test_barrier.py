@@ -119,13 +119,3 @@ def half_a_warp_kernel(x):
 def test_named_barriers_that_nobody_completes(wrong, complaint):
     with pytest.raises(SimulationError, match=complaint):
         wrong.simulate[1, 64](np.zeros(1, np.float32))
-
-
-@pytest.mark.parametrize("count", [20, 44, 264])
-def test_setmaxnreg_takes_what_the_hardware_takes(count):
-    @kernel
-    def registers_kernel(x):
-        ptx.setmaxnreg_dec(count)
-
-    with pytest.raises(SimulationError, match="a multiple of 8 from 24 to 256"):
-        registers_kernel.simulate[1, 32](np.zeros(1, np.float32))

@@ -142,7 +142,7 @@ def abandoned_kernel(out):
 )
 def test_a_warpgroup_acts_as_one(wrong, complaint):
     with pytest.raises(SimulationError, match=complaint):
-        wrong.simulate[1, 128, None, 4096](np.zeros(1, np.float32))
+        wrong.simulate[1, 128, None, 4096](np.zeros(1, np.float32), detect=False)  # operands that nobody wrote are not the point here
 
 
 @pytest.mark.parametrize("wrong", [{"n": 12}, {"n": 264}, {"n": 64, "dtype": "f32"}, {"n": 64, "a": "global"}, {"n": 64, "b_major": "m"}])

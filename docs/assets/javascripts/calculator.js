@@ -87,7 +87,7 @@ function results(plan, wishes) {
   if (wishes.pricePerHour !== null) {
     rows.push(["A million tokens, at least", `${figures(plan.decode.cost)} generated, ${figures(plan.prefill.cost)} read`]);
   }
-  return table("What it comes to", ["", ""], rows);
+  return table("What it comes to", ["figure", "value"], rows);
 }
 
 function stageTable({ config, format, kvItem, wishes }) {

@@ -3,7 +3,7 @@
 import { bandwidth, decodeStages, prefillStages, readConfig } from "./costs.js";
 import { choice, element, figures, loadTables, powerSlider, shape, table } from "./form-fields.js";
 
-const WIDTH = 720, HEIGHT = 420, LEFT = 62, RIGHT = 16, TOP = 16, BOTTOM = 48;
+const WIDTH = 720, HEIGHT = 420, LEFT = 62, RIGHT = 28, TOP = 34, BOTTOM = 48;
 const X = [-2, 4], Y = [-2, 4]; // powers of ten: FLOP a byte, TFLOP/s
 const ITEMS = { item: 2, matrixItem: 2, kvItem: 2 };
 
@@ -14,7 +14,7 @@ const clamp = (value, [low, high]) => Math.min(high, Math.max(low, value));
 // What `gpu` reaches at most at an arithmetic intensity: bandwidth times intensity, or the tensor cores' rate.
 export const roof = (intensity, tbS, tflops) => Math.min(tbS * intensity, tflops);
 
-const power = (exponent) => (exponent >= 0 && exponent < 4 ? (10 ** exponent).toLocaleString("en") : String(10 ** exponent));
+const power = (exponent) => (exponent >= 0 && exponent <= 4 ? (10 ** exponent).toLocaleString("en") : String(10 ** exponent));
 
 function axes() {
   const parts = [];
@@ -41,23 +41,25 @@ function roofLine(tbS, tflops, kind) {
 }
 
 function dot(one, index, tbS, tflops) {
-  const x = across(one.intensity), y = down(roof(one.intensity, tbS, tflops));
   const bound = tbS * one.intensity < tflops ? "memory" : "arithmetic";
-  return shape("g", { class: `dot ${bound}` }, shape("circle", { cx: x, cy: y, r: 10 }),
-    shape("text", { x, y: y + 4, "text-anchor": "middle" }, String(index + 1)), shape("title", {}, `${index + 1}. ${one.name}`));
+  return shape("g", { class: `dot ${bound}` },
+    shape("circle", { cx: across(one.intensity), cy: down(roof(one.intensity, tbS, tflops)), r: 6 }),
+    shape("title", {}, `${index + 1}. ${one.name}`));
 }
 
-// Dots of like intensity would hide each other: each next one moves below, so that its number can be read.
-function spread(stages, tbS, tflops) {
-  const taken = [];
-  return stages.flatMap((one, index) => {
-    if (one.intensity === 0) return []; // a copy without arithmetic has no place on a logarithmic axis
-    const group = dot(one, index, tbS, tflops), x = across(one.intensity), y = down(roof(one.intensity, tbS, tflops));
-    let lower = 0;
-    while (taken.some(([left, top]) => Math.abs(left - x) < 19 && Math.abs(top - (y + lower)) < 19)) lower += 20;
-    taken.push([x, y + lower]);
-    if (lower) group.setAttribute("transform", `translate(0 ${lower})`);
-    return [group];
+// Stages of like intensity lie on one spot: one label above it lists their numbers.
+function labels(stages, tbS, tflops) {
+  const spots = [];
+  stages.forEach((one, index) => {
+    if (one.intensity === 0) return;
+    const x = across(one.intensity), near = spots.find((spot) => Math.abs(spot.x - x) < 14);
+    if (near) near.numbers.push(index + 1);
+    else spots.push({ x, y: down(roof(one.intensity, tbS, tflops)), numbers: [index + 1] });
+  });
+  spots.sort((one, other) => one.x - other.x);
+  return spots.map(({ x, y, numbers }, place) => {
+    const flat = y <= down(tflops) + 1, lift = flat ? 12 + 14 * (place % 3) : 8; // on the flat roof neighbours' labels take turns in height
+    return shape("text", { class: "label", x: flat ? x : x - 8, y: y - lift, "text-anchor": flat ? "middle" : "end" }, numbers.join(", "));
   });
 }
 
@@ -78,8 +80,10 @@ async function start(place) {
     const stages = decoding ? decodeStages(config, batch, context, ITEMS) : prefillStages(config, context, ITEMS, batch);
     const kernels = tables.measured_kernels.filter((kernel) => kernel.gpu === name);
     const title = shape("title", { id: "roofline-title" }, `Roofline of ${name}: the stages below, in the order of the table`);
+    // A copy without arithmetic has no place on a logarithmic axis.
+    const dots = stages.flatMap((one, index) => (one.intensity === 0 ? [] : [dot(one, index, tbS, tflops)]));
     const roofs = [roofLine(gpu.bandwidth_tb_s, sheet, "sheet"), ...(gpu.measured_copy_tb_s ? [roofLine(tbS, tflops, "measured")] : [])];
-    picture.replaceChildren(title, ...axes(), ...roofs, ...kernels.map(measuredDot), ...spread(stages, tbS, tflops));
+    picture.replaceChildren(title, ...axes(), ...roofs, ...kernels.map(measuredDot), ...dots, ...labels(stages, tbS, tflops));
     const memoryBound = stages.filter((one) => tbS * one.intensity < tflops).length;
     said.textContent = `${memoryBound} of ${stages.length} stages are bound by memory; the ridge is at ${figures(tflops / tbS)} FLOP a byte.`;
     const rows = stages.map((one, index) => [`${index + 1}. ${one.name}`, figures(one.intensity), one.intensity ? figures(roof(one.intensity, tbS, tflops)) : "–",
@@ -96,7 +100,7 @@ async function start(place) {
   };
   const legend = element("ul", { class: "legend" },
     ...[["memory", "a stage that memory bounds, on the roof: the most it can reach"], ["arithmetic", "a stage that arithmetic bounds"],
-      ["measured-dot", "a kernel of this package, measured"]].map(([kind, text]) =>
+      ["measured-dot", "a kernel of this package, measured on such a GPU"]].map(([kind, text]) =>
       element("li", {}, element("span", { class: `key ${kind}`, "aria-hidden": "true" }), ` ${text}`)));
   place.replaceChildren(element("form", { class: "fields" }, ...Object.values(fields).map((field) => field.node)), said,
     element("div", { class: "picture", tabindex: 0, role: "region", "aria-label": "Roofline" }, picture), legend, answer);

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -83,7 +84,47 @@ def budget(make_merge_kernel):
     expect_bytes(lambda: kernel.simulate[(1, 1), threads](*arguments), {"split_out": o.nbytes}, {"out": out.nbytes}, advice)
 
 
+def decode(attention, case, splits=2):
+    """A decode step with one warp a block, two keys of each subgroup at a time."""
+    arrays = make(case)
+    attention(*arrays.arguments(), splits=splits, warps=1, keys_each=2)
+    forgot = "what was summed before a larger maximum came was not scaled by 2^(old maximum - new maximum)."
+    tile = 2  # a subgroup of 2 lanes takes every sixteenth key: with head_dim 8 in float32 its tiles begin 32 keys apart
+    judge(case, arrays, [(forgot, attend(case, arrays, combine=without_rescale(tile)))])
+
+
 EXERCISES = (
+    Exercise(
+        name="attention.split_kv",
+        lesson=9,
+        title="Flash-Decoding: fold new keys into the state that a thread holds for each head",
+        module="minllm.kernels.attention.split_kv",
+        entry="attention",
+        stage="attention",
+        most_rows=1,
+        task="For each head: the new maximum over maxima[head] and the scores of keys_each keys (scores[key * heads_here + "
+        "head]); scale sums[head] "
+        "and the head's numbers_each elements of acc by 2^(old maximum - new); then turn each score into its weight 2^(score - new), in "
+        "place, and add it to sums[head].",
+        hints=(
+            "shift = finite_or_zero(maximum), so that a head that has seen no key yet does not compute -inf - -inf.",
+            "ex2(x) is 2^x. The loop below the exercise adds weight * value to acc: what acc holds must be scaled before.",
+        ),
+        rungs=(
+            Rung("one key", "softmax over one key is 1: the output is the value.", lambda f: decode(f, AttentionCase((1,), (1,)), 1)),
+            Rung("a few keys", "weights are divided by their sum at the end.", lambda f: decode(f, AttentionCase((1,), (3,)), 1)),
+            Rung("huge scores", "2^x of a large score overflows: subtract the maximum.",
+                 lambda f: decode(f, AttentionCase((1,), (9,), magnitude=30.0), 1)),
+            Rung("more keys than a step", "what was summed before a new maximum is scaled to it.",
+                 lambda f: decode(f, AttentionCase((1,), (101,)), 1)),
+            Rung("grouped heads", "a thread holds a state for each head of the group.",
+                 lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2))),
+            Rung("non-consecutive pages", "key p lies in page block_table[p // block_size].",
+                 lambda f: decode(f, AttentionCase((1,), (19,), block_size=2))),
+            Rung("several sequences and splits", "splits without keys leave the identity, and are not read.",
+                 lambda f: decode(f, AttentionCase((1, 1, 1), (1, 40, 17)), 3)),
+        ),
+    ),  # fmt: skip
     Exercise(
         name="attention.split_merge",
         lesson=9,

@@ -13,6 +13,7 @@ from minllm.sim import unwritten
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TRANSPOSED = "you read weight[k, n]; it is [out_features, in_features], so element k of output feature n is weight[n, k]."
 NO_BIAS = "the bias was not added; where it is not None, bias[n] belongs to every out[m, n]."
+SMALL_TILE = (8, 4, 2)  # of outputs, of k, outputs a thread: 16 threads
 ONE_TOO_FEW = "the last element of each row was left out: k runs from 0 to K - 1."
 
 
@@ -110,6 +111,34 @@ EXERCISES = (
                 functools.partial(
                     budget, m=16, n=16, k=12, times=(16, 16),
                     advice="something is read in every step that is needed once, or out holds the running sum: take a variable.",
+                ),
+            ),
+        ),  # fmt: skip
+    ),
+    Exercise(
+        name="matmul.tiled",
+        lesson=5,
+        title="a matrix product through tiles in shared memory",
+        module="minllm.kernels.matmul.tiled",
+        entry="matmul_tiled",
+        stage="matmul",
+        task="For first_k = 0, tile_k, 2 tile_k, ... below K: all threads copy both tiles (copy_tile), wait, and add up for each "
+        "k of the tile "
+        "total[i, j] += x_tile[k, ty + i * across] * weight_tile[k, tx + j * across]; and wait again before the next copy.",
+        hints=(
+            "x_tile gets rows of x from first_row on, weight_tile rows of weight from first_column on.",
+            "Two barriers a step: nobody multiplies before all have copied, and nobody copies while others multiply.",
+            "A thread has per_thread x per_thread outputs: read per_thread values of x for each k into a local array, then each value of "
+            "the weight once.",
+        ),
+        rungs=(
+            *correct([(1, 1, 1), (7, 9, 3), (8, 8, 4), (9, 7, 5), (17, 3, 11)], tile=SMALL_TILE),
+            Rung(
+                "byte budget",
+                "every element that comes from memory serves a whole tile of outputs.",
+                functools.partial(
+                    budget, m=16, n=16, k=12, times=(2, 2), tile=SMALL_TILE,
+                    advice="each thread copies its share of a tile, once: copy_tile spreads the elements over the block.",
                 ),
             ),
         ),  # fmt: skip

@@ -134,6 +134,7 @@ def make_kernel(head_dim, block_size, warps=WARPS):
                     key = first_key + lane
                     score = score * scale if first <= key and key <= last else float32(MINUS_INFINITY)
 
+                    # exercise: attention.flash_attention_1
                     old_max, old_sum = row_max[token, head], row_sum[token, head]
                     new_max = max(old_max, warp_max(score))
                     shift = finite_or_zero(new_max)
@@ -141,6 +142,7 @@ def make_kernel(head_dim, block_size, warps=WARPS):
                     kept = old_sum * ex2(old_max - shift)
                     new_sum = kept + warp_sum(weight)
                     inverse = float32(1.0) / new_sum if new_sum > float32(0.0) else float32(0.0)
+                    # end exercise
                     for part in range((head_dim + 31) // 32):
                         dim = lane + 32 * part
                         inside = dim < head_dim

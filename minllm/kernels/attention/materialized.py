@@ -88,11 +88,13 @@ def scores_kernel(
     sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
     kv_head = kv_head_of(head, heads, key_transposed.shape[1])
     token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
+    # exercise: attention.scores
     if first <= key and key < stop:
         total = float32(0.0)
         for dim in range(query.shape[2]):
             total += float32(query[token, head, dim]) * float32(key_transposed[sequence, kv_head, dim, key])
         scores[token, head, key] = total
+    # end exercise
 
 
 @kernel
@@ -170,11 +172,13 @@ def make_weighted_values_kernel(block_size):
         token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
         if token >= query_start[sequence + 1] or dim >= out.shape[2]:
             return
+        # exercise: attention.weighted_values
         total = float32(0.0)
         for key in range(first, stop):
             block = block_tables[sequence, uint32(key) // uint32(block_size)]
             total += scores[token, head, key] * float32(value_cache[block, uint32(key) % uint32(block_size), kv_head, dim])
         out[token, head, dim] = total
+        # end exercise
 
     return weighted_values_kernel
 

@@ -24,6 +24,7 @@ MINUS_INFINITY = -math.inf
 
 def merge_reference(first, second):
     """Merge two states (m [...], l [...], o [..., head_dim]) to base e, in NumPy."""
+    # exercise: attention.merge_states
     maximum = np.maximum(first[0], second[0])
     shift = np.where(np.isneginf(maximum), 0, maximum)  # of two empty states -inf - -inf would be NaN
     weight1, weight2 = np.exp(first[0] - shift), np.exp(second[0] - shift)
@@ -32,6 +33,7 @@ def merge_reference(first, second):
         first[1] * weight1 + second[1] * weight2,
         first[2] * weight1[..., None] + second[2] * weight2[..., None],
     )
+    # end exercise
 
 
 def state_reference(scores, values):

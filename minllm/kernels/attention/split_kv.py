@@ -32,6 +32,7 @@ from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.split_choice import MAX_SPLITS, choose_splits, head_tiles_of
 from minllm.kernels.attention.split_merge import make_merge_kernel, share_of_split
+from minllm.kernels.vector import store_4_float32
 from minllm.ptx import ex2, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -133,6 +134,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
     def fold_keys(maxima, sums, acc, scores, value_words):
         """Online softmax: scores become weights; then acc[heads_here, numbers_each] += weight * v."""
         numbers = cuda.local.array(elements, float32)
+        # exercise: attention.split_kv
         for head in range(heads_here):
             maximum = maxima[head]
             for key in range(keys_each):
@@ -147,6 +149,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
                 weight = ex2(scores[key * heads_here + head] - shift)
                 scores[key * heads_here + head] = weight
                 sums[head] += weight
+        # end exercise
         for key in range(keys_each):
             for chunk_index in range(chunks_each):
                 unpack(value_words, 4 * (key * chunks_each + chunk_index), numbers)
@@ -238,14 +241,15 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         merge_subgroups(maxima, sums, acc)
         warp_max = cuda.shared.array(state_count, float32)
         warp_sum = cuda.shared.array(state_count, float32)
-        warp_out = cuda.shared.array(merge_shape, float32)
+        warp_out = cuda.shared.array(merge_shape, float32, alignment=16)
         if lane < lanes:
             for head in range(heads_here):
                 for chunk_index in range(chunks_each):
                     chunk = lane + lanes * chunk_index
                     if chunk < chunks:
-                        for i in range(elements):
-                            warp_out[warp, head, chunk * elements + i] = acc[head * numbers_each + chunk_index * elements + i]
+                        place = (warp * heads_here + head) * head_dim + chunk * elements
+                        for i in range(0, elements, 4):
+                            store_4_float32(warp_out, place + i, acc, head * numbers_each + chunk_index * elements + i)
                 if lane == 0:
                     warp_max[warp * heads_here + head] = maxima[head]
                     warp_sum[warp * heads_here + head] = sums[head]

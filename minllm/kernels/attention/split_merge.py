@@ -57,10 +57,11 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         thread = cuda.threadIdx.x
         warp, lane = thread // 32, thread % 32
         splits = split_max.shape[2]
-        first_start, first_stop = share_of_split(0, splits, context_lens[sequence], sliding_window, step)
+        context_len = context_lens[sequence]
+        first_start, first_stop = share_of_split(0, splits, context_len, sliding_window, step)
         used = 0  # splits that hold keys: the first so many
         if first_stop > first_start:
-            used = min(splits, (context_lens[sequence] - first_start + first_stop - first_start - 1) // (first_stop - first_start))
+            used = min(splits, (context_len - first_start + first_stop - first_start - 1) // (first_stop - first_start))
 
         maximum = float32(MINUS_INFINITY)
         split = lane

@@ -34,6 +34,7 @@ def append_reference(key, value, key_cache, value_cache, slot_mapping):
 @kernel
 def append_kernel(key, value, key_cache, value_cache, slot_mapping):
     """Any row, an element a thread: key, value [T, R]; caches [slots, R]; slot_mapping [T]."""
+    # exercise: kv.append
     token = cuda.blockIdx.x
     slot = slot_mapping[token]
     if slot < 0:
@@ -43,6 +44,7 @@ def append_kernel(key, value, key_cache, value_cache, slot_mapping):
         key_cache[slot, i] = key[token, i]
         value_cache[slot, i] = value[token, i]
         i += BLOCK
+    # end exercise
 
 
 @kernel

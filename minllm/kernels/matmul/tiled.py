@@ -68,6 +68,7 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
             for j in range(per_thread):
                 total[i, j] = 0.0
 
+        # exercise: matmul.tiled
         first_k = 0
         while first_k < x.shape[1]:
             copy_tile(x_tile, x, first_row, first_k, thread)
@@ -83,6 +84,7 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
                         total[i, j] += x_values[i] * weight_value
             cuda.syncthreads()  # nobody may overwrite a tile that another thread still reads
             first_k += tile_k
+        # end exercise
 
         for j in range(per_thread):
             column = first_column + tx + j * across

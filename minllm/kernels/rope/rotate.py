@@ -62,6 +62,7 @@ def rope_kernel(x, positions, cos_sin, out, interleaved):
         return
     half = cos_sin.shape[1] >> 1
     position = positions[token]
+    # exercise: rope.rotate
     pair = cuda.threadIdx.x
     while pair < half:
         first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
@@ -70,6 +71,7 @@ def rope_kernel(x, positions, cos_sin, out, interleaved):
         out[token, head, first] = a * cosine - b * sine
         out[token, head, second] = b * cosine + a * sine
         pair += WARP
+    # end exercise
     i = 2 * half + cuda.threadIdx.x
     while i < x.shape[2]:  # what lies behind rotary_dim passes unchanged
         out[token, head, i] = x[token, head, i]

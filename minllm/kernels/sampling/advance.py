@@ -40,6 +40,7 @@ def advance_kernel(
     """int32 [B] all but block_tables [B, max_blocks] and output_counts [B, vocab] (read only if counts_tokens)."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    # exercise: sampling.advance
     if row < new_tokens.shape[0]:
         token = new_tokens[row]
         step[row] += 1
@@ -54,6 +55,7 @@ def advance_kernel(
         else:
             slot_mapping[row] = -1
             context_lens[row] = 0
+    # end exercise
 
 
 def advance(

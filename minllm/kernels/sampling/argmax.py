@@ -55,6 +55,7 @@ def load_quad(logits, row, token):
 @cuda.jit(device=True)
 def warp_argmax(value, token):
     """The largest value among a warp's lanes and its token, the lowest token among equals; the same in every lane."""
+    # exercise: sampling.argmax
     for offset in (16, 8, 4, 2, 1):
         other_value = cuda.shfl_xor_sync(FULL_WARP, value, offset)
         other_token = cuda.shfl_xor_sync(FULL_WARP, token, offset)
@@ -62,6 +63,7 @@ def warp_argmax(value, token):
             value = other_value
             token = other_token
     return value, token
+    # end exercise
 
 
 @cuda.jit(device=True)

@@ -23,11 +23,13 @@ class LogProbabilities(NamedTuple):
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """log softmax over the last axis, float32; a row of -inf alone gives -inf."""
     x = np.asarray(logits, np.float32)
+    # exercise: sampling.log_softmax
     peak = x.max(axis=-1, keepdims=True)
     shifted = x - np.where(np.isfinite(peak), peak, np.float32(0))
     with np.errstate(divide="ignore"):
         total = np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted - np.where(np.isfinite(total), total, np.float32(0))
+    # end exercise
 
 
 def log_probabilities(logits: np.ndarray, token_ids: np.ndarray, top: int = 0) -> LogProbabilities:

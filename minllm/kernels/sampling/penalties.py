@@ -47,6 +47,7 @@ def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, pres
     wait_for_predecessors()
     token = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     row = cuda.blockIdx.y
+    # exercise: sampling.penalties
     if token < logits.shape[1]:
         x = logits[row, token]
         count = output_counts[row, token]
@@ -59,6 +60,7 @@ def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, pres
         if count > 0:
             x -= presence_penalty[row]
         out[row, token] = x
+    # end exercise
 
 
 @kernel(dependent_launch=True)

@@ -5,7 +5,8 @@
     with detecting(): ...                                     # every simulation inside, through launchers too
 
     unwritten    reads of global, shared or local memory that nobody wrote
-    races        two threads at one place in shared memory, one of them writing, with nothing that orders them
+    races        two threads at one place in shared memory, one of them writing, with nothing that orders them; or a thread and what runs
+                 beside the threads: cp.async, bulk copies and stores, wgmma
     barriers     block barriers that some threads have left out, or that threads reach at different places; warp-wide instructions too
     overflow     32-bit casts that changed an index
 

@@ -3,12 +3,14 @@
 What orders two threads: a block barrier; for lanes of a warp, a warp-wide instruction that both take part in; a release by one and an
 acquire by the other (an mbarrier). Each thread has a clock that goes on at each of these; an access is stamped with the clock of the
 thread, and another thread comes after it once it `knows` a later clock of that thread (Lamport's happens-before, with vector clocks).
-Most kernels synchronise by whole warps and blocks only: then one clock a warp is enough, and no vectors are kept.
+Most kernels synchronise by whole warps and blocks only: then one clock a warp is enough, and no vectors are kept. What runs beside the
+threads has clocks of its own: transfers.py.
 """
 
 import numpy as np
 
 from minllm.sim.arrays import fail
+from minllm.sim.detectors.transfers import VERBS, Transfers
 from minllm.sim.machine import WARP_SIZE
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction
@@ -43,6 +45,8 @@ class BlockHistory:
         self.clocks = [1] * len(block.threads)
         self.known = None  # known[a][b]: thread a comes after all that b did before this clock; None as long as only warps synchronise
         self.released = {}
+        # Columns of `known` behind those of the threads are the clocks of units that transfer: `settled`, what all knew at the barrier.
+        self.transfers, self.settled = None, np.zeros(0, np.int64)
 
     def refine(self, granule):
         """Keep books of smaller granules from now on."""
@@ -55,13 +59,39 @@ class BlockHistory:
         if self.known is None:
             count = len(self.clocks)
             warps = np.arange(count) // WARP_SIZE
-            self.known = np.where(warps[:, None] == warps[None, :], np.array(self.clocks)[None, :], 0)
+            threads = np.where(warps[:, None] == warps[None, :], np.array(self.clocks)[None, :], 0)
+            self.known = np.hstack([threads, np.broadcast_to(self.settled, (count, self.settled.size))])
 
     def new_epoch(self):
         """A barrier: all comes after all that was before."""
         self.epoch += 1
+        if self.known is not None:
+            self.settled = self.known[:, len(self.clocks) :].max(0)
         self.known = None
         self.released.clear()
+
+    def widen(self, units):
+        """Have room for the clocks of so many units."""
+        missing = units - self.settled.size
+        if missing > 0:
+            self.settled = np.pad(self.settled, (0, missing))
+            if self.known is not None:
+                self.known = np.pad(self.known, ((0, 0), (0, missing)))
+                self.released = {thing: np.pad(known, (0, missing)) for thing, known in self.released.items()}
+
+    def tell(self, unit, clock, threads, thing):
+        """These threads know what a unit did up to a clock, and who acquires `thing` will."""
+        self.begin_vectors()
+        column = len(self.clocks) + unit
+        for thread in threads:
+            self.known[thread.number, column] = clock
+        if thing is not None:
+            known = self.released.setdefault(thing, np.zeros(self.known.shape[1], self.known.dtype))
+            known[column] = clock
+
+    def knows(self, thread, unit):
+        """The clock up to which a thread knows what a unit did."""
+        return self.settled[unit] if self.known is None else self.known[thread.number, len(self.clocks) + unit]
 
     def ordered(self, other, clock, thread):
         """Whether `thread` comes after what thread number `other` did at `clock` in this epoch."""
@@ -70,6 +100,38 @@ class BlockHistory:
         if self.known is not None:
             return clock < self.known[thread.number, other]
         return other // WARP_SIZE == thread.number // WARP_SIZE and clock < self.clocks[thread.number]
+
+    def compare(self, thread, who, address, cell, kind):
+        """Report the first access to a cell, of this epoch, that conflicts with one of this kind and that nothing orders before it."""
+        number = thread.number
+        if cell.writer is not None and cell.writer != number and not self.ordered(cell.writer, cell.write[0], thread):
+            self.report(thread, who, address, cell.writer, cell.write)
+        if kind != "read":
+            self.compare_all(thread, who, address, cell.reads)
+        if kind != "atomic":
+            self.compare_all(thread, who, address, cell.atomics)
+
+    def compare_all(self, thread, who, address, accesses):
+        """Report the first of the accesses, by thread number, that nothing orders before this one."""
+        for other, stamp in accesses.items():
+            if other != thread.number and not self.ordered(other, stamp[0], thread):
+                self.report(thread, who, address, other, stamp)
+
+    def compare_cells(self, thread, who, start_byte, byte_count, kind):
+        """Compare an access of several cells, which leaves no trace in them."""
+        for key in range(start_byte // self.granule, (start_byte + byte_count) // self.granule):
+            cell = self.cells.get(key)
+            if cell is not None and cell.epoch == self.epoch:
+                self.compare(thread, who, key * self.granule, cell, kind)
+
+    def report(self, thread, who, address, other_number, other):
+        """Name both threads, both places, and the memory."""
+        _, code, offset, other_kind = other
+        other_thread = self.block.threads[other_number]
+        fail(
+            f"race on shared memory: {who} {self.block.shared_name(address)} (address {address}), which thread "
+            f"{tuple(other_thread.index)} {VERBS[other_kind]} at {describe_instruction(code, offset)}, and nothing orders the two"
+        )
 
 
 class SharedMemoryRaces(Monitor):
@@ -121,50 +183,44 @@ class SharedMemoryRaces(Monitor):
             np.maximum(known, history.released[thing], out=known)
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
-        if array.space == "shared" and event in ("cp_async", "bulk"):
+        if event == "cp_async":
             self.access(thread, array, start_byte, byte_count, "write", frame)
+
+    def transfer_starts(self, transfer):
+        history = transfer.block.shared_root.notes["history"]
+        if history.transfers is None:
+            history.transfers = Transfers(history)
+        # The access that cp.async makes when it starts and when it ends has been compared already.
+        history.transfers.begin(transfer) if transfer.unit == "cp.async" else history.transfers.start(transfer)
+
+    def transfer_ends(self, transfer, threads, thing):
+        history = transfer.block.shared_root.notes.get("history")
+        if history is not None:
+            history.transfers.leave(transfer) if transfer.unit == "cp.async" else history.transfers.end(transfer, threads, thing)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         """Compare an access with those before it, and remember it. Those of a cluster's other blocks are not followed."""
         history = array.root.notes["history"]
         if thread.block is not history.block:
             return
+        if history.transfers is not None:
+            history.transfers.access(thread, start_byte, byte_count, kind)
         while (start_byte | byte_count) & (history.granule - 1):
             history.refine(history.granule // 2)
         granule, epoch, number, cells = history.granule, history.epoch, thread.number, history.cells
-        stamp = history.clocks[number], frame.f_code, frame.f_lasti, kind
+        stamp, who = (history.clocks[number], frame.f_code, frame.f_lasti, kind), THIS_THREAD[kind]
         for key in range(start_byte // granule, (start_byte + byte_count) // granule):
             cell = cells.get(key)
             if cell is None or cell.epoch != epoch:
                 cell = cells[key] = Cell(epoch)
-            elif cell.writer is not None and cell.writer != number and not history.ordered(cell.writer, cell.write[0], thread):
-                self.report(thread, key * granule, kind, cell.writer, cell.write)
+            else:
+                history.compare(thread, who, key * granule, cell, kind)
             if kind == "read":
-                if cell.atomics:
-                    self.compare(thread, key * granule, kind, history, cell.atomics)
                 cell.reads[number] = stamp
-                continue
-            if cell.reads:
-                self.compare(thread, key * granule, kind, history, cell.reads)
-            if kind == "atomic":
+            elif kind == "atomic":
                 cell.atomics[number] = stamp
-                continue
-            if cell.atomics:
-                self.compare(thread, key * granule, kind, history, cell.atomics)
-            cell.writer, cell.write = number, stamp
+            else:
+                cell.writer, cell.write = number, stamp
 
-    def compare(self, thread, address, kind, history, accesses):
-        """Report the first of the accesses, by thread number, that nothing orders before this one."""
-        for other, stamp in accesses.items():
-            if other != thread.number and not history.ordered(other, stamp[0], thread):
-                self.report(thread, address, kind, other, stamp)
 
-    def report(self, thread, address, kind, other_number, other):
-        """Name both threads, both places, and the memory."""
-        verbs = {"read": "reads", "write": "writes", "atomic": "changes"}
-        _, code, offset, other_kind = other
-        other_thread = thread.block.threads[other_number]
-        fail(
-            f"race on shared memory: this thread {verbs[kind]} {thread.block.shared_name(address)} (address {address}), which thread "
-            f"{tuple(other_thread.index)} {verbs[other_kind]} at {describe_instruction(code, offset)}, and nothing orders the two"
-        )
+THIS_THREAD = {kind: f"this thread {verb}" for kind, verb in VERBS.items()}

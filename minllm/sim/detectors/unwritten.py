@@ -9,6 +9,7 @@ import numpy as np
 
 from minllm.sim.arrays import fail, poisoned
 from minllm.sim.monitor import Monitor
+from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 ALL_MARKED = MARK * 4096
@@ -53,6 +54,27 @@ class UnwrittenReads(Monitor):
             self.report(thread, array, marks.find(b"\0", start_byte, stop), start_byte, byte_count)
         if kind != "read":
             marks[start_byte:stop] = ALL_MARKED[:byte_count] if byte_count <= len(ALL_MARKED) else MARK * byte_count
+
+    def transfer_starts(self, transfer):
+        marks = self.shared_marks(transfer.block)
+        if transfer.kind == "read":
+            written = np.frombuffer(marks, np.uint8).reshape(-1, CHUNK)[transfer.chunks].all(1)
+            if not written.all():
+                address = int(transfer.chunks[written.argmin()]) * CHUNK
+                name = transfer.block.shared_name(address)
+                fail(f"{transfer.unit} that this thread starts reads shared memory that nobody wrote: {name} (address {address})")
+
+    def transfer_ends(self, transfer, threads, thing):
+        if transfer.kind == "write":
+            size = transfer.chunks.size * CHUNK
+            self.shared_marks(transfer.block)[transfer.start : transfer.start + size] = MARK * size
+
+    def shared_marks(self, block):
+        """The marks of a block's shared memory."""
+        notes = block.shared_root.notes
+        if "written" not in notes:
+            notes["written"] = bytearray(block.shared_root.flat_bytes.size)
+        return notes["written"]
 
     def report(self, thread, array, first, start_byte, byte_count):
         """Name the array and the element."""

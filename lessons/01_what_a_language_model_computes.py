@@ -1,0 +1,353 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 1. What a language model computes
+#
+# A language model is a function. Token numbers go in, and for every position one score comes out for each token of
+# the vocabulary. Writing text is nothing but calling this function again and again. In this lesson you call it, look
+# at what goes in and out, and meet the fact that the rest of the course is about: reading a prompt and writing an
+# answer are two different kinds of work for a machine.
+#
+# **What you will be able to do**
+#
+# - say what tokens, embeddings, hidden states and logits are, and give the shape of each;
+# - turn logits into probabilities, and probabilities into the one number by which models are compared;
+# - tell prefill from decode, and predict which of them a GPU's memory limits and which its arithmetic.
+#
+# You need Python and a little linear algebra: vectors, matrices, what a matrix product is. You need no GPU.
+#
+# ## Predict
+#
+# minllm comes with a small model of Python code: 6 layers, hidden size 320, a vocabulary of 4,096 tokens, 8.2 million
+# numbers of 2 bytes each. Before you read on, write down what you believe. A guess that turns out wrong is worth more
+# here than none.
+#
+# - To write **one** token, how many bytes must be read from memory, and how many floating-point operations be done?
+# - Reading a prompt of 512 tokens at once: how many operations?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(
+    decode_bytes=16e6,  # every weight once, 2 bytes each
+    decode_flops=16e6,  # a multiplication and an addition for each weight
+    prefill_flops=8e9,  # 512 times as much
+)
+guess
+
+# %% [markdown]
+# ## From text to tokens
+#
+# A model does not see letters. A tokenizer cuts the text into pieces from a fixed vocabulary, and gives each piece's
+# number. Frequent pieces are long, rare ones short.
+
+# %%
+from minllm import LLM
+
+llm = LLM()  # the bundled model; on a GPU where there is one, else with NumPy
+text = "def read_lines(path):\n    with open(path"
+token_ids = llm.tokenizer.encode(text)  # T integers
+pieces = [llm.tokenizer.decode([token]) for token in token_ids]
+
+print(f"{len(text)} characters, {len(token_ids)} tokens")
+print(" ".join(f"{token}={piece!r}" for token, piece in zip(token_ids, pieces)))
+
+# %% [markdown]
+# ## From tokens to vectors: the first kernel
+#
+# Each token number picks one row of a table, the embedding. That row, 320 numbers, is where the token's journey
+# begins.
+
+# %%
+embedding = llm.engine.model.weights.embedding  # [vocabulary, hidden]
+print("embedding table [vocabulary, hidden] =", embedding.shape)
+print("the tokens become [T, hidden] =", (len(token_ids), embedding.shape[1]))
+
+# %% [markdown]
+# As mathematics, $h_t = E_{\mathrm{token}(t)}$. Here is the package's own reference in NumPy, and below it the kernel
+# that does the same on a GPU. You are not expected to know how a kernel works yet, that is lesson 2. Look only for
+# the line that does what the reference does.
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.embedding import lookup
+
+show_source(lookup.embedding_reference)
+
+# %% tags=["hide-input"]
+show_source(
+    lookup.embedding_kernel,
+    notes={
+        "cuda.blockIdx.x": "One block of threads for each token: the block's number says which.",
+        "row = token_ids[token]": "The token's number chooses the row of the table.",
+        "i = cuda.threadIdx.x": "The threads of a block share the row's elements: each begins at its own number.",
+        "out[token, i] = embedding[row, i]": "The whole computation: a copy.",
+        "i += BLOCK": "A row longer than the block is walked in steps.",
+    },
+)
+
+# %% [markdown]
+# Every kernel of this package also runs without a GPU, in a simulator that counts what the kernel does. We give it a
+# small table:
+
+# %%
+import numpy as np
+
+from minllm.sim import tracing
+
+rng = np.random.default_rng(0)
+table = rng.standard_normal((50, 320)).astype(np.float32)  # [vocabulary, hidden]
+ids = np.array([3, 1, 4], np.int32)  # [T]
+out = np.empty((3, 320), np.float32)  # [T, hidden]
+with tracing() as traces:
+    lookup.embedding(ids, table, out)
+print(traces[0])
+assert np.array_equal(out, lookup.embedding_reference(ids, table))
+
+# %% [markdown]
+# It read 3 rows and wrote 3 rows, and did no arithmetic at all. An operation that only moves bytes is as fast as
+# memory, whatever else a machine can do.
+#
+# ## From vectors to logits
+#
+# Between the embedding and the result stand the layers. Each lets every token look at those before it (attention),
+# then works on each token by itself (the feed-forward), and adds what it found to the token's vector. The vector
+# keeps its 320 numbers throughout; it is called the hidden state.
+#
+# ```mermaid
+# flowchart LR
+#     A["token ids<br/>[T]"] --> B["embedding<br/>[T, 320]"]
+#     B --> C["attention<br/>+ feed-forward<br/>6 layers<br/>[T, 320]"]
+#     C --> D["norm and head<br/>[T, 4096]"]
+#     D --> E["logits:<br/>a score for each<br/>possible next token"]
+# ```
+#
+# The whole forward pass of every model that minllm runs is one page of code. Read it once now, and again at the end
+# of the course:
+
+# %% tags=["hide-input"]
+from minllm.models import decoder
+
+show_source(decoder.forward)
+
+# %%
+logits = llm.logits(token_ids)  # [T, vocabulary], float32
+print("logits", logits.shape)
+
+# %% [markdown]
+# Row $i$ scores what may follow token $i$. The softmax turns a row into probabilities, which are positive and add up
+# to 1:
+#
+# $$p_v = \frac{e^{x_v - m}}{\sum_w e^{x_w - m}}, \qquad m = \max_w x_w$$
+#
+# Subtracting $m$ changes nothing in the result and keeps the exponentials from overflowing. It returns in lesson 3
+# and never leaves again.
+
+
+# %%
+def softmax(x):  # [..., vocabulary]
+    shifted = np.exp(x - x.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+probabilities = softmax(logits)  # [T, vocabulary]
+
+# %% tags=["fold"]
+from minllm.course import Bar, bars
+
+likeliest = np.argsort(-probabilities[-1])[:8]
+bars(
+    [
+        Bar(repr(llm.tokenizer.decode([int(token)])), 100 * float(probabilities[-1, token]))
+        for token in likeliest
+    ],
+    unit="%",
+    title=f"What may follow {text[-14:]!r}",
+    caption="Computed by the bundled model when this page was built.",
+)
+
+# %% [markdown]
+# ## How good is a model? Bits
+#
+# Show the model real text and ask at every position how probable it found the token that came. A token of probability
+# $p$ costs $-\log_2 p$ bits: 0 for a certainty, 12 for a blind guess among 4,096. The sum over a text, divided by its
+# bytes, is its bits per byte, and unlike figures per token it can be compared between models with different
+# tokenizers.
+
+# %%
+import minllm
+
+sample = minllm.held_out_text()[:2000]  # Python code that the model has never seen
+sample_ids = np.array(llm.tokenizer.encode(sample))  # [T]
+p = softmax(llm.logits(sample_ids.tolist()))  # [T, vocabulary]
+bits = -np.log2(p[np.arange(len(sample_ids) - 1), sample_ids[1:]])  # [T - 1]: row i is about token i + 1
+print(f"{bits.mean():.2f} bits a token, {bits.sum() / len(sample.encode()):.2f} bits a byte")
+
+# %% tags=["fold"]
+first = 24
+bars(
+    [
+        Bar(repr(llm.tokenizer.decode([int(token)])), float(cost))
+        for token, cost in zip(sample_ids[1 : first + 1], bits[:first])
+    ],
+    unit="bits",
+    title="What each token cost, in order",
+    limit=12,
+    limit_name="a blind guess:",
+    caption="The beginning of the held-out text. Where there is no choice the model is nearly certain.",
+)
+
+# %% [markdown]
+# The same measure over the whole held-out text is recorded, for this model and for a smaller one:
+
+# %%
+from minllm.course import recorded
+
+for row in recorded("bits a byte"):
+    print(row)
+
+# %% [markdown]
+# ## Two phases
+#
+# A model writes by choosing a token from the last row of the logits, appending it, and calling itself again. What
+# earlier tokens contribute to attention does not change any more, so it is kept: that is the KV cache. This divides
+# the work in two.
+#
+# | | prefill | decode |
+# | --- | --- | --- |
+# | what | the whole prompt at once | one new token |
+# | tokens in a forward pass | T, for example 512 | 1 |
+# | matrix times | matrix `[T, hidden]` | vector `[1, hidden]` |
+# | done | once | once for every token that is written |
+# | you notice it as | time to the first token | tokens a second |
+#
+# Both read every weight once. Prefill does T times as much with each weight as decode does. So the arithmetic
+# intensity, operations for each byte moved, is about T in the one and about 1 in the other.
+
+# %%
+from minllm.costs import decode_step, prefill
+
+config = llm.engine.model.config
+decode_cost, prefill_cost = decode_step(config, context=512), prefill(config, tokens=512)
+for name, cost in (("decode", decode_cost), ("prefill", prefill_cost)):
+    megabytes, megaflops = cost.bytes / 1e6, cost.flops / 1e6
+    print(f"{name:8} {megabytes:6.1f} MB {megaflops:8.1f} MFLOP {cost.arithmetic_intensity:7.2f} FLOP a byte")
+
+# %%
+guess.against(
+    decode_bytes=decode_cost.bytes, decode_flops=decode_cost.flops, prefill_flops=prefill_cost.flops
+)
+
+# %% [markdown]
+# A GPU can do hundreds of operations in the time that a byte takes to arrive. In decode it is asked for one. That is
+# why one sequence at a time leaves a GPU nearly idle, and why so much of this course is about bytes.
+#
+# ## Run it
+
+# %%
+from minllm import SamplingParams
+
+prompt = minllm.held_out_text()[:1500]
+result = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))[0]
+metrics = result.metrics
+print(
+    f"prompt of {metrics.prompt_tokens} tokens: first token after {1e3 * metrics.time_to_first_token:.0f} ms"
+)
+print(f"then {metrics.decode_tokens_per_second:.0f} tokens a second")
+
+# %% tags=["fold"]
+from minllm.course import Span, machine_line, timeline
+
+first_ms = 1e3 * metrics.time_to_first_token
+step_ms = 1e3 / metrics.decode_tokens_per_second
+spans = [Span("prefill", 0.0, first_ms, f"{metrics.prompt_tokens} tokens")]
+spans += [
+    Span("decode", first_ms + i * step_ms, first_ms + (i + 1) * step_ms, colour=1)
+    for i in range(metrics.generated_tokens - 1)
+]
+timeline(
+    spans,
+    "ms",
+    "One request: the prompt at once, then a token at a time",
+    caption=f"Decode steps drawn equally long; {machine_line()}.",
+)
+
+# %% [markdown]
+# ## Measured against predicted
+#
+# On a roofline, the slope is what memory allows and the flat part what arithmetic allows. The rings are what the roof
+# permits at the intensity that you have just computed; the dots are what minllm reached on an H200 with the shape of
+# a model of 8 billion parameters. The figure is the record's, not your machine's.
+
+# %% tags=["fold"]
+from minllm.bench.shapes import named_config
+from minllm.course import Dot, load_record, roofline
+
+record = load_record()
+tb_s, tflops = record["ceilings"]["copy_tb_s"], record["ceilings"]["bf16_tflops"]
+shape = named_config("llama-3.1-8b")
+dots = []
+for name, cost, tokens in (
+    ("decode", decode_step(shape, context=576), 1),
+    ("prefill", prefill(shape, tokens=512), 512),
+):
+    (row,) = recorded(name, "llama-3.1-8b")
+    intensity = cost.arithmetic_intensity
+    dots.append(Dot("", intensity, min(tflops, tb_s * intensity), measured=False))
+    dots.append(
+        Dot(f"{name}: {row.value:,.0f} tokens/s", intensity, cost.flops * row.value / tokens / 1e12, colour=1)
+    )
+roofline(
+    dots,
+    tb_s,
+    tflops,
+    "The two phases of an 8B model, batch 1",
+    caption=f"Prompt 512, bfloat16; {row.label}.",
+)
+
+# %% [markdown]
+# Decode stands on the slope, at about 1 FLOP a byte: no faster arithmetic would help it. Prefill has left the slope,
+# and the multiplier is the limit.
+#
+# ## A detective case: too good to be true
+#
+# A colleague measures a model in a hurry and reports that it knows the text almost by heart. Here is the measurement:
+
+# %%
+suspicious = -np.log2(p[np.arange(len(sample_ids) - 1) + 1, sample_ids[1:]])
+print(f"{suspicious.mean():.2f} bits a token, where we found {bits.mean():.2f}")
+
+# %% [markdown]
+# The figure is wrong. Compare the line with ours above, then say which question it asks the model.
+#
+# ??? question "What happened?"
+#
+#     It takes row $i + 1$ for token $i + 1$. That row was computed *after* the model saw token $i + 1$, and scores
+#     token $i + 2$. So it asks how probable it is that a token repeats itself. The number is not small but large:
+#     nothing was learned by heart, and the report was made from a number nobody had predicted. A blind guess costs 12
+#     bits. Anything above that means that the model is *surprised more than chance*, and that two arrays are out of
+#     step.
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# The timeline above says that a request is mostly decode, and the roofline that decode is bound by memory: a token
+# cannot come sooner than the weights can be read. To see what a GPU does with a byte, you have to write a program for
+# it. That is the next lesson: your first kernel.
+#
+# ## Sources
+#
+# - A. Vaswani et al., "Attention Is All You Need", NeurIPS 2017, section 3: the layers.
+# - C. E. Shannon, "A Mathematical Theory of Communication", 1948: bits as the measure of surprise.
+# - S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009): the two limits in one picture.
+# - R. Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023: the two phases and their costs.

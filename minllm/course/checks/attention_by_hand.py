@@ -1,0 +1,176 @@
+"""Ladders of attention as one writes it first: scores, softmax, weighted values; and of online softmax."""
+
+import numpy as np
+
+from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
+from minllm.course.checks.mismatch import expect
+from minllm.course.exercise import Exercise, Rung
+
+TILE = 32  # keys of FlashAttention-1's tiles
+
+
+def run(attention, case, suspects=None, **options):
+    """Launch on a case's arrays, and compare; suspects(case, arrays) adds some."""
+    arrays = make(case)
+    attention(*arrays.arguments(), **options)
+    judge(case, arrays, suspects and suspects(case, arrays))
+
+
+def ladder(small, long, suspects=None, **options):
+    """The rungs that every attention kernel climbs; small and long: cases with few keys, and with more than a tile."""
+
+    def rung(**sizes):
+        return lambda attention: [run(attention, AttentionCase(**case), suspects, **options) for case in cases_of(sizes)]
+
+    def cases_of(sizes):
+        return [{**(long if sizes.get("context_lens") == "long" else small), **{k: v for k, v in sizes.items() if v != "long"}}]
+
+    return (
+        Rung("one key", "softmax over one key is 1: the output is the value itself.", rung(query_lens=(1,), context_lens=(1,))),
+        Rung("causal", "token i sees the keys up to its own, itself included.", rung(query_lens=(3,), context_lens=(3,))),
+        Rung("a prompt after a context", "new tokens stand at the end of what is cached.", rung(query_lens=(2,), context_lens=(5,))),
+        Rung("grouped heads", "query head h reads KV head h // (heads // kv_heads).", rung(heads=4, kv_heads=2)),
+        Rung("non-consecutive pages", "key p lies in page block_table[p // block_size].",
+             rung(block_size=2, context_lens=(7,), query_lens=(2,))),
+        Rung("several sequences", "each sequence has its own queries, pages and length.", rung(query_lens=(2, 1), context_lens=(2, 6))),
+        Rung("huge scores", "exp of a large score overflows: subtract the row's maximum first.", rung(magnitude=30.0)),
+        Rung("more keys than a tile", "what was summed before a new maximum is scaled down to it.", rung(context_lens="long")),
+        Rung("huge scores, then small ones", "a later tile does not lower the maximum.", rung(context_lens="long", magnitude=30.0)),
+    )  # fmt: skip
+
+
+def plain_rungs():
+    """For the three kernels of the first rung."""
+    return ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,)))
+
+
+def flash_rungs():
+    """For FlashAttention-1, with one warp."""
+
+    def suspects(case, arrays):
+        forgot = "what was summed before a larger maximum came was not scaled by exp(old maximum - new maximum)."
+        return [(forgot, attend(case, arrays, combine=without_rescale(TILE)))]
+
+    sizes = dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(TILE + 5,))
+    return ladder(*sizes, suspects, warps=1)
+
+
+def softmax(softmax_in_place, scores):
+    """Compare, in place, with float64."""
+    scores = np.asarray(scores, np.float32)
+    exact = scores.astype(np.float64)
+    with np.errstate(all="ignore"):
+        peak = exact.max(-1, keepdims=True)
+        weights = np.exp(exact - np.where(np.isneginf(peak), 0, peak))
+        expected = weights / np.where(weights.sum(-1, keepdims=True) == 0, 1, weights.sum(-1, keepdims=True))
+        suspects = [
+            ("the sum went over the whole array; every row has its own.", weights / weights.sum()),
+            ("the weights were not divided by their sum.", weights),
+        ]
+    mine = scores.copy()
+    result = softmax_in_place(mine)
+    expect("softmax(scores)", result, expected, ("row", "key"), suspects)
+    expect("scores, afterwards", mine, expected, ("row", "key"), [("the result was not written into scores: work in place.", weights)])
+
+
+def merged(merge_reference, first, second):
+    """Merge two states and compare with the algebra in float64."""
+    states = [tuple(np.asarray(part, np.float64) for part in state) for state in (first, second)]
+    (m1, l1, o1), (m2, l2, o2) = states
+    m = np.maximum(m1, m2)
+    with np.errstate(all="ignore"):
+        shift = np.where(np.isneginf(m), 0, m)
+        w1, w2 = np.exp(m1 - shift), np.exp(m2 - shift)
+    expected = m, l1 * w1 + l2 * w2, o1 * w1[..., None] + o2 * w2[..., None]
+    unscaled = m, l1 + l2, o1 + o2
+    added = "the two were added as they are; each is relative to its own maximum, so scale by exp(m1 - m) and exp(m2 - m)."
+    for name, got, right, wrong in zip(("m", "l", "o"), merge_reference(*states), expected, unscaled, strict=True):
+        expect(name, got, right, ("row", "dim"), [(added, wrong)])
+
+
+def some_states(maxima, seed=0):
+    """A state for each maximum: m, l [rows], o [rows, 3]."""
+    random = np.random.default_rng(seed)
+    return np.float64(maxima), random.uniform(1, 2, len(maxima)), random.standard_normal((len(maxima), 3))
+
+
+EXERCISES = (
+    Exercise(
+        name="attention.softmax",
+        lesson=3,
+        title="softmax of a row of scores, in NumPy and in place",
+        module="minllm.kernels.attention.reference",
+        entry="softmax_in_place",
+        task="Turn each row of scores (the last axis) into weights, in place: subtract the row's maximum (or 0 where that is "
+        "-inf), take exp, "
+        "divide by the sum (or by 1 where that is 0), and return scores.",
+        hints=("keepdims=True keeps the axis, so that a row's number can be subtracted from the row.", "np.exp(scores, out=scores)"),
+        rungs=(
+            Rung("two equal scores", "half the weight each.", lambda f: softmax(f, [[0, 0]])),
+            Rung("several rows", "every row sums to 1.", lambda f: softmax(f, [[0, 1, 2], [3, 1, 4]])),
+            Rung("huge scores", "exp(1000) overflows: subtract the maximum first.", lambda f: softmax(f, [[1000, 999, -1000]])),
+            Rung("hidden keys", "a score of -inf gets weight 0.", lambda f: softmax(f, [[1, -np.inf], [0, 2]])),
+            Rung("a row that sees nothing", "no keys, no weights: zeros, not NaN.", lambda f: softmax(f, [[-np.inf, -np.inf], [0, 1]])),
+        ),
+    ),
+    Exercise(
+        name="attention.scores",
+        lesson=3,
+        title="S = Q K^T, one thread a score",
+        module="minllm.kernels.attention.materialized",
+        entry="attention",
+        stage="attention",
+        task="If this thread's key is one that the row sees (first <= key < stop): store in scores[token, head, key] the dot product of "
+        "query[token, head] and key_transposed[sequence, kv_head, :, key], in float32.",
+        hints=("query.shape[2] is head_dim.", "The scale is applied later, by the softmax kernel."),
+        rungs=plain_rungs(),
+    ),
+    Exercise(
+        name="attention.weighted_values",
+        lesson=3,
+        title="out = P V, one thread an element of the head",
+        module="minllm.kernels.attention.materialized",
+        entry="attention",
+        stage="attention",
+        task="Add up, over the keys from first to stop, the weight scores[token, head, key] times the key's value at kv_head and "
+        "dim, which "
+        "lies in page block_tables[sequence, key // block_size] at slot key % block_size; store the sum in out[token, head, dim].",
+        hints=("uint32(key) // uint32(block_size) divides without a sign, which is cheaper.", "The weights already sum to 1."),
+        rungs=plain_rungs(),
+    ),
+    Exercise(
+        name="attention.merge_states",
+        lesson=7,
+        title="the algebra of online softmax: merge two states, in NumPy",
+        module="minllm.kernels.attention.online_softmax",
+        entry="merge_reference",
+        task="Return the state (m, l, o) of both sets of keys together: m = max(m1, m2), and l and o the sums of the two, each scaled by "
+        "exp(its own maximum - m). Where both maxima are -inf, subtract 0 instead: -inf - -inf would be NaN.",
+        hints=("first[0], first[1], first[2] are m1, l1 and o1.", "o has one axis more than m: weight[..., None] multiplies whole rows."),
+        rungs=(
+            Rung("equal maxima", "nothing to scale: sums add up.", lambda f: merged(f, some_states([1, 2]), some_states([1, 2], 1))),
+            Rung("other maxima", "each state is relative to its own maximum.",
+                 lambda f: merged(f, some_states([0, 3]), some_states([2, 1], 1))),
+            Rung("huge maxima", "only differences of maxima are raised.", lambda f: merged(f, some_states([1000]), some_states([998], 1))),
+            Rung("a state of no keys", "(-inf, 0, 0) changes nothing.",
+                 lambda f: merged(f, some_states([1]), ([-np.inf], [0], np.zeros((1, 3))))),
+            Rung("two states of no keys", "(-inf, 0, 0) again, and no NaN.",
+                 lambda f: merged(f, *[([-np.inf], [0], np.zeros((1, 3)))] * 2)),
+        ),
+    ),
+    Exercise(
+        name="attention.flash_attention_1",
+        lesson=7,
+        title="FlashAttention-1: fold a tile of keys into a row's state",
+        module="minllm.kernels.attention.flash_attention_1",
+        entry="attention",
+        stage="attention",
+        task="From the row's old maximum and sum (row_max, row_sum) and this lane's score make: new_max over the old one and all "
+        "lanes, shift = "
+        "finite_or_zero(new_max), weight = 2^(score - shift), kept = the old sum scaled to the new maximum, new_sum = kept + all "
+        "lanes' weights, and inverse = 1 / new_sum, or 0 where that is 0. row_out is kept divided by the sum.",
+        hints=("warp_max and warp_sum combine the 32 lanes' numbers, and give every lane the result.", "ex2(x) is 2^x; scores are "
+                                                                                                       "to base 2."),
+        rungs=flash_rungs(),
+    ),
+)  # fmt: skip

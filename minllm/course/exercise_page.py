@@ -1,0 +1,43 @@
+"""A lesson's exercises on its page: the task, hints that stay closed until they are wanted, what the checks try, and the commands.
+
+All of it comes from the exercises themselves, so that the page cannot differ from the checker.
+"""
+
+from minllm.course.exercise import Exercise
+from minllm.course.exercises import select
+
+
+class Exercises:
+    """The exercises of one lesson: shows itself as Markdown."""
+
+    def __init__(self, lesson: int, exercises: list[Exercise]):
+        self.lesson, self.exercises = lesson, exercises
+
+    def _repr_markdown_(self) -> str:
+        return "\n\n".join(exercise_markdown(exercise) for exercise in self.exercises)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{exercise.name}: {exercise.title}" for exercise in self.exercises)
+
+
+def show_exercises(lesson: int) -> Exercises:
+    """The exercises of `lesson`. Raises ExerciseError where it has none."""
+    return Exercises(lesson, select(str(lesson)))
+
+
+def exercise_markdown(exercise: Exercise) -> str:
+    """One exercise: what to write, how to check it, hints."""
+    parts = [
+        f"### Exercise: {exercise.title[0].lower() + exercise.title[1:]} (`{exercise.name}`)",
+        exercise.task,
+        f"```\nminllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
+        f'In a notebook: `from minllm.course.checks import check`, then `check("{exercise.name}", my_kernel)`.',
+        *(closed(f"Hint {number}", hint) for number, hint in enumerate(exercise.hints, 1)),
+        closed("What the checks try", "\n".join(f"- **{rung.name}**: {rung.catches}" for rung in exercise.rungs), "abstract"),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def closed(title: str, body: str, kind: str = "tip") -> str:
+    """A block that opens when it is clicked."""
+    return f'??? {kind} "{title}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.splitlines())

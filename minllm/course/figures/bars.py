@@ -1,0 +1,59 @@
+"""Horizontal bars: a ladder of variants, probabilities of tokens, parts of a whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.course.figures.scale import Scale, short
+
+WIDTH, ROW, BAR = 640.0, 26.0, 16.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its name, its value, a remark that stands behind the value, and which colour (0 to 4)."""
+
+    name: str
+    value: float
+    remark: str = ""
+    colour: int = 0
+
+
+def bars(
+    items: Sequence[Bar], unit: str, title: str, limit: float | None = None, limit_name: str = "limit", log: bool = False, caption: str = ""
+) -> Figure:
+    """Bars one below another, with `limit` as a dashed line.
+
+    log: a logarithmic axis, for a ladder whose rungs differ by orders of magnitude; it begins a little below the smallest value.
+    """
+    name_width = min(250.0, max(text_width(item.name) for item in items) + 10)
+    value_width = max(text_width(f"{short(item.value)} {unit} {item.remark}") for item in items) + 14
+    top = 2.2 * FONT_SIZE
+    height = top + ROW * len(items) + (1.6 * FONT_SIZE if limit is not None else 6)
+    most = max([item.value for item in items] + ([limit] if limit is not None else []))
+    least = min(item.value for item in items if item.value > 0) / 2 if log else 0.0
+    x = Scale(least, most or 1.0, name_width, WIDTH - value_width, log)
+    drawn = [label(0, FONT_SIZE, title, font_weight=600)]
+    for row, item in enumerate(items):
+        y = top + row * ROW
+        end = x(item.value)
+        text = f"{short(item.value)} {unit}"
+        drawn += [
+            label(name_width - 8, y + 13, item.name, "end"),
+            titled(
+                element("rect", x=name_width, y=y, width=max(1.0, end - name_width), height=BAR, rx=2, fill=colour(item.colour)),
+                f"{item.name}: {text}",
+            ),
+            label(end + 6, y + 13, text),
+        ]
+        if item.remark:
+            drawn.append(label(end + 12 + text_width(text), y + 13, item.remark, fill=MUTED))
+    if limit is not None:
+        bottom = top + ROW * len(items)
+        drawn.append(element("line", x1=x(limit), x2=x(limit), y1=top - 6, y2=bottom, stroke=MUTED, stroke_dasharray="4 3"))
+        drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
+    drawn.insert(1, element("line", x1=name_width, x2=name_width, y1=top - 6, y2=top + ROW * len(items), stroke=GRID))
+    spoken = "; ".join(f"{item.name} {short(item.value)} {unit}" for item in items)
+    return Figure(
+        WIDTH, height, drawn, f"{title}: {spoken}" + (f"; {limit_name} {short(limit)} {unit}" if limit is not None else ""), caption
+    )

@@ -1,0 +1,50 @@
+"""A matrix as coloured cells: attention weights, masks, bank conflicts, errors of a quantisation."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.course.figures.scale import short
+
+WIDTH, TOP, LARGEST_CELL = 640.0, 30.0, 34.0
+
+
+def heat_map(
+    values: np.ndarray,
+    title: str,
+    row_names: Sequence[str] | None = None,
+    column_names: Sequence[str] | None = None,
+    show_values: bool = False,
+    caption: str = "",
+    series: int = 0,
+) -> Figure:
+    """`values` [rows, columns], none negative and at most a few thousand: the largest has the strongest colour, 0 and NaN have none."""
+    values = np.asarray(values, dtype=np.float64)
+    rows, columns = values.shape
+    left = max((text_width(name) for name in row_names), default=0.0) + 10 if row_names else 0.0
+    cell = min(LARGEST_CELL, (WIDTH - left) / columns)
+    longest = max((text_width(name) for name in column_names), default=0.0) if column_names else 0.0
+    most = float(np.nanmax(values)) or 1.0
+    drawn = [label(0, FONT_SIZE, title, font_weight=600)]
+    for (row, column), value in np.ndenumerate(values):
+        x, y = left + column * cell, TOP + row * cell
+        opacity = 0.0 if np.isnan(value) else float(value) / most
+        drawn.append(cell_mark(x, y, cell, opacity, series, f"row {row}, column {column}: {short(value)}", rows * columns))
+        if show_values and not np.isnan(value):
+            drawn.append(label(x + cell / 2, y + cell / 2 + 4, short(value), "middle", font_size=FONT_SIZE - 3))
+    bottom = TOP + rows * cell
+    for row, name in enumerate(row_names or []):
+        drawn.append(label(left - 6, TOP + (row + 0.5) * cell + 4, name, "end", fill=MUTED))
+    for column, name in enumerate(column_names or []):
+        x = left + (column + 0.5) * cell
+        drawn.append(label(x + 4, bottom + 6, name, "end", fill=MUTED, transform=f"rotate(-90 {x + 4:.1f} {bottom + 6:.1f})"))
+    height = bottom + (longest + 10 if column_names else 4)
+    alternative = f"{title}: a matrix of {rows} rows and {columns} columns, values from {short(np.nanmin(values))} to {short(most)}"
+    return Figure(WIDTH, height, drawn, alternative, caption)
+
+
+def cell_mark(x: float, y: float, size: float, opacity: float, series: int, tooltip: str, cells: int) -> str:
+    """One cell; its value is told on hovering where there are not too many of them."""
+    mark = element("rect", x=x, y=y, width=size, height=size, fill=colour(series), fill_opacity=opacity, stroke=GRID, stroke_width=0.5)
+    return titled(mark, tooltip) if cells <= 400 else mark

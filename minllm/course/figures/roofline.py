@@ -1,0 +1,84 @@
+"""The roofline: what a machine allows at each arithmetic intensity, and kernels as dots below it.
+
+    attainable(I) = min(peak, bandwidth * I)          I in FLOP a byte
+
+Left of the ridge the slope of memory bounds a kernel, right of it the flat roof of arithmetic does (Williams, Waterman and Patterson, CACM
+52 (2009), section 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.course.figures.plane import HEIGHT, RIGHT, WIDTH, Plane
+from minllm.course.figures.scale import short
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A kernel or a step: arithmetic intensity in FLOP a byte, speed in TFLOP/s.
+
+    `measured` False draws a ring, for a prediction; the name "" draws no label.
+    """
+
+    name: str
+    intensity: float
+    tflops: float
+    measured: bool = True
+    colour: int = 0
+
+    @classmethod
+    def of_bandwidth(cls, name: str, intensity: float, tb_s: float, **options) -> "Dot":
+        """From a speed in TB/s: TFLOP/s are TB/s times FLOP a byte."""
+        return cls(name, intensity, tb_s * intensity, **options)
+
+
+def attainable(intensity: float, bandwidth_tb_s: float, peak_tflops: float) -> float:
+    """The most TFLOP/s at an arithmetic intensity."""
+    return min(peak_tflops, bandwidth_tb_s * intensity)
+
+
+def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, title: str, caption: str = "") -> Figure:
+    """The roof of one machine with `dots` below it, both axes logarithmic."""
+    ridge = peak_tflops / bandwidth_tb_s
+    x_low = min([0.1, *(dot.intensity / 2 for dot in dots)])
+    x_high = max([ridge * 30, *(dot.intensity * 2 for dot in dots)])
+    y_low = min([attainable(x_low, bandwidth_tb_s, peak_tflops), *(dot.tflops / 2 for dot in dots)])
+    plane = Plane(title, "arithmetic intensity, FLOP a byte", "TFLOP/s", (x_low, x_high), (y_low, peak_tflops * 2.5), True, True)
+    x, y = plane.x, plane.y
+    roof = [(x_low, attainable(x_low, bandwidth_tb_s, peak_tflops)), (ridge, peak_tflops), (x_high, peak_tflops)]
+    path = " ".join(f"{x(intensity):.1f},{y(tflops):.1f}" for intensity, tflops in roof)
+    drawn = plane.frame()
+    drawn.append(element("polyline", points=path, fill="none", stroke="currentColor", stroke_width=2))
+    roof_name = f"{short(peak_tflops)} TFLOP/s, from {short(ridge)} FLOP a byte on"
+    drawn.append(label(WIDTH - RIGHT, y(peak_tflops) - 8, roof_name, "end", fill=MUTED))
+    middle = (x_low * ridge) ** 0.5
+    halfway = y(attainable(middle, bandwidth_tb_s, peak_tflops))
+    drawn.append(label(x(middle) - 8, halfway - 4, f"{bandwidth_tb_s:.3g} TB/s", "end", fill=MUTED))
+    for dot in dots:
+        share = dot.tflops / attainable(dot.intensity, bandwidth_tb_s, peak_tflops)
+        fill = colour(dot.colour) if dot.measured else "none"
+        mark = element("circle", cx=x(dot.intensity), cy=y(dot.tflops), r=5, fill=fill, stroke=colour(dot.colour), stroke_width=2)
+        drawn.append(
+            titled(mark, f"{dot.name}: {short(dot.tflops)} TFLOP/s, {100 * share:.0f} % of what {short(dot.intensity)} FLOP a byte allow")
+        )
+    drawn += dot_names(dots, plane)
+    spoken = "; ".join(f"{dot.name} {short(dot.tflops)} TFLOP/s at {short(dot.intensity)} FLOP a byte" for dot in dots)
+    ceiling = f"{bandwidth_tb_s:.3g} TB/s and {short(peak_tflops)} TFLOP/s"
+    return Figure(WIDTH, HEIGHT, drawn, f"{title}: a roof of {ceiling}. {spoken}", caption)
+
+
+def dot_names(dots: Sequence[Dot], plane: Plane) -> list[str]:
+    """The names of the dots beside them, each moved down until it is clear of those before it."""
+    drawn, taken = [], []
+    for dot in sorted((dot for dot in dots if dot.name), key=lambda one: -one.tflops):
+        px, py = plane.x(dot.intensity), plane.y(dot.tflops) + 4
+        width = text_width(dot.name)
+        left = px + 10 if px + 10 + width < WIDTH - RIGHT else px - 10 - width
+        while any(
+            abs(py - other_y) < FONT_SIZE and left < other_right and other_left < left + width for other_left, other_right, other_y in taken
+        ):
+            py += FONT_SIZE
+        taken.append((left, left + width, py))
+        drawn.append(label(left, py, dot.name))
+    return drawn

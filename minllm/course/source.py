@@ -1,0 +1,90 @@
+"""The package's own source on a lesson's page: never a copy, so that what is explained is what runs.
+
+    show_source(gemv_kernel)
+    show_source(gemv_kernel, notes={"load_128_streaming": "A weight is used once, so it need not stay in L1."})
+
+A note is hung on the first line that holds its text, as a numbered annotation; where the text is no longer there, the lesson fails.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import minllm
+from minllm.errors import LessonError
+
+ROOT = Path(minllm.__file__).parent.parent
+EXERCISE_MARKER = re.compile(r"^\s*# (?:end )?exercise\b.*\n", re.MULTILINE)
+
+
+class Source:
+    """A piece of a file: shows itself as a highlighted block with its place, and with notes below."""
+
+    def __init__(self, path: str, first_line: int, text: str, notes: Mapping[str, str]):
+        self.path, self.first_line, self.text = path, first_line, text
+        self.annotated, self.notes = annotate(text, notes)
+
+    def _repr_markdown_(self) -> str:
+        last_line = self.first_line + self.text.count("\n")
+        block = f"~~~~python\n{self.annotated}\n~~~~"
+        listed = "\n".join(f"{number}.  {note}" for number, note in enumerate(self.notes, 1))
+        place = f"*[{self.path}](../{self.path}), lines {self.first_line} to {last_line}*"
+        return "\n\n".join(part for part in (block, listed, place) if part)
+
+    def __repr__(self) -> str:
+        return f"# {self.path}, line {self.first_line}\n{self.text}"
+
+
+def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool = True) -> Source:
+    """The source of a function, class, kernel or kernel factory of this package; `docstring=False` leaves its docstring out."""
+    function = plain_function(subject)
+    try:
+        lines, first_line = inspect.getsourcelines(function)
+        path = Path(inspect.getsourcefile(function)).resolve().relative_to(ROOT.resolve()).as_posix()
+    except (OSError, TypeError, ValueError) as error:
+        raise LessonError(f"{subject!r} has no source in this package: give a function, class or kernel of minllm.") from error
+    text = EXERCISE_MARKER.sub("", textwrap.dedent("".join(lines))).rstrip()
+    return Source(path, first_line, text if docstring else without_docstring(text), notes or {})
+
+
+def show_docstring(module: ModuleType) -> Source:
+    """A module's docstring, which is where a kernel's equation, bytes and operations stand."""
+    path = Path(module.__file__).resolve().relative_to(ROOT.resolve()).as_posix()
+    text = inspect.getsource(module)
+    node = ast.parse(text).body[0]
+    return Source(path, node.lineno, "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]), {})
+
+
+def plain_function(subject):
+    """What a kernel, a cached factory or a device function wraps."""
+    subject = inspect.unwrap(subject)
+    return getattr(subject, "py_func", None) or subject
+
+
+def without_docstring(text: str) -> str:
+    """A function's or class's source less its docstring."""
+    first = ast.parse(text).body[0].body[0]
+    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)):
+        return text
+    lines = text.splitlines()
+    return "\n".join(lines[: first.lineno - 1] + lines[first.end_lineno :])
+
+
+def annotate(text: str, notes: Mapping[str, str]) -> tuple[str, list[str]]:
+    """(the code with `# (1)!` on the first line that holds each note's text, the notes in the order of their lines)."""
+    lines = text.splitlines()
+    places = {}
+    for wanted, note in notes.items():
+        line = next((number for number, line in enumerate(lines) if wanted in line), None)
+        if line is None:
+            raise LessonError(f"No line of the source holds {wanted!r}, where a note should stand. The source is now:\n{text}")
+        places.setdefault(line, []).append(note)
+    ordered = []
+    for line in sorted(places):
+        ordered.append(" ".join(places[line]))
+        lines[line] += f"  # ({len(ordered)})!"
+    return "\n".join(lines), ordered

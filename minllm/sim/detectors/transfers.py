@@ -1,0 +1,120 @@
+"""Races with transfers, which read and write shared memory beside the threads: bulk copies and stores, cp.async, and wgmma.
+
+While a transfer is under way, nobody else may write what it reads or touch what it writes, the thread that started it included. Once it is
+done, that holds for all who do not know of it: those who waited know, and whom they tell by a barrier (Lamport's happens-before, with a
+clock for each unit that transfers, beside those of the threads in races.py).
+"""
+
+import numpy as np
+
+from minllm.sim.arrays import fail
+from minllm.sim.machine import SHARED_MEMORY_BYTES
+from minllm.sim.place import describe_instruction
+from minllm.sim.transfer import CHUNK
+
+CHUNKS = SHARED_MEMORY_BYTES // CHUNK
+KINDS = ("read", "write")
+
+
+class Unit:
+    """What one unit has done: done[n - 1] is the transfer that ended at clock n, last[kind][chunk] the clock of the last one there."""
+
+    def __init__(self, number):
+        self.number, self.done = number, []
+        self.last = {kind: np.zeros(CHUNKS, np.int32) for kind in KINDS}
+
+
+class Transfers:
+    """Of one block: transfers under way, by chunk, and what is done, by unit."""
+
+    def __init__(self, history):
+        self.history = history
+        self.under_way, self.units = {}, {}
+        self.counts = {kind: np.zeros(CHUNKS, np.uint16) for kind in KINDS}
+        self.reading, self.writing = (memoryview(self.counts[kind]) for kind in KINDS)
+        # The epochs in which threads have touched a chunk last, and in which a transfer there ended.
+        touched, ended = np.full(CHUNKS, -1, np.int32), np.full(CHUNKS, -1, np.int32)
+        for key, cell in history.cells.items():
+            touched[key * history.granule // CHUNK] = max(cell.epoch, touched[key * history.granule // CHUNK])
+        self.touched, self.ended = touched, ended
+        self.touch, self.look_ended = memoryview(touched), memoryview(ended)
+
+    def unit_of(self, transfer):
+        """The unit that does a transfer: the copy engine on behalf of one thread, or the tensor cores on that of a warpgroup."""
+        block, number = transfer.thread.block, transfer.thread.number
+        key = transfer.unit, block.rank, number // 128 if transfer.unit == "wgmma" else number
+        if key not in self.units:
+            self.units[key] = Unit(len(self.units))
+            self.history.widen(len(self.units))
+        return self.units[key]
+
+    def access(self, thread, start_byte, byte_count, kind):
+        """A thread's own access: compare it with transfers."""
+        epoch = self.history.epoch
+        for chunk in range(start_byte // CHUNK, (start_byte + byte_count - 1) // CHUNK + 1):
+            self.touch[chunk] = epoch
+            if self.writing[chunk] or kind != "read" and self.reading[chunk]:
+                self.report_under_way(f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
+            if self.look_ended[chunk] == epoch:
+                self.compare_done(thread, f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
+
+    def start(self, transfer):
+        """A transfer begins: compare it with others and with what threads have done; the latter not where it comes from another block."""
+        chunks, kind, thread = transfer.chunks, transfer.kind, transfer.thread
+        who = f"{transfer.unit} that this thread starts {VERBS[kind]}"
+        if self.counts["write"][chunks].any() or kind == "write" and self.counts["read"][chunks].any():
+            self.report_under_way(who, chunks, kind)
+        if thread.block is self.history.block:
+            self.compare_done(thread, who, chunks, kind)
+            for chunk in chunks[self.touched[chunks] == self.history.epoch]:
+                self.history.compare_cells(thread, who, int(chunk) * CHUNK, CHUNK, kind)
+        self.begin(transfer)
+
+    def begin(self, transfer):
+        """Enter a transfer among those under way."""
+        self.under_way[transfer] = None
+        self.counts[transfer.kind][transfer.chunks] += 1
+
+    def leave(self, transfer):
+        """A transfer is under way no more."""
+        del self.under_way[transfer]
+        self.counts[transfer.kind][transfer.chunks] -= 1
+
+    def end(self, transfer, threads, thing):
+        """A transfer is done; `threads` know it, and who acquires `thing` will."""
+        self.leave(transfer)
+        unit = self.unit_of(transfer)
+        unit.done.append(transfer)
+        unit.last[transfer.kind][transfer.chunks] = len(unit.done)
+        self.ended[transfer.chunks] = self.history.epoch
+        self.history.tell(unit.number, len(unit.done), threads, thing)
+
+    def compare_done(self, thread, who, chunks, kind, start_byte=0):
+        """Report a transfer that is done and of which the thread does not know."""
+        for unit in self.units.values():
+            known = self.history.knows(thread, unit.number)
+            for other in KINDS:
+                if "write" in (other, kind) or kind == "atomic":
+                    clocks = unit.last[other][chunks]
+                    if clocks.max() > known:
+                        at = int(clocks.argmax())
+                        address = max(int(chunks[at]) * CHUNK, start_byte)
+                        self.report(who, address, unit.done[clocks[at] - 1], "nothing tells this thread that it is done")
+
+    def report_under_way(self, who, chunks, kind, start_byte=0):
+        """Report the first transfer under way that an access to these chunks conflicts with."""
+        for transfer in self.under_way:
+            both = np.intersect1d(transfer.chunks, chunks)
+            if both.size and (kind != "read" or transfer.kind == "write"):
+                self.report(who, max(int(both[0]) * CHUNK, start_byte), transfer, "nobody has waited for that yet")
+
+    def report(self, who, address, transfer, why):
+        """Name both, and the memory."""
+        name, started = self.history.block.shared_name(address), describe_instruction(transfer.code, transfer.offset)
+        fail(
+            f"race on shared memory: {who} {name} (address {address}), which {transfer.unit} that thread {tuple(transfer.thread.index)} "
+            f"has started at {started} {VERBS[transfer.kind]}, and {why}"
+        )
+
+
+VERBS = {"read": "reads", "write": "writes", "atomic": "changes"}

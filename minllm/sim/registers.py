@@ -1,0 +1,91 @@
+"""The register pool of a block, from which warpgroups hand registers to one another. PTX ISA, "setmaxnreg".
+
+A block begins with as many registers for each thread as its launch bounds leave, and none to spare. A warpgroup that gives some back fills
+the pool, and one that wants more waits until the pool holds enough for all of its threads.
+"""
+
+from dataclasses import dataclass
+
+from greenlet import getcurrent
+
+from minllm.sim.arrays import fail
+from minllm.sim.asynchrony import meet, park, state, wake
+
+REGISTERS = 65_536  # of a multiprocessor
+MOST = 256  # a thread
+UNIT = 8
+WARPGROUP = 128
+
+
+class RegisterPool:
+    """counts: registers of each thread, by warpgroup; free: registers that nobody has; waiting: {warpgroup: (count, threads)}."""
+
+    def __init__(self, block):
+        threads = block.dimensions.x * block.dimensions.y * block.dimensions.z
+        if threads % WARPGROUP:
+            fail(f"setmaxnreg in a block of {threads} threads; it takes whole warpgroups of {WARPGROUP}")
+        start = min(REGISTERS // block.resident // threads, MOST) // UNIT * UNIT
+        self.counts, self.free, self.waiting = [start] * (threads // WARPGROUP), 0, {}
+
+    def decrease(self, group, count):
+        """The warpgroup keeps `count` a thread and gives back the rest; the first of its threads does it for all."""
+        if count > self.counts[group]:
+            fail(f"setmaxnreg.dec to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread: none to give")
+        self.free += (self.counts[group] - count) * WARPGROUP
+        self.counts[group] = count
+        self.serve()
+
+    def increase(self, group, count):
+        """The warpgroup gets `count` a thread, as soon as the pool has them: each of its threads comes here."""
+        if count < self.counts[group]:
+            fail(f"setmaxnreg.inc to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread already")
+        thread = getcurrent()
+        self.waiting.setdefault(group, (count, []))[1].append(thread)
+        self.serve()
+        if group in self.waiting:
+            park(thread, Wish(self, group, count))
+
+    def serve(self):
+        """Give registers to those who wait for no more than there are."""
+        for group, (count, threads) in list(self.waiting.items()):
+            wanted = (count - self.counts[group]) * WARPGROUP
+            if wanted <= self.free:
+                self.free -= wanted
+                self.counts[group] = count
+                del self.waiting[group]
+                for thread in threads:
+                    if thread is not getcurrent():
+                        wake(thread)
+
+
+@dataclass
+class Wish:
+    """What a warpgroup waits for, as a deadlock report says it."""
+
+    pool: RegisterPool
+    group: int
+    count: int
+
+    def __str__(self):
+        wanted = (self.count - self.pool.counts[self.group]) * WARPGROUP
+        return f"setmaxnreg.inc {self.count} of warpgroup {self.group}, which wants {wanted} registers where {self.pool.free} are free"
+
+
+def set_registers(action, count):
+    """setmaxnreg.dec or .inc by the running thread: all threads of its warpgroup meet there."""
+    thread = getcurrent()
+    own, group = state(thread.block), thread.number // WARPGROUP
+    if own.registers is None:
+        own.registers = RegisterPool(thread.block)
+    reason = f"setmaxnreg.{action} {count}, which all threads of warpgroup {group} have to reach"
+    first = meet(("setmaxnreg", action, group, count), WARPGROUP, reason, compute=first_of_all, orders=False)
+    if action == "inc":
+        own.registers.increase(group, count)
+    elif first:
+        own.registers.decrease(group, count)
+
+
+def first_of_all(threads):
+    """{thread: whether it is the one with the lowest number}."""
+    lowest = min(thread.number for thread in threads)
+    return {thread: thread.number == lowest for thread in threads}

@@ -1,0 +1,87 @@
+"""Figures: well-formed, inside their frame, named for those who cannot see them, and of the page's colours."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minllm.course import Bar, Dot, Span, bars, curves, heat_map, roofline, timeline
+from minllm.course.figures.roofline import attainable
+from minllm.course.figures.scale import Scale, short
+
+FIGURES = {
+    "bars": bars([Bar("naive", 0.9, "1 %"), Bar("tensor <core> & more", 300.0, "35 %", 1)], "TFLOP/s", "Ladder", limit=766.0),
+    "bars, log": bars([Bar("a", 1e-3), Bar("b", 1e3)], "s", "Ladder", limit=1e4, log=True, caption="recorded on an H200"),
+    "curves": curves({"one": [(1, 2.0), (7, 3.0)], "two": [(1, 1.0), (7, 9.0)]}, "context", "ms", "Time"),
+    "curves, log": curves({"one": [(1, 2.0), (1e6, 3e3)]}, "context", "ms", "Time", log_x=True, log_y=True),
+    "roofline": roofline([Dot("gemv", 1.0, 3.9), Dot("matmul", 1365.0, 305.0, measured=False)], 4.27, 766.0, "Roof"),
+    "timeline": timeline([Span("copy", 0, 3, "copy"), Span("compute", 1, 9, "kernel", 1)], "ms", "Overlap"),
+    "heat map": heat_map(np.array([[0.0, 0.5], [1.0, np.nan]]), "Weights", ["a", "b"], ["c", "d"], show_values=True),
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_a_figure_is_well_formed_and_says_what_it_shows(figure):
+    root = ElementTree.fromstring(figure._repr_html_())
+    svg = root.find("{http://www.w3.org/2000/svg}svg")
+    assert svg.get("role") == "img" and len(svg.get("aria-label")) > 20
+    assert svg.get("aria-label").split(":")[0] in repr(figure)
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_marks_stay_inside_the_frame(figure):
+    svg = ElementTree.fromstring(figure.svg)
+    _, _, width, height = map(float, svg.get("viewBox").split())
+    for mark in svg.iter():
+        for name, size in (
+            ("x", width),
+            ("cx", width),
+            ("x1", width),
+            ("x2", width),
+            ("y", height),
+            ("cy", height),
+            ("y1", height),
+            ("y2", height),
+        ):
+            assert -1 <= float(mark.get(name, 0)) <= size + 1, ElementTree.tostring(mark)
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_colours_are_the_pages_own(figure):
+    for mark in ElementTree.fromstring(figure.svg).iter():
+        for name in ("fill", "stroke"):
+            assert mark.get(name, "none").startswith(("none", "currentColor", "var(--course-"))
+
+
+def test_figures_are_small():
+    assert max(len(figure.svg) for figure in FIGURES.values()) < 6000
+
+
+def test_a_longer_bar_is_a_larger_value():
+    svg = ElementTree.fromstring(bars([Bar("a", 10.0), Bar("b", 20.0), Bar("c", 5.0)], "ms", "Bars").svg)
+    a, b, c = (float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect"))
+    assert b == pytest.approx(2 * a, rel=0.01) and a == pytest.approx(2 * c, rel=0.01)
+
+
+def test_a_dot_of_bandwidth_lies_on_the_slope():
+    dot = Dot.of_bandwidth("copy", 0.25, 4.0)
+    assert dot.tflops == attainable(0.25, 4.0, 100.0) == 1.0
+
+
+@given(low=st.floats(0.001, 10), factor=st.floats(1.5, 1e7), log=st.booleans())
+def test_ticks_lie_on_the_axis_and_are_few(low, factor, log):
+    scale = Scale(low, low * factor, 0.0, 100.0, log)
+    ticks = scale.ticks()
+    assert len(ticks) <= 8
+    assert all(low * 0.999 <= tick <= low * factor * 1.001 for tick in ticks)
+    assert [scale(tick) for tick in ticks] == sorted(scale(tick) for tick in ticks)
+
+
+NUMBERS = {0: "0", 0.0125: "0.0125", 12.34: "12.3", 4096: "4,096", 1.6e7: "16M", 8.03e9: "8.03G", -250: "-250"}
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_numbers_are_short(value):
+    assert short(value) == NUMBERS[value]

@@ -1,0 +1,114 @@
+"""What lessons show beside figures: source, recorded measurements, predictions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minllm.course import Prediction, load_record, recorded, show_docstring, show_source
+from minllm.errors import LessonError
+from minllm.kernels.matmul import gemv, naive
+from minllm.kernels.normalization import rms_norm
+
+ROOT = Path(__file__).parents[2]
+
+
+def body(markdown: str) -> str:
+    return markdown.split("~~~~python\n")[1].split("\n~~~~")[0]
+
+
+@pytest.mark.parametrize(
+    "subject", [naive.matmul_naive_kernel, gemv.dot_float32, rms_norm.rms_norm_vector_kernel, rms_norm.rms_norm], ids=lambda s: s.__name__
+)
+def test_source_on_a_page_is_the_files_own(subject):
+    shown = show_source(subject)
+    lines = (ROOT / shown.path).read_text().splitlines()[shown.first_line - 1 :]
+    own = [line for line in lines if "# exercise:" not in line and "# end exercise" not in line]
+    assert own[: len(shown.text.splitlines())] == shown.text.splitlines()
+    assert f"(../{shown.path})" in shown._repr_markdown_()
+
+
+def test_a_docstring_can_be_left_out():
+    without = show_source(rms_norm.rms_norm_reference, docstring=False).text
+    assert '"""' not in without and "mean_square" in without
+
+
+def test_notes_stand_on_their_lines_in_order():
+    markdown = show_source(gemv.dot_float32, notes={"return total": "the sum", "def dot": "the name"})._repr_markdown_()
+    assert "def dot_float32(a, b, total):  # (1)!" in body(markdown)
+    assert "uint_as_float(b)  # (2)!" in body(markdown)
+    assert markdown.index("1.  the name") < markdown.index("2.  the sum")
+
+
+def test_a_note_whose_line_is_gone_fails_the_lesson():
+    with pytest.raises(LessonError, match="no such line"):
+        show_source(gemv.dot_float32, notes={"no such line": "x"})
+
+
+def test_source_from_elsewhere_is_refused():
+    with pytest.raises(LessonError):
+        show_source(json.loads)
+
+
+def test_exercise_markers_are_not_shown(tmp_path):
+    from minllm.course.source import EXERCISE_MARKER
+
+    assert EXERCISE_MARKER.sub("", "a\n    # exercise: stage.name\n    b\n    # end exercise\n") == "a\n    b\n"
+
+
+def test_a_modules_docstring_is_shown_whole():
+    assert naive.__doc__.splitlines()[0] in show_docstring(naive).text
+
+
+def test_the_record_of_the_package_is_that_of_the_repository():
+    assert load_record() == json.loads((ROOT / "docs" / "results" / "h200.json").read_text())
+
+
+def test_recorded_rows_say_where_and_when():
+    (row,) = recorded("decode", "llama-3.1-8b")
+    assert row.unit == "tokens/s" and row.machine in row.label and row.date in row.label and row.label in str(row)
+
+
+def test_a_row_that_is_not_recorded_fails_the_lesson():
+    with pytest.raises(LessonError, match="There are"):
+        recorded("decode", "no such model")
+
+
+@pytest.mark.parametrize(
+    ("guess", "actual", "words"),
+    [
+        (100.0, 100.0, "exactly"),
+        (95.0, 100.0, "within 10 %"),
+        (200.0, 100.0, "2x too high"),
+        (25.0, 100.0, "4x too low"),
+        (None, 1.0, "not predicted"),
+        ("memory", "memory", "as predicted"),
+        ("memory", "compute", "otherwise than predicted"),
+    ],
+)
+def test_a_prediction_is_held_against_what_came(guess, actual, words):
+    comparison = Prediction(quantity=guess).against(quantity=actual)
+    assert words in repr(comparison) and words in comparison._repr_markdown_()
+
+
+def test_what_was_not_predicted_cannot_be_compared():
+    with pytest.raises(LessonError, match="bytes"):
+        Prediction(bytes=1.0).against(flops=1.0)
+
+
+def test_exercises_on_a_page_are_the_checkers_own():
+    from minllm.course import show_exercises
+    from minllm.course.exercises import EXERCISES
+
+    lesson = EXERCISES[0].lesson
+    markdown = show_exercises(lesson)._repr_markdown_()
+    for exercise in EXERCISES:
+        assert (exercise.name in markdown) == (exercise.lesson == lesson)
+    assert EXERCISES[0].task in markdown and EXERCISES[0].rungs[-1].name in markdown
+
+
+def test_what_a_lesson_imports_is_there_and_stays_what_it_is():
+    import minllm.course
+
+    for name in minllm.course.__all__:
+        assert callable(getattr(minllm.course, name)) and callable(getattr(minllm.course, name))

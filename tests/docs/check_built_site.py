@@ -1,0 +1,173 @@
+"""The built site in a browser, which `make check-site` runs after `make docs`; `make test` does not collect it.
+
+Every page: no error in the console, no failed request, none that leaves the site; mathematics and diagrams drawn; links that resolve;
+both colour schemes without a finding of axe; under 1.5 MB with all that it loads; no sideways scrolling on a phone. Needs Chromium.
+"""
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import urldefrag, urljoin
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'minllm[check-site]'")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'minllm[check-site]'")
+bs4 = pytest.importorskip("bs4", reason="pip install 'minllm[docs]'")
+
+SITE = Path(__file__).parents[2] / "site"
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LARGEST_PAGE = 1_500_000  # bytes, uncompressed, with scripts, styles, fonts and the search index
+# Pages that are generated alike: a few stand for all.
+SOURCE_PAGES = ("source/minllm/kernels/matmul/gemv.py/", "source/minllm/course/__init__.py/")
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: install it, or name it in CHROMIUM"),
+    pytest.mark.skipif(not SITE.exists(), reason="there is no site/: make docs"),
+    pytest.mark.timeout(600),
+]
+
+
+def addresses() -> list[str]:
+    """Every page but the package's sources, of which two stand for all."""
+    pages = [path.parent.relative_to(SITE).as_posix() + "/" for path in sorted(SITE.rglob("index.html"))]
+    written = ["" if page == "./" else page for page in pages if not page.startswith("source/")]
+    return written + [page for page in SOURCE_PAGES if (SITE / page).exists()]
+
+
+PAGES = addresses() if SITE.exists() else []
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def base():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """A page that was opened, and what happened meanwhile."""
+
+    def __init__(self, browser, base, address, scheme="light", width=1280):
+        self.problems, self.weight = [], 0
+        self.page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        self.page.on("console", lambda message: self.note(message.type in ("error", "warning"), f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self.note(True, f"error: {error}"))
+        self.page.on("requestfailed", lambda request: self.note(True, f"failed: {request.url}"))
+        self.page.on(
+            "request", lambda request: self.note(not request.url.startswith((base, "data:", "blob:")), f"left the site: {request.url}")
+        )
+        self.page.on("response", self.weigh)
+        self.page.goto(base + address)
+        self.page.wait_for_load_state("networkidle")
+
+    def note(self, wrong, text):
+        if wrong:
+            self.problems.append(text)
+
+    def weigh(self, response):
+        self.note(response.status >= 400, f"{response.status}: {response.url}")
+        if response.ok:
+            self.weight += len(response.body())
+
+    def close(self):
+        self.page.context.close()
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_a_page_loads_whole_and_alone(browser, base, address):
+    visit = Visit(browser, base, address)
+    page = visit.page
+    page.wait_for_timeout(200)
+    assert visit.problems == []
+    assert visit.weight < LARGEST_PAGE
+    assert page.locator(".arithmatex:not(:has(.katex))").count() == 0
+    assert page.locator(".katex-error").count() == 0
+    assert page.locator("pre.mermaid").count() == 0  # Material puts a drawing in its place
+    for diagram in page.locator("div.mermaid").all():
+        assert diagram.bounding_box()["height"] > 20
+    visit.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("address", PAGES)
+def test_a_page_is_accessible(browser, base, address, scheme):
+    visit = Visit(browser, base, address, scheme)
+    results = axe.Axe().run(visit.page, options={"resultTypes": ["violations"]})
+    found = [(violation, node) for violation in results.response["violations"] for node in violation["nodes"][:3]]
+    visit.close()
+    assert not found, "\n".join(f"{one['id']}: {node['html'][:150]} {node['failureSummary'][:300]}" for one, node in found)
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_a_page_fits_a_phone(browser, base, address):
+    visit = Visit(browser, base, address, width=390)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
+    visit.close()
+
+
+def test_links_of_all_pages_lead_somewhere():
+    broken, ids = [], {}
+
+    def anchors(path):
+        if path not in ids:
+            ids[path] = {element["id"] for element in bs4.BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find_all(id=True)}
+        return ids[path]
+
+    for address in PAGES:
+        html = bs4.BeautifulSoup((SITE / address / "index.html").read_text(encoding="utf-8"), "html.parser")
+        for element, attribute in [(one, "href") for one in html.select("a[href], link[href]")] + [
+            (one, "src") for one in html.select("[src]")
+        ]:
+            target, fragment = urldefrag(urljoin(f"http://site/{address}", element[attribute]))
+            if not target.startswith("http://site/"):
+                continue
+            path = SITE / target.removeprefix("http://site/")
+            path = path / "index.html" if path.is_dir() else path
+            if not path.exists() or (fragment and path.suffix == ".html" and fragment not in anchors(path)):
+                broken.append(f"{address}: {element[attribute]}")
+    assert broken == []
+
+
+def test_search_finds_a_lesson_and_a_term(browser, base):
+    visit = Visit(browser, base, "")
+    for query, title in (("language model computes", "What a language model computes"), ("arithmetic intensity", "Glossary")):
+        visit.page.locator(".md-search__input").first.click()
+        visit.page.locator(".md-search__input").first.fill("")
+        visit.page.keyboard.type(query)
+        visit.page.wait_for_function("document.querySelector('.md-search-result__meta').innerText.includes('matching')")
+        visit.page.locator(".md-search-result__list").get_by_text(title).first.wait_for(state="attached", timeout=5000)
+    visit.close()
+
+
+def test_the_switch_of_colours_is_kept(browser, base):
+    visit = Visit(browser, base, "")
+    visit.page.locator("label[title='Switch to dark colours']").click()
+    visit.page.reload()
+    assert visit.page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+    visit.close()
+
+
+def test_code_can_be_copied_and_annotations_open(browser, base):
+    visit = Visit(browser, base, "lessons/01_what_a_language_model_computes/")
+    assert visit.page.locator(".md-code__button, .md-clipboard").count() > 5
+    visit.page.locator(".md-annotation__index").first.click()
+    assert visit.page.locator(".md-annotation .md-tooltip, .md-tooltip2, .md-tooltip--active").count() > 0
+    visit.close()

@@ -1,0 +1,246 @@
+"""The site's hooks, on a site of few pages that holds everything that mkdocs-jupyter is known to spoil. The lesson is executed."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs_jupyter", reason="the site's packages are not installed: pip install 'minllm[docs]'")
+from bs4 import BeautifulSoup
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+ROOT = Path(__file__).parents[2]
+LESSON = """# %% [markdown]
+# # 1. A title with `code` and $x^2$
+#
+# A link to [the start](../docs/index.md), to [a kernel](../minllm/kernel.py) and to [itself](01_probe.py). The widget is a widget.
+#
+# !!! note "An admonition"
+#     With *text*, and a footnote[^1].
+#
+# [^1]: The footnote.
+#
+# ## A heading with `code`
+#
+# $$y = x_1 + x_2$$
+#
+# | | head |
+# | --- | --- |
+# | a | b |
+#
+# ```mermaid
+# flowchart LR
+#     a --> b
+# ```
+
+# %%
+import time
+
+answer = 41 + 1  # (1)!
+print("the answer is", answer, "<&>")
+
+# %% [markdown]
+# 1. An annotation with **bold** text.
+#
+# A paragraph after it.
+
+# %% tags=["hide-input"]
+hidden_code = "output of hidden code"
+print(hidden_code)
+
+# %% tags=["fold"]
+class Rich:
+    def _repr_html_(self):
+        return "<figure class='course-figure'><svg role='img' aria-label='x'></svg></figure>"
+
+Rich()
+
+# %%
+class Written:
+    def _repr_markdown_(self):
+        return "~~~~python\\nshown = 1  # (1)!\\n~~~~\\n\\n1.  A note.\\n\\n[the kernel](../minllm/kernel.py)"
+
+Written()
+
+# %% tags=["hide-input"]
+print("stamp", time.perf_counter_ns())
+"""
+GLOSSARY = "# Glossary\n\n### Widget · 部件 { #widget }\n*Also: widgets.*\n\nA thing.\n"
+
+
+def build_site(folder: Path):
+    """Build the site below `folder`, which stands for the repository."""
+    config = load_config(
+        str(ROOT / "mkdocs.yml"), docs_dir=str(folder / "docs"), site_dir=str(folder / "site"),
+        nav=[{"Start": "index.md"}, {"Lessons": ["lessons.md"]}, {"Glossary": "glossary.md"}],
+    )  # fmt: skip
+    hooks = {name: config.plugins[name] for name in config.plugins if str(name).startswith("tools/site")}
+    for hook in hooks.values():
+        hook.ROOT = folder
+    glossary = hooks["tools/site/glossary_links.py"]
+    glossary.GLOSSARY = folder / "docs" / "glossary.md"
+    glossary.terms.cache_clear()
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repository")
+    for name, text in {
+        "docs/index.md": "# Start\n\nA widget, and [the lesson](../lessons/01_probe.py), and [a kernel](../minllm/kernel.py).\n",
+        "docs/glossary.md": GLOSSARY,
+        "docs/lessons.md": "# Lessons\n\n<!-- list of lessons -->\n",
+        "docs/planned/07_later.md": "# 7. Later\n\nNot written yet.\n",
+        "docs/assets/stylesheets/site.css": "",
+        "minllm/kernel.py": '"""A kernel."""\n',
+        "lessons/01_probe.py": LESSON,
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    before = Path.cwd()
+    os.chdir(folder)  # mkdocs-jupyter keeps its cache in the working directory
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def site(folder):
+    return build_site(folder)
+
+
+@pytest.fixture(scope="module")
+def lesson(site):
+    return BeautifulSoup((site / "lessons/01_probe/index.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def test_links_of_a_lesson_lead_to_the_sites_pages(site, lesson):
+    page = site / "lessons/01_probe"
+    article = lesson.select_one("article")
+    targets = {link.get_text(): link["href"] for link in article.select("a[href]") if not link["href"].startswith("#")}
+    assert (page / targets["the start"] / "index.html").exists()
+    assert (page / targets["a kernel"] / "index.html").exists()
+    assert (page / targets["the kernel"] / "index.html").exists()  # in an output
+
+
+def test_the_table_of_contents_leads_to_the_headings(lesson):
+    contents = lesson.select(".md-nav--secondary a[href^='#']")
+    assert "A heading with code" in {" ".join(link.get_text().split()) for link in contents}
+    assert all(lesson.find(id=link["href"][1:]) for link in contents)
+    assert "$" not in lesson.select_one(".md-nav--secondary").get_text()
+
+
+def test_markdown_of_a_lesson_is_the_sites_markdown(lesson):
+    article = lesson.select_one("article")
+    assert "An admonition" in article.select_one(".admonition.note .admonition-title").get_text()
+    assert article.select_one(".footnote") and len(article.select(".arithmatex")) == 2
+    assert article.select_one("pre.mermaid code").get_text().startswith("flowchart")
+
+
+def test_an_annotation_stands_directly_behind_its_code(lesson):
+    block = next(block for block in lesson.select("div.highlight") if "41 + 1" in block.get_text())
+    following = block.find_next_sibling()
+    assert following.name == "ol" and "An annotation" in following.get_text()
+    shown = next(block for block in lesson.select("div.highlight") if block.get_text().lstrip().startswith("shown = 1"))
+    assert shown.find_next_sibling().name == "ol"
+
+
+def test_outputs_keep_their_text_and_their_order(lesson):
+    text = lesson.select_one("article").get_text()
+    assert (
+        text.index("41 + 1") < text.index("the answer is 42 <&>") < text.index("A paragraph after it") < text.index("output of hidden code")
+    )
+
+
+def test_tags_hide_and_fold_code(lesson):
+    article = lesson.select_one("article")
+    assert "hidden_code" not in article.get_text()
+    assert "_repr_html_" in article.select_one("details.folded-code").get_text()
+    assert article.select_one(".output-html figure.course-figure svg")
+
+
+def test_nothing_of_jupyterlab_is_left(lesson):
+    assert not lesson.select("style:not(head style), .jp-Cell, .clipboard-copy-txt")
+    html = str(lesson)
+    assert "mathjax" not in html.lower() and "cdnjs" not in html and "require.js" not in html
+    assert len(html) < 40_000
+
+
+def test_the_search_index_holds_each_cell_once(site):
+    index = json.loads((site / "search/search_index.json").read_text())
+    text = " ".join(entry["text"] for entry in index["docs"] if entry["location"].startswith("lessons/01_probe"))
+    assert text.count("41 + 1") == 1 and "Copied!" not in text and "In [" not in text
+
+
+def test_a_lesson_takes_its_place_in_the_navigation_by_itself(site, lesson):
+    assert lesson.title.get_text().startswith("1. A title with code")
+    page = BeautifulSoup((site / "lessons/index.html").read_text(encoding="utf-8"), "html.parser")
+    listed = [item.get_text() for item in page.select("article li")]
+    assert listed[0].startswith("1. A title") and listed[1] == "7. Later (not written yet)"
+    assert [link["href"] for link in page.select("article li a")] == ["01_probe/", "../planned/07_later/"]
+
+
+def test_the_notebook_opens_without_the_sites_markdown(site):
+    notebook = json.loads((site / "lessons/01_probe/01_probe.ipynb").read_text())
+    text = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert "!!!" not in text and "> **An admonition**" in text and "> With *text*" in text
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+
+
+def test_the_page_offers_its_notebook(site, lesson):
+    link = lesson.select_one("a[download]")
+    assert (site / "lessons/01_probe" / link["href"]).exists()
+
+
+def test_a_term_is_linked_once_a_page_and_not_in_headings(site, lesson):
+    links = lesson.select("a.term")
+    assert len(links) == 1 and links[0]["href"].endswith("glossary/#widget") and "部件" in links[0]["title"]
+    start = BeautifulSoup((site / "index.html").read_text(encoding="utf-8"), "html.parser")
+    assert [link["href"] for link in start.select("a.term")] == ["glossary/#widget"]
+
+
+def test_no_header_cell_is_empty(lesson):
+    table = lesson.select_one("article table")
+    assert table.select_one("thead tr").find(["td", "th"]).name == "td" and not [
+        cell for cell in table.select("th") if not cell.get_text(strip=True)
+    ]
+
+
+def test_every_source_file_is_a_page(site):
+    assert "A kernel." in (site / "source/minllm/kernel.py/index.html").read_text()
+
+
+def test_outputs_are_kept_until_the_package_changes(folder, site):
+    def stamp():
+        page = BeautifulSoup((folder / "site/lessons/01_probe/index.html").read_text(encoding="utf-8"), "html.parser")
+        return next(line for line in page.get_text().splitlines() if line.startswith("stamp"))
+
+    first = stamp()
+    build_site(folder)
+    assert stamp() == first
+    (folder / "minllm/kernel.py").write_text('"""Another kernel."""\n')
+    build_site(folder)
+    assert stamp() != first
+
+
+def test_a_lesson_that_fails_fails_the_build(folder, site):
+    failing = folder / "lessons/02_failing.py"
+    failing.write_text("# %% [markdown]\n# # 2. Failing\n\n# %%\nraise ValueError('on purpose')\n")
+    try:
+        with pytest.raises(Exception, match="on purpose"):
+            build_site(folder)
+    finally:
+        failing.unlink()
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(folder, site):
+    lesson = folder / "lessons/01_probe.py"
+    lesson.write_text(LESSON.replace("../docs/index.md", "../docs/nowhere.md"))
+    try:
+        with pytest.raises(BaseException, match="strict"):
+            build_site(folder)
+    finally:
+        lesson.write_text(LESSON)

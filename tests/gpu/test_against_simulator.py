@@ -1,0 +1,48 @@
+"""Every kernel of the package on a GPU and in the simulator: the same arguments, and then the same bits in every array.
+
+Each launch is compared by itself: what the simulator has written goes on to the next one, so that no difference is inherited. Some kernels
+differ by a few roundings of float32, for reasons that stand there with their names; all that is 16 bits wide, and every integer, is the
+same to the last bit.
+"""
+
+import numpy as np
+import pytest
+
+from minllm.runtime.kernel import Simulation
+from minllm.sim import simulate
+from tests.sim.every_kernel import ROUNDED, ROUNDING, ROWS
+
+
+def run_on_both(row, device, monkeypatch):
+    """Run a row of every_kernel.py on both -> [(kernel, argument's number, the GPU's array, the simulator's)]."""
+    found = []
+
+    def configured(simulation, configuration):
+        grid, block, _, shared_bytes, cluster = configuration
+
+        def run(*arguments):
+            twins = {id(a): device.array(a) for a in arguments if isinstance(a, np.ndarray)}
+            simulation.kernel[grid, block, None, shared_bytes, cluster](*(twins.get(id(a), a) for a in arguments))
+            simulate(simulation.kernel, grid, block, *arguments, shared_bytes=shared_bytes, cluster=cluster)
+            for number, host in enumerate(arguments):
+                if id(host) in twins:
+                    found.append((simulation.kernel.__name__, number, device.host(twins[id(host)]), host.copy()))
+
+        return run
+
+    monkeypatch.setattr(Simulation, "__getitem__", configured)
+    row.run()
+    return found
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
+    found = run_on_both(ROWS[name], device, monkeypatch)
+    assert {kernel for kernel, *_ in found} >= set(ROWS[name].kernels)
+    for kernel, number, there, here in found:
+        what = f"argument {number} of {kernel}"
+        if kernel in ROUNDED and here.dtype == np.float32:
+            largest = np.abs(here[np.isfinite(here)]).max(initial=0)
+            np.testing.assert_allclose(there, here, rtol=0, atol=ROUNDING * largest, equal_nan=True, err_msg=what)
+        else:
+            np.testing.assert_array_equal(there.view(np.uint8), here.view(np.uint8), err_msg=what)

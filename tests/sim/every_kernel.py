@@ -1,0 +1,418 @@
+"""One launch, at a small odd shape, of every kernel of the package, with the formulas for what it moves and computes.
+
+A row of the table is a launch and, for each kernel that it runs and each array, two formulas: `asked`, what the kernel's threads ask for,
+and `different`, the bytes that are touched at all, which caches cannot save. Arrays of indices and of one number a row, which the
+docstrings leave out, are listed by name, so that no array goes uncounted.
+"""
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import minllm.kernels
+from minllm.kernels.activation.gelu import gelu
+from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.attention import flash_attention_1, flash_attention_2, flash_attention_2_float32, materialized, split_kv
+from minllm.kernels.attention.materialized_projection import MaterializedDecoder
+from minllm.kernels.embedding.lookup import embedding
+from minllm.kernels.kv.append import append
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
+from minllm.kernels.matmul.naive import matmul_naive
+from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
+from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.kernels.normalization.layer_norm import layer_norm
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.rope.rotate import rope
+from minllm.kernels.sampling.advance import advance
+from tests.kernels.attention.cases import AttentionCase, make_arrays
+from tests.kernels.guarded import BFLOAT16, FLOAT32
+from tests.kernels.sampling.cases import logits_of, run_sample, tensors
+
+
+@dataclass
+class Expected:
+    """Bytes of one kernel by array: asked and, where that is not the same, different; operations on tensor cores, and all of them.
+
+    Where a docstring says "about" so many operations, or sums over a block add some, `operations` is None.
+    """
+
+    asked: dict[str, int]
+    different: dict[str, int] = field(default_factory=dict)
+    tensor_core_flops: int = 0
+    operations: int | None = None
+
+
+@dataclass
+class Row:
+    """A launch, what each kernel in it is to move, and the names of arrays that formulas leave out."""
+
+    name: str
+    run: Callable
+    kernels: dict[str, Expected]
+    indices: tuple[str, ...] = ()
+
+
+ROWS: dict[str, Row] = {}
+
+# Kernels whose float32 results on a GPU differ from the simulator's, and why. What the first writes on an H200 is, bit for bit, what fused
+# multiply-adds in the kernel's order give.
+FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of float32 is not exact"
+APPROXIMATE = "2**x and 1/x are approximate on a GPU (PTX ISA: 2**-22 and 1 unit in the last place), and rounded exactly here"
+ROUNDED = {
+    "matmul_tiled_kernel": FUSED,
+    "gelu_kernel": APPROXIMATE,
+    "softmax_kernel": APPROXIMATE,
+    "flash_attention_1_kernel": APPROXIMATE,
+    "flash_attention_2_float32_kernel": APPROXIMATE,
+    "split_kernel": APPROXIMATE,
+}
+ROUNDING = 2.0**-21  # of an array's largest number
+
+
+def row(make):
+    """Put what a function returns, (launch, {kernel: Expected}, names of index arrays), into the table under the function's name."""
+    run, kernels, *indices = make()
+    ROWS[make.__name__] = Row(make.__name__, run, kernels, *indices)
+    return make
+
+
+def numbers(*shape, dtype=BFLOAT16):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def integers(*values):
+    return np.array(values, np.int32)
+
+
+# Elementwise kernels: T tokens, b bytes an element.
+
+
+@row
+def silu():
+    T, F, b = 3, 72, 2
+    moved = Expected(dict(gate_up=2 * T * F * b, out=T * F * b), operations=6 * T * F)
+    return partial(silu_and_multiply, numbers(T, 2 * F), numbers(T, F)), {"silu_and_multiply_vector_kernel": moved}
+
+
+@row
+def silu_by_elements():
+    T, F, b = 2, 67, 2
+    moved = Expected(dict(gate_up=2 * T * F * b, out=T * F * b), operations=6 * T * F)
+    return partial(silu_and_multiply, numbers(T, 2 * F), numbers(T, F)), {"silu_and_multiply_kernel": moved}
+
+
+@row
+def gelu_by_vectors():
+    T, F, b = 3, 72, 2
+    return partial(gelu, numbers(T, F), numbers(T, F)), {"gelu_vector_kernel": Expected(dict(x=T * F * b, out=T * F * b))}
+
+
+@row
+def gelu_by_elements():
+    T, F, b = 2, 67, 4
+    run = partial(gelu, numbers(T, F, dtype=FLOAT32), numbers(T, F, dtype=FLOAT32), "tanh")
+    return run, {"gelu_kernel": Expected(dict(x=T * F * b, out=T * F * b), operations=10 * T * F)}
+
+
+@row
+def rms_norm_of_rows_in_registers():
+    T, H, b = 3, 264, 2
+    asked = dict(x=T * H * b, residual=2 * T * H * b, weight=T * H * b, out=T * H * b)
+    moved = Expected(asked, dict(weight=H * b))  # different: (4 T H + H) b
+    return partial(rms_norm, numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H)), {"rms_norm_vector_kernel": moved}
+
+
+@row
+def rms_norm_of_any_rows():
+    T, H, b = 2, 259, 2
+    asked = dict(x=T * H * b, residual=4 * T * H * b, weight=T * H * b, out=T * H * b)
+    moved = Expected(asked, dict(residual=2 * T * H * b, weight=H * b))
+    return partial(rms_norm, numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H)), {"rms_norm_kernel": moved}
+
+
+@row
+def layer_norm_of_rows_in_registers():
+    T, H, b = 3, 264, 2
+    asked = dict(x=T * H * b, residual=2 * T * H * b, weight=T * H * b, bias=T * H * b, out=T * H * b)
+    moved = Expected(asked, dict(weight=H * b, bias=H * b))  # different: (4 T H + 2 H) b
+    run = partial(layer_norm, numbers(T, H), numbers(H), numbers(H), numbers(T, H), 1e-5, numbers(T, H))
+    return run, {"layer_norm_vector_kernel": moved}
+
+
+@row
+def layer_norm_of_any_rows():
+    T, H, b = 2, 259, 2
+    asked = dict(x=T * H * b, residual=5 * T * H * b, weight=T * H * b, bias=T * H * b, out=T * H * b)
+    moved = Expected(asked, dict(residual=2 * T * H * b, weight=H * b, bias=H * b))
+    run = partial(layer_norm, numbers(T, H), numbers(H), numbers(H), numbers(T, H), 1e-5, numbers(T, H))
+    return run, {"layer_norm_kernel": moved}
+
+
+@row
+def embedding_by_vectors():
+    T, H, b = 3, 264, 2
+    run = partial(embedding, integers(5, 1, 0), numbers(7, H), numbers(T, H), integers(0, 1, 2), numbers(4, H))
+    moved = Expected(dict(embedding=T * H * b, position_embedding=T * H * b, out=T * H * b))
+    return run, {"embedding_vector_kernel": moved}, ("token_ids", "positions")
+
+
+@row
+def embedding_by_elements():
+    T, H, b = 3, 67, 2
+    moved = Expected(dict(embedding=T * H * b, out=T * H * b))
+    return partial(embedding, integers(5, 1, 0), numbers(7, H), numbers(T, H)), {"embedding_kernel": moved}, ("token_ids",)
+
+
+@row
+def rotary_positions():
+    T, N, D, b = 3, 5, 64, 2
+    moved = Expected(dict(x=T * N * D * b, cos_sin=T * N * D * 4, out=T * N * D * b), dict(cos_sin=T * D * 4), operations=3 * T * N * D)
+    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D))
+    return run, {"rope_kernel": moved}, ("positions",)
+
+
+@row
+def append_by_vectors():
+    T, R, b = 3, 2 * 40, 2  # the second token has no slot
+    copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
+    run = partial(append, numbers(T, 2, 40), numbers(T, 2, 40), numbers(2, 4, 2, 40), numbers(2, 4, 2, 40), integers(6, -1, 1))
+    return run, {"append_vector_kernel": Expected(copied)}, ("slot_mapping",)
+
+
+@row
+def append_by_elements():
+    T, R, b = 3, 3 * 7, 2
+    copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
+    run = partial(append, numbers(T, 3, 7), numbers(T, 3, 7), numbers(2, 4, 3, 7), numbers(2, 4, 3, 7), integers(6, -1, 1))
+    return run, {"append_kernel": Expected(copied)}, ("slot_mapping",)
+
+
+@row
+def qkv_rope_and_append():
+    T, heads, kv_heads, D, b = 3, 4, 2, 64, 2
+    N = heads + 2 * kv_heads
+    turned = heads + kv_heads
+    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
+    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
+    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+# Matrix products: x [M, K], weight [N, K], out [M, N].
+
+
+@row
+def naive_product():
+    M, N, K, b = 17, 18, 24, 2
+    asked = dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K)
+    return partial(matmul_naive, numbers(M, K), numbers(N, K), numbers(M, N)), {"matmul_naive_kernel": moved}
+
+
+@row
+def tiled_product():
+    M, N, K, tile, b = 32, 48, 12, 16, 4
+    asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
+    arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
+    return partial(matmul_tiled, *arrays, tile=(tile, 4, 4)), {"matmul_tiled_kernel": moved}
+
+
+@row
+def tensor_core_product():
+    M, N, K, b = 64, 96, 64, 2
+    tiling = TensorCoreTiling(32, 32, 32, 1, 2, 3)
+    blocks, steps = M // tiling.tile_m * (N // tiling.tile_n), K // tiling.tile_k
+    asked = dict(x=blocks * steps * tiling.tile_m * tiling.tile_k * b, weight=blocks * steps * tiling.tile_n * tiling.tile_k * b)
+    moved = Expected(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
+    return partial(matmul_tensor_core, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_tensor_core_kernel": moved}
+
+
+@row
+def gemv():
+    M, N, K, b = 3, 8, 520, 2
+    tiling = GemvTiling(rows=2, warps=2, unroll=2)
+    moved = Expected(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
+    return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
+
+
+# Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.
+
+LENS = ("query_start", "context_lens", "block_tables")
+
+
+def prompt(T, heads, kv_heads, head_dim, dtype):
+    """A prompt's launch arguments."""
+    arrays = make_arrays(AttentionCase((T,), (T,), heads, kv_heads, head_dim, dtype=dtype))
+    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables)
+    return *inputs, arrays.scale
+
+
+@row
+def materialized_attention():
+    T, heads, kv_heads, D, b = 9, 4, 2, 16, 2
+    pairs = T * (T + 1) // 2 * heads
+    cached, rows = T * kv_heads * D * b, T * heads * D * b
+    kernels = {
+        "transpose_keys_kernel": Expected(dict(key_cache=cached, key_transposed=cached)),
+        "scores_kernel": Expected(
+            dict(query=pairs * D * b, key_transposed=pairs * D * b, scores=4 * pairs),
+            dict(query=rows, key_transposed=cached),
+            operations=2 * D * pairs,
+        ),
+        "softmax_kernel": Expected(dict(scores=4 * 5 * pairs), dict(scores=4 * 2 * pairs)),
+        "weighted_values_kernel": Expected(
+            dict(scores=4 * D * pairs, value_cache=pairs * D * b, out=rows),
+            dict(scores=4 * pairs, value_cache=cached),
+            operations=2 * D * pairs,
+        ),
+    }
+    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
+    return partial(materialized.attention, *arguments), kernels, LENS
+
+
+@row
+def materialized_decoding():
+    tokens, hidden, heads, kv_heads, D, b = 3, 24, 4, 2, 8, 2
+    decoder = MaterializedDecoder(numbers(heads * D, hidden), numbers(kv_heads * D, hidden), numbers(kv_heads * D, hidden), D, 1, 8)
+    written, read = kv_heads * D * b, kv_heads * D * hidden * b  # of K, and as much of V: a token
+
+    def run():
+        decoder.insert([0], [numbers(tokens, hidden)])
+        decoder.decode(numbers(1, hidden), numbers(1, heads, D))
+
+    caches = dict(key_weight=read, value_weight=read, key_transposed=written, value_cache=written)
+    fill = {name: tokens * count for name, count in caches.items()} | dict(inputs=2 * tokens * read)
+    query = dict(query_weight=heads * D * hidden * b, query=heads * D * b, inputs=(heads + 2 * kv_heads) * D * hidden * b)
+    kernels = {
+        "fill_new_key_value_kernel": Expected(
+            fill, dict(inputs=tokens * hidden * b, key_weight=read, value_weight=read), operations=tokens * 2 * kv_heads * D * 2 * hidden
+        ),
+        "project_latest_kernel": Expected(caches | query, dict(inputs=hidden * b), operations=(heads + 2 * kv_heads) * D * 2 * hidden),
+    }
+    return run, kernels, (*LENS, "input_lens", "rows")
+
+
+@row
+def flash_attention_1_of_a_prompt():
+    T, heads, kv_heads, D, b, tile = 35, 2, 1, 16, 2, flash_attention_1.KEY_TILE
+    row_tiles = heads * sum(position // tile + 1 for position in range(T))
+    rows = T * heads
+    asked = dict(key_cache=heads * T * D * b, value_cache=heads * T * D * b, query=row_tiles * D * b, out=2 * rows * D * b)
+    asked |= dict(row_out=8 * row_tiles * D + 4 * rows * D)
+    # All 32 lanes read a row's maximum and sum together, one writes them.
+    asked |= {name: (32 + 1) * 4 * row_tiles + 4 * rows for name in ("row_max", "row_sum")}
+    different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b, query=rows * D * b, out=rows * D * b)
+    different |= dict(row_out=2 * 4 * rows * D, row_max=2 * 4 * rows, row_sum=2 * 4 * rows)
+    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
+    return partial(flash_attention_1.attention, *arguments), {"flash_attention_1_kernel": Expected(asked, different)}, LENS
+
+
+def keys_of_tiles(T, tile):
+    """Keys that the tiles of queries of a prompt load, summed."""
+    return sum(min(T, first + tile) for first in range(0, T, tile))
+
+
+@row
+def flash_attention_2_of_a_prompt():
+    T, heads, kv_heads, D, b, query_tile, key_tile = 40, 2, 1, 32, 2, 16, 16
+    loaded, rows = heads * keys_of_tiles(T, query_tile) * D * b, T * heads * D * b
+    products = heads * sum(-(-min(T, first + query_tile) // key_tile) for first in range(0, T, query_tile))
+    asked = dict(query=rows, key_cache=loaded, value_cache=loaded, out=rows)
+    different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
+    expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
+    return partial(flash_attention_2.attention, *arguments, tiles=(query_tile, key_tile, 1)), {"flash_attention_2_kernel": expected}, LENS
+
+
+@row
+def flash_attention_2_in_float32():
+    T, heads, kv_heads, D, b, query_tile = 20, 2, 1, 16, 4, 8
+    loaded, rows = heads * keys_of_tiles(T, query_tile) * D * b, T * heads * D * b
+    asked = dict(query=rows, key_cache=loaded, value_cache=loaded, out=rows)
+    different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    arguments = prompt(T, heads, kv_heads, D, FLOAT32)
+    run = partial(flash_attention_2_float32.attention, *arguments, tiles=(4, 8, 2, 2))
+    return run, {"flash_attention_2_float32_kernel": Expected(asked, different)}, LENS
+
+
+@row
+def split_kv_of_a_decode_step():
+    context, heads, kv_heads, D, b, splits = 128, 4, 2, 64, 2, 2
+    threads, heads_here = 128, heads // kv_heads
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states = splits * heads * 4
+    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, split_out=states * D)
+    asked |= dict(query=splits * kv_heads * threads * heads_here * 16, split_max=states, split_sum=states)
+    warps, lanes = 4, 32
+    merge = dict(split_out=states * D, split_sum=lanes * states, split_max=(warps + lanes) * states, out=heads * D * b)
+    kernels = {
+        "split_kernel": Expected(asked, dict(query=heads * D * b)),
+        "merge_kernel": Expected(merge, dict(split_sum=states, split_max=states)),
+    }
+    run = partial(split_kv.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
+    return run, kernels, LENS
+
+
+# Sampling: R rows of V logits.
+
+
+@row
+def greedy_sampling():
+    R, V = 2, 68
+    parts = 4 * R
+    sampling = tensors([dict(temperature=0.0)] * R, V)
+    kernels = {
+        "argmax_parts_kernel": Expected(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
+        "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
+    }
+    return partial(run_sample, logits_of("normal", R, V), sampling), kernels
+
+
+@row
+def drawing_with_every_rule():
+    R, V = 1, 67
+    parts = 4 * R
+    rules = dict(top_k=20, top_p=0.7, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.1, min_tokens=3)
+    kernels = {
+        "penalize_kernel": Expected(dict(logits=4 * R * V, prompt_mask=R * V, output_counts=4 * R * V, out=4 * R * V)),
+        "ban_stop_tokens_kernel": Expected(dict(logits=4 * R * V, out=4 * R * V)),
+        "thresholds_kernel": Expected(dict(logits=4 * R * V * (1 + 3 + 3), out=4 * R), dict(logits=4 * R * V)),
+        "draw_parts_kernel": Expected(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
+        "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
+    }
+    a_number_a_row = ("temperature", "top_k", "top_p", "min_p", "thresholds", "seed", "step", "min_tokens", "stop_token_ids")
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    sampling = tensors([rules] * R, V, step=0)  # a token that was generated already is known to be seen: its mask is not read
+    return partial(run_sample, logits_of("normal", R, V), sampling), kernels, a_number_a_row + penalties
+
+
+@row
+def advancing_to_the_next_step():
+    B, V = 3, 11
+    sampling = tensors([dict(presence_penalty=0.5)] * B, V)
+    state = [integers(1, 2, 3), integers(4, 5, 6), integers(4, 5, 6), integers(5, 6, 7), np.zeros((B, 4), np.int32), integers(9, 9, 9)]
+    once = ("new_tokens", "token_ids", "slot_mapping", "context_lens", "block_tables", "limits")
+    asked = {name: 4 * B for name in once} | {name: 8 * B for name in ("positions", "step", "output_counts")}
+    different = dict(block_tables=4 * B)
+    return partial(advance, integers(7, 8, 9), *state, sampling, 4), {"advance_kernel": Expected(asked, different)}
+
+
+def kernels_of_the_package():
+    """The names of all functions under minllm/kernels that are decorated as kernels."""
+    defined = set()
+    for path in Path(minllm.kernels.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = [getattr(getattr(decorator, "func", decorator), "id", "") for decorator in node.decorator_list]
+                defined |= {node.name} if "kernel" in names else set()
+    return defined

@@ -1,0 +1,57 @@
+"""Execute lessons from top to bottom as notebooks, and print how long each took.
+
+    python tools/run_lessons.py             every lesson
+    python tools/run_lessons.py 01 03       those that begin so
+
+A lesson that fails shows its cell and error, the others still run, and the exit code is 1. Needs `pip install minllm[lessons]`.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import jupytext
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+LESSONS = Path(__file__).parents[1] / "lessons"
+CELL_SECONDS = 300
+BUDGET_SECONDS = 600
+
+
+def chosen(prefixes: list[str]) -> list[Path]:
+    """The lessons whose names begin with one of `prefixes`, or all."""
+    found = sorted(LESSONS.glob("[0-9][0-9]_*.py"))
+    return [path for path in found if not prefixes or path.name.startswith(tuple(prefixes))]
+
+
+def execute(lesson: Path) -> str:
+    """Run one lesson in a fresh kernel; "" or what went wrong."""
+    notebook = jupytext.read(lesson)
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(LESSONS.parent)}})
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        return str(error)
+    return ""
+
+
+def main(prefixes: list[str]) -> int:
+    """Run the lessons that were asked for; the exit code."""
+    failures, total = {}, 0.0
+    for lesson in chosen(prefixes):
+        begin = time.perf_counter()
+        failure = execute(lesson)
+        seconds = time.perf_counter() - begin
+        total += seconds
+        print(f"{lesson.stem:<60} {seconds:6.1f} s  {'failed' if failure else 'ok'}", flush=True)
+        if failure:
+            failures[lesson.stem] = failure
+    print(f"{'in all':<60} {total:6.1f} s  of {BUDGET_SECONDS}")
+    for name, failure in failures.items():
+        print(f"\n{name}\n{failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
