@@ -20,9 +20,12 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
-from minllm.kernels.matmul.gemv import gated_gemv
+from minllm.kernels.matmul import choose as choose_matmul
+from minllm.kernels.matmul import gpu_name
+from minllm.kernels.matmul.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.flat import fits_flat, gated_flat
+from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, gated_gemv
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
@@ -31,6 +34,7 @@ from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+MOST_ROWS = {"gemv": MAX_ROWS_OF_X, "flat": MOST_ROWS_OF_FLAT}  # a prompt with more needs another product even where they were asked for
 GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -146,9 +150,11 @@ class CudaOps:
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
-        by_gemv = x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv"
-        if by_gemv and not {"matmul", "silu_and_multiply"} & self.own.keys():
+        product = None if {"matmul", "silu_and_multiply"} & self.own.keys() else self._matmul_variant(x, gate_up)
+        if product == "gemv":
             gated_gemv(x, gate_up, activated, self.stream)
+        elif product == "flat" and fits_flat(x, gate_up):
+            gated_flat(x, gate_up, activated, self.stream)
         else:
             self._launcher("silu_and_multiply", silu_and_multiply)(self.linear(x, gate_up), activated, self.stream)
         return self.linear(activated, down)
@@ -191,11 +197,14 @@ class CudaOps:
         if own is not None and own.takes(x.shape[0]):
             own.launch(x, weight, out, bias, self.stream)
             return out
-        variant = self.variants.get("matmul", "auto")
-        if variant == "gemv" and x.shape[0] > MAX_ROWS_OF_X:  # a prompt needs another even where it was asked for
-            variant = "auto"
-        matmul(x, weight, out, bias, self.stream, variant)
+        MATMUL_VARIANTS[self._matmul_variant(x, weight)](x, weight, out, bias, self.stream)
         return out
+
+    def _matmul_variant(self, x: Any, weight: Any) -> str:
+        """The product that was asked for where it takes so many rows, else the one for this shape on this GPU."""
+        (m, k), n = x.shape, weight.shape[0]
+        name = self.variants.get("matmul")
+        return choose_matmul(m, n, k, x.dtype, gpu_name(x)) if name is None or m > MOST_ROWS.get(name, m) else name
 
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:

@@ -5,33 +5,49 @@
     tiled         tiles in shared memory, a block of outputs in each thread's registers
     tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
     gemv          up to 8 rows, at the speed of memory: decoding
+    flat          up to 256 rows, with tensor cores at the speed of memory: decoding a batch
 
 All variants are called alike, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N,
-K].T + bias [N] with float32 sums; `matmul` chooses one by shape.
+K].T + bias [N] with float32 sums; `matmul` chooses one by shape, and by what was measured
+on the GPU (dataflow.py).
 """
 
 import numpy as np
 
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
+from minllm.kernels.matmul.dataflow import choose_dataflow, table_of
+from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.runtime.device import describe_device
 from minllm.runtime.kernel import check
 
-VARIANTS = {"naive": matmul_naive, "tiled": matmul_tiled, "tensor_core": matmul_tensor_core, "gemv": matmul_gemv}
+VARIANTS = {"naive": matmul_naive, "tiled": matmul_tiled, "tensor_core": matmul_tensor_core, "gemv": matmul_gemv, "flat": matmul_flat}
 
 
-def choose(m: int, n: int, k: int, dtype: np.dtype | type | str) -> str:
-    """The variant for x [m, k] and weight [n, k] of `dtype`.
+def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None = None) -> str:
+    """The variant for x [m, k] and weight [n, k] of `dtype` on a GPU by the driver's name; None is one that nobody has measured.
 
-    gemv while every weight is used so few times that memory is the limit; then tensor cores for half precision, and tiles for float32,
-    because tensor cores would round its inputs to 10 bits.
+    float32 takes gemv and tiles, because tensor cores would round its inputs to 10 bits. Half precision takes what the table of the GPU
+    says for m rows; flat only where rows of k elements can begin on multiples of 16 bytes.
     """
-    if m <= MAX_ROWS_OF_X:
-        return "gemv"
+    dataflow = choose_dataflow(m, n, k, table_of(gpu))
+    if np.dtype(dtype) in HALF_DTYPES and dataflow == "flat" and k % 8 == 0:
+        return "flat"
+    return "gemv" if m <= MAX_ROWS_OF_X else choose_for_many_rows(dtype)
+
+
+def choose_for_many_rows(dtype: np.dtype | type | str) -> str:
+    """The variant where operations are the limit, not memory."""
     return "tensor_core" if np.dtype(dtype) in HALF_DTYPES else "tiled"
+
+
+def gpu_name(array) -> str | None:
+    """The driver's name of the GPU that holds an array; None for the simulator's."""
+    return None if isinstance(array, np.ndarray) else describe_device(0).name
 
 
 def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:
@@ -45,7 +61,7 @@ def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> Non
     check(variant in known, f"there is no matmul variant {variant!r}: choose one of {', '.join(known)}")
     if variant == "auto":
         m, n, k = check_arguments(x, weight, out, bias)
-        variant = choose(m, n, k, x.dtype)
+        variant = choose(m, n, k, x.dtype, gpu_name(x))
     VARIANTS[variant](x, weight, out, bias, stream)
 
 
@@ -55,7 +71,10 @@ __all__ = [
     "VARIANTS",
     "check_arguments",
     "choose",
+    "choose_for_many_rows",
+    "gpu_name",
     "matmul",
+    "matmul_flat",
     "matmul_gemv",
     "matmul_naive",
     "matmul_reference",

@@ -1,4 +1,4 @@
-"""Flat matrix product of every generation from compute capability 8.0 on: weights by cp.async, through a ring in shared memory, for mma.sync.
+"""Flat matrix product from compute capability 8.0 on: weights by cp.async, through a ring in shared memory, for mma.sync.
 
 A block owns `rows` rows of weight and up to 128 tokens, and walks K in tiles of 64. Its `warps` are `splits` groups: each group takes its
 share of a tile's four steps of 16 columns, and the warps of a group share the rows. So a block is busy even where it has few rows, and
@@ -169,3 +169,10 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
         write(bias, out, sums, 0, first_token, own_tokens, first_column, thread)
 
     return matmul_flat_kernel
+
+
+def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatTiling:
+    """A tiling for `tokens` padded rows of x and n columns of out."""
+    if tokens <= 32:
+        return FlatTiling(64, 4, 2, 9) if n >= 8192 else FlatTiling(32, 4, 2, 9)
+    return FlatTiling(64, 4, 2, 6) if tokens <= 64 else FlatTiling(64, 4, 1, 4)

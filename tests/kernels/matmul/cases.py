@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.flat_tiles import FlatTiling
+from minllm.kernels.matmul.flat_wgmma import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
-UNIT = {"naive": 2.0**-24, "tiled": 2.0**-24, "gemv": 2.0**-24, "tensor_core": 2.0**-23}
+UNIT = {"naive": 2.0**-24, "tiled": 2.0**-24, "gemv": 2.0**-24, "tensor_core": 2.0**-23, "flat": 2.0**-23}
 
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
 SHAPES = [
@@ -46,6 +48,16 @@ SMALL_TENSOR_CORE_TILINGS = [
     TensorCoreTiling(16, 32, 64, 1, 2, 4),
 ]
 SMALL_GEMV_TILINGS = [GemvTiling(1, 1, 1), GemvTiling(2, 2, 2), GemvTiling(3, 1, 1), GemvTiling(1, 4, 1, 2), GemvTiling(2, 4, 2, 4)]
+# One warp and several, K divided among warps or blocks, and rings that turn over; 40 rows of x are more than a block's tokens.
+SMALL_FLAT_TILINGS = [
+    FlatTiling(16, 1, 1, 2),
+    FlatTiling(32, 4, 4, 3),
+    FlatTiling(64, 4, 2, 9),
+    FlatWgmmaTiling(1, 2, 1),
+    FlatWgmmaTiling(2, 3, 2),
+    FlatWgmmaTiling(1, 3, 8),
+]
+FLAT_SHAPES = [(1, 17, 8), (4, 9, 255), (8, 3, 520), (9, 65, 136), (24, 63, 72), (33, 129, 328)]
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ CASES = [
     *spread("naive", SHAPES, DTYPES),
     *spread("tiled", SHAPES, DTYPES, with_tilings("tile", SMALL_TILES)),
     *spread("tensor_core", SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_TENSOR_CORE_TILINGS)),
+    *spread("flat", FLAT_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_FLAT_TILINGS)),
     *spread("gemv", FEW_ROWS, DTYPES, with_tilings("tiling", SMALL_GEMV_TILINGS)),
 ]
 
