@@ -14,13 +14,14 @@ from typing import Any
 
 from minllm.bench.noise import Noise
 from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
-from minllm.errors import InvalidOptionError
+from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, choose_for_many_rows, matmul_flat, matmul_gemv
 from minllm.kernels.matmul.dataflow import NEVER, Inflection, as_json, cache_file, inflection_points, table_of
 from minllm.kernels.matmul.flat import MOST_ROWS
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.planning.presets import find_config
+from minllm.runtime.device import is_available
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MATRICES = ("qkv", "attention_output", "gate_up", "up", "down")
@@ -37,17 +38,15 @@ def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> Non
     wanted = [parse_shape(text) for text in shapes]
     if model is not None or not wanted:
         wanted += model_shapes(find_config(model or "llama-3.1-8b")[1])
-    from minllm.ops.cuda_ops import CudaOps
-    from minllm.runtime.device import current_device
-
-    device = current_device()
-    target = cache_file(device.name) if json_file is None else json_file
+    if not is_available():
+        raise DeviceError("minllm tune measures a GPU, and no usable NVIDIA GPU was found: run `minllm doctor` to see what is missing.")
+    gpu, measure = measurement()
+    target = cache_file(gpu) if json_file is None else json_file
     out = sys.stderr if str(json_file) == "-" else sys.stdout
-    print(f"Matrix products on {device.name}, µs of one launch:", file=out)
+    print(f"Matrix products on {gpu}, µs of one launch:", file=out)
     print(COLUMNS.format("weight", "rows", *PRODUCTS, "fastest"), file=out, flush=True)
-    measure = functools.partial(measure_shape, CudaOps("bfloat16"), CudaClock(), Noise(), device.l2_bytes)
     table = [tuned(n, k, measure, out) for n, k in dict.fromkeys(wanted)]
-    text = as_json(device.name, table)
+    text = as_json(gpu, table)
     if str(json_file) == "-":
         print(text, end="")
         return
@@ -58,6 +57,15 @@ def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> Non
         raise InvalidOptionError(f"the table cannot be written to {target}: {error.strerror}; name another file with --json.") from None
     table_of.cache_clear()
     print(f"written to {target}", file=out)
+
+
+def measurement() -> tuple[str, Callable[[int, int], Iterable[tuple[float | None, float, float]]]]:
+    """(the name of the GPU, the function that measures a shape on it)."""
+    from minllm.ops.cuda_ops import CudaOps
+    from minllm.runtime.device import current_device
+
+    device = current_device()
+    return device.name, functools.partial(measure_shape, CudaOps("bfloat16"), CudaClock(), Noise(), device.l2_bytes)
 
 
 def parse_shape(text: str) -> tuple[int, int]:

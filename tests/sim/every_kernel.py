@@ -21,6 +21,9 @@ from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.matmul.flat import matmul_flat
+from minllm.kernels.matmul.flat_tiles import FlatTiling
+from minllm.kernels.matmul.flat_wgmma import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
@@ -242,6 +245,24 @@ def gemv():
     tiling = GemvTiling(rows=2, warps=2, unroll=2)
     moved = Expected(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
     return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
+
+
+@row
+def flat_by_tiles():
+    M, N, K, b = 8, 96, 128, 2
+    tiling = FlatTiling(rows=32, warps=4, splits=2, stages=3)
+    asked = dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b), 2 * M * N * K)
+    return partial(matmul_flat, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_flat_kernel": moved}
+
+
+@row
+def flat_by_warpgroups():
+    M, N, K, b = 8, 128, 128, 2
+    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
+    asked = dict(x_map=M * K * b * N // tiling.rows, weight_map=N * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b), 2 * M * N * K)
+    return partial(matmul_flat, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_flat_wgmma_kernel": moved}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.

@@ -93,6 +93,8 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     if tiling is None:
         hopper = not isinstance(x, np.ndarray) and describe_device(0).compute_capability == HOPPER
         tiling = (flat_wgmma if hopper else flat_tiles).choose_tiling(tokens, n, k, gated)
+    if isinstance(tiling, FlatWgmmaTiling):  # blocks that share tiles of x fetch whole eights of rows each
+        tokens = min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * tiling.sharers) == 0)
     columns = tiling.rows // 2 if gated else tiling.rows  # of out, that a block computes
     blocks = ceil_div(n, columns)
     if isinstance(tiling, FlatTiling):
@@ -102,7 +104,9 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
         chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, paired)
-        x_map, weight_map = (tensor_map(array, (rows, flat_wgmma.TILE_K)) for array, rows in ((x, tokens), (weight, columns)))
+        x_map = tensor_map(x, (tokens // tiling.sharers, flat_wgmma.TILE_K))
+        weight_map = tensor_map(weight, (columns, flat_wgmma.TILE_K))
         arguments = (x_map, weight_map, bias, out, ceil_div(k, flat_wgmma.TILE_K))
-        cluster = None if tiling.splits == 1 else (tiling.splits, 1, 1)
-        launch(chosen, blocks * tiling.splits, tiling.threads, arguments, stream, tiling.shared_bytes(tokens), cluster)
+        cluster = tiling.splits * tiling.sharers
+        grid, cluster = ceil_div(blocks, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)
+        launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens), cluster)

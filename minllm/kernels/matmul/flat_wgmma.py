@@ -20,11 +20,16 @@ WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 class FlatWgmmaTiling(NamedTuple):
-    """`warpgroups` of 64 weight rows each a block, `stages` steps of K in flight, and `splits` blocks of a cluster that divide K."""
+    """`warpgroups` of 64 weight rows each a block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
+
+    splits: blocks of a cluster that divide K. sharers: blocks with the same part of K and different rows of weight, which share tiles of x.
+    """
 
     warpgroups: int
     stages: int
     splits: int = 1
+    sharers: int = 1
+    late: int = 1
 
     @property
     def rows(self) -> int:
@@ -52,6 +57,7 @@ class FlatWgmmaTiling(NamedTuple):
         """Raise KernelArgumentError unless it can be launched for so many padded rows of x."""
         check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
         room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
+        check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
         check(self.stages >= 2 and self.shared_bytes(tokens) <= SHARED_BYTES_OF_A_BLOCK, room)
 
 
@@ -59,6 +65,7 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool):
     """The device functions of the producer, one thread: fill the ring with weights, then with x, then keep it full."""
     stages, stage_bytes, rows = tiling.stages, tiling.stage_bytes(tokens), tiling.rows
     box_rows = rows // 2 if gated else rows
+    sharers, part_bytes, all_sharers = tiling.sharers, tokens // tiling.sharers * LINE_BYTES, (1 << tiling.sharers) - 1
 
     @cuda.jit(device=True, forceinline=True)
     def fetch_weight(weight_map, tile, full, step, row, second_row):
@@ -73,31 +80,40 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool):
         """Make the barriers and start the first copies of weights, which no kernel writes."""
         for stage in range(stages):
             ptx.mbarrier_init(full + 8 * stage, 1)
-            ptx.mbarrier_init(empty + 8 * stage, tiling.warpgroups)
+            ptx.mbarrier_init(empty + 8 * stage, tiling.warpgroups * sharers)
         ptx.fence_mbarrier_init()
-        ptx.fence_proxy_tensormap_acquire(weight_map)
         for step in range(min(steps, stages)):
             fetch_weight(weight_map, ring + step * stage_bytes, full + 8 * step, first_step + step, row, second_row)
 
     @cuda.jit(device=True, forceinline=True)
-    def produce(x_map, weight_map, ring, full, empty, first_step, steps, row, second_row):
+    def fetch_x(x_map, tile, full, step, split, sharer):
+        """Columns of one step of all tokens: each of the blocks that share them fetches its part, for all."""
+        if sharers == 1:
+            ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, step * TILE_K, 0, full)
+        else:
+            part, mask = uint32(tile + sharer * part_bytes), all_sharers << (split * sharers)
+            first = int32(sharer * (tokens // sharers))
+            ptx.cp_async_bulk_tensor_2d_shared_global_multicast(part, x_map, step * TILE_K, first, full, mask)
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(x_map, weight_map, ring, full, empty, first_step, steps, row, second_row, split, sharer):
         """x for the first stages once it is written, and then both for every stage that has become empty."""
-        ptx.fence_proxy_tensormap_acquire(x_map)
         ptx.griddepcontrol_wait()
         x_tile = uint32(ring + rows * LINE_BYTES)
         for step in range(min(steps, stages)):
-            at = (first_step + step) * TILE_K
-            ptx.cp_async_bulk_tensor_2d_shared_global(x_tile + step * stage_bytes, x_map, at, 0, full + 8 * step)
+            fetch_x(x_map, x_tile + step * stage_bytes, full + 8 * step, first_step + step, split, sharer)
         stage, phase = uint32(0), uint32(0)
         step = int32(stages)
         while step < steps:
             ptx.mbarrier_wait_parity(empty + 8 * stage, phase)
             fetch_weight(weight_map, ring + stage * stage_bytes, full + 8 * stage, first_step + step, row, second_row)
-            at = (first_step + step) * TILE_K
-            ptx.cp_async_bulk_tensor_2d_shared_global(x_tile + stage * stage_bytes, x_map, at, 0, full + 8 * stage)
+            fetch_x(x_map, x_tile + stage * stage_bytes, full + 8 * stage, first_step + step, split, sharer)
             stage, step = uint32(stage + 1), int32(step + 1)
             if stage == stages:
                 stage, phase = uint32(0), uint32(phase ^ 1)
+        # Not earlier: the next kernel's first copies then queue up behind these, and memory has work while this kernel ends.
+        if tiling.late:
+            ptx.griddepcontrol_launch_dependents()
 
     return begin, produce
 
@@ -105,7 +121,7 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool):
 def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
     """The device function of a consumer, a warpgroup: the sums of 64 rows of weight for all tokens, left in shared memory."""
     stages, stage_bytes, rows = tiling.stages, tiling.stage_bytes(tokens), tiling.rows
-    totals, consumers = tokens // 2, tiling.warpgroups * WARPGROUP
+    totals, consumers, sharers = tokens // 2, tiling.warpgroups * WARPGROUP, tiling.sharers
     keep_sums = make_keep_sums(rows, tokens // 8)
     wgmma = ptx.make_wgmma(tokens, WGMMA_DTYPES[dtype])
 
@@ -119,7 +135,17 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
         ptx.wgmma_commit_group()
 
     @cuda.jit(device=True, forceinline=True)
-    def consume(sums, sums_at, ring, full, empty, steps, thread):
+    def release(empty, stage, split, thread):
+        """A consumer is done with a stage: it tells the producers of all blocks that fetch a part of its x."""
+        number = thread & 127
+        if sharers == 1:
+            if number == 0:
+                ptx.mbarrier_arrive(empty + 8 * stage)
+        elif number < sharers:
+            ptx.mbarrier_arrive_cluster(ptx.mapa(empty + 8 * stage, split * sharers + number))
+
+    @cuda.jit(device=True, forceinline=True)
+    def consume(sums, sums_at, ring, full, empty, steps, split, thread):
         """sums[sums_at + token * (rows + PADDING) + row] of this block's part of K."""
         consumer, warp, lane = thread >> 7, thread >> 5, thread & 31
         weight_ring = ptx.matrix_descriptor(ring + consumer * WARPGROUP_ROWS * LINE_BYTES, 16, 8 * LINE_BYTES, 128)
@@ -132,8 +158,8 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
             ptx.mbarrier_wait_parity(full + 8 * stage, phase)
             multiply(total, weight_ring, x_ring, stage)
             ptx.wgmma_wait_group_1()  # the products before these are done, these are under way
-            if step > 0 and thread & 127 == 0:
-                ptx.mbarrier_arrive(empty + 8 * previous)
+            if step > 0:
+                release(empty, previous, split, thread)
             previous = stage
             stage = uint32(stage + 1)
             if stage == stages:
@@ -146,20 +172,30 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
     return consume
 
 
-def make_added(splits: int):
-    """The device function that adds a sum over the blocks of a cluster."""
+def make_added(splits: int, sharers: int):
+    """The device function that adds a sum over the blocks of a cluster that divide K."""
 
     @cuda.jit(device=True, forceinline=True)
     def added(sums, start, place):
         if splits == 1:
             return sums[start + place]
-        address = ptx.shared_address(sums, start + place)
+        address, sharer = ptx.shared_address(sums, start + place), ptx.cluster_ctarank() % uint32(sharers)
         total = float32(0.0)
         for split in range(splits):
-            total += ptx.ld_shared_cluster_f32(ptx.mapa(address, split))
+            total += ptx.ld_shared_cluster_f32(ptx.mapa(address, split * sharers + sharer))
         return total
 
     return added
+
+
+@cuda.jit(device=True, forceinline=True)
+def meet(blocks):
+    """All threads of the block, or of the cluster if `blocks`, a constant, is more than 1."""
+    if blocks > 1:
+        ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_wait()
+    else:
+        cuda.syncthreads()
 
 
 @functools.cache
@@ -169,46 +205,45 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
     gated: out = silu(gate) * up of the two halves of weight's rows. paired: out is of `dtype` and its rows begin on multiples of 4 bytes.
     """
     tiling.check(tokens)
-    stages, splits, consumers = tiling.stages, tiling.splits, tiling.warpgroups * WARPGROUP
+    stages, splits, sharers, consumers = tiling.stages, tiling.splits, tiling.sharers, tiling.warpgroups * WARPGROUP
+    cluster = splits * sharers
     columns = tiling.rows // 2 if gated else tiling.rows
     ring_bytes = max(stages * tiling.stage_bytes(tokens), tiling.sums_bytes(tokens))
     begin, produce = make_produce(tokens, tiling, gated)
     consume = make_consume(tokens, tiling, dtype)
-    write = make_write(tiling.rows, splits * consumers, dtype, gated, paired, make_added(splits))
+    write = make_write(tiling.rows, splits * consumers, dtype, gated, paired, make_added(splits, sharers))
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_wgmma_kernel(x_map, weight_map, bias, out, k_steps):
         """x [M, K] in boxes [tokens, 64], weight [N, K] in boxes [rows, 64] (gated: half the rows), out [M, N] or [M, N / 2]."""
-        ptx.griddepcontrol_launch_dependents()
+        if not tiling.late:
+            ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
         thread = int32(cuda.threadIdx.x)
         start = ptx.shared_address(memory, 0)
         ring = uint32((start + uint32(1023)) & uint32(0xFFFFFC00))
         full = uint32(ring + ring_bytes)
         empty = uint32(full + 8 * stages)
-        tile, split = int32(cuda.blockIdx.x // splits), int32(cuda.blockIdx.x % splits)
+        rank = int32(cuda.blockIdx.x % cluster)
+        split, sharer = rank // sharers, rank % sharers
+        tile = int32(cuda.blockIdx.x // cluster * sharers + sharer)
         first_step = int32(k_steps * split // splits)
         steps = int32(k_steps * (split + 1) // splits - first_step)
         column = int32(tile * columns)
         second_row = int32(column + out.shape[1])
         if thread == consumers:
             begin(weight_map, ring, full, empty, first_step, steps, column, second_row)
-        cuda.syncthreads()
+        meet(sharers)
         sums_at = uint32((ring - start) >> uint32(2))
         if thread < consumers:
-            consume(memory, sums_at, ring, full, empty, steps, thread)
+            consume(memory, sums_at, ring, full, empty, steps, split, thread)
         elif thread == consumers:
-            produce(x_map, weight_map, ring, full, empty, first_step, steps, column, second_row)
-        if splits > 1:
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-        else:
-            cuda.syncthreads()
+            produce(x_map, weight_map, ring, full, empty, first_step, steps, column, second_row, split, sharer)
+        meet(cluster)
         if thread < consumers:
             write(bias, out, memory, sums_at, 0, int32(out.shape[0]), column, split * consumers + thread)
         if splits > 1:  # a block's shared memory has to stay while others may read it
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
+            meet(splits)
 
     return matmul_flat_wgmma_kernel
 

@@ -48,16 +48,12 @@ SMALL_TENSOR_CORE_TILINGS = [
     TensorCoreTiling(16, 32, 64, 1, 2, 4),
 ]
 SMALL_GEMV_TILINGS = [GemvTiling(1, 1, 1), GemvTiling(2, 2, 2), GemvTiling(3, 1, 1), GemvTiling(1, 4, 1, 2), GemvTiling(2, 4, 2, 4)]
-# One warp and several, K divided among warps or blocks, and rings that turn over; 40 rows of x are more than a block's tokens.
-SMALL_FLAT_TILINGS = [
-    FlatTiling(16, 1, 1, 2),
-    FlatTiling(32, 4, 4, 3),
-    FlatTiling(64, 4, 2, 9),
-    FlatWgmmaTiling(1, 2, 1),
-    FlatWgmmaTiling(2, 3, 2),
-    FlatWgmmaTiling(1, 3, 8),
-]
-FLAT_SHAPES = [(1, 17, 8), (4, 9, 255), (8, 3, 520), (9, 65, 136), (24, 63, 72), (33, 129, 328)]
+# One warp and several, K divided among warps or blocks, and rings that turn over.
+SMALL_FLAT_TILINGS = [FlatTiling(16, 1, 1, 2), FlatTiling(32, 4, 4, 3), FlatWgmmaTiling(1, 2, 1), FlatWgmmaTiling(2, 3, 2)]
+FLAT_SHAPES = [(1, 17, 8), (8, 3, 328), (9, 65, 72)]
+# More parts of K than tiles, and blocks that share tiles of x, the last cluster with more blocks than rows of weight.
+FLAT_CASES = [((5, 9, 255), 0), ((33, 65, 136), FlatTiling(64, 4, 2, 9)), ((3, 33, 200), FlatWgmmaTiling(1, 3, 8))]
+FLAT_CASES += [((17, 130, 200), FlatWgmmaTiling(1, 2, 2, 2)), ((60, 65, 264), FlatWgmmaTiling(1, 3, 1, 4))]
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,7 @@ CASES = [
     *spread("tiled", SHAPES, DTYPES, with_tilings("tile", SMALL_TILES)),
     *spread("tensor_core", SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_TENSOR_CORE_TILINGS)),
     *spread("flat", FLAT_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_FLAT_TILINGS)),
+    *(Case("flat", *shape, BFLOAT16, BFLOAT16, True, (("tiling", tiling),) if tiling else ()) for shape, tiling in FLAT_CASES),
     *spread("gemv", FEW_ROWS, DTYPES, with_tilings("tiling", SMALL_GEMV_TILINGS)),
 ]
 

@@ -58,7 +58,7 @@ def test_products_that_are_exact_are_exact(case, device):
     Case("gemv", 2, 9, 1032, BFLOAT16, FLOAT32, True, ()),
     Case("gemv", 1, 9, 8200, BFLOAT16, BFLOAT16, True, ()),
     Case("flat", 3, 65, 136, BFLOAT16, BFLOAT16, True, ()),
-    Case("flat", 130, 33, 72, FLOAT16, FLOAT16, False, ()),
+    Case("flat", 130, 9, 8, FLOAT16, FLOAT16, False, ()),
 ], ids=str)  # fmt: skip
 def test_the_tilings_of_the_gpu(case, device):
     check_product(case, device)
@@ -130,7 +130,7 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(m, intermediate, k,
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
-@pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (9, 40, 136)])
+@pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (9, 40, 72)])
 @pytest.mark.parametrize("tiling", [None, FlatTiling(32, 2, 2, 3), FlatWgmmaTiling(1, 2, 2), FlatWgmmaTiling(2, 2, 1)])
 def test_a_gated_flat_product_is_silu_of_one_half_times_the_other(m, intermediate, k, dtype, tiling, device):
     x, gate_up = random((m, k), dtype, 0), random((2 * intermediate, k), dtype, 1)
@@ -226,7 +226,8 @@ def test_mistakes_of_one_variant_are_explained():
     with pytest.raises(KernelArgumentError, match="divide evenly"):
         gemv.matmul_gemv(x[:1], weight, out[:1], tiling=(1, 3, 1, 2))
     half = [array.astype(FLOAT16) for array in (x, weight, out)]
-    for tiling in (FlatTiling(16, 4, 2, 2), FlatTiling(16, 4, 4, 10), FlatTiling(24, 1, 1, 2), FlatWgmmaTiling(1, 40), FlatWgmmaTiling(3, 2)):
+    wrong = [FlatTiling(16, 4, 2, 2), FlatTiling(16, 4, 4, 10), FlatTiling(24, 1, 1, 2), FlatWgmmaTiling(1, 40), FlatWgmmaTiling(3, 2)]
+    for tiling in wrong:
         with pytest.raises(KernelArgumentError):
             flat.matmul_flat(*half, tiling=tiling)
     with pytest.raises(KernelArgumentError, match="up to 256 rows of x, not 257"):
