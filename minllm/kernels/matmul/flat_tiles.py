@@ -172,7 +172,7 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
 
 
 def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatTiling:
-    """A tiling for `tokens` padded rows of x and n columns of out."""
+    """The fastest of a dozen for `tokens` padded rows of x and n columns of out; a ring has up to 96 KB, which all generations have."""
     if tokens <= 32:
-        return FlatTiling(64, 4, 2, 9) if n >= 8192 else FlatTiling(32, 4, 2, 9)
+        return FlatTiling(64, 4, 4, 8) if tokens > 16 and n >= 16384 else FlatTiling(32, 4, 4, 9)
     return FlatTiling(64, 4, 2, 6) if tokens <= 64 else FlatTiling(64, 4, 1, 4)

@@ -74,7 +74,7 @@ def flat_specimens(dtype):
     matrix = array(dtype, 2)
     for gated in (False, True):
         kind = "gated/" if gated else ""
-        for tokens, n, blocks in ((8, 2048, 4), (8, 8192, 2), (32, 8192, 1), (64, 8192, 2), (128, 8192, 1)):
+        for tokens, n, blocks in ((8, 4096, 4), (32, 4096, 2), (32, 28672, 2), (64, 4096, 2), (128, 4096, 1)):
             tiling = flat_tiles.choose_tiling(tokens, n, 4096, gated)
             kernel = flat_tiles.flat_tiles_kernel(tokens, tiling, dtype, gated, True)
             name, arguments = f"matmul/flat/tiles/{kind}{tokens}x{n}/{dtype}", operands(dtype, bias=False)
