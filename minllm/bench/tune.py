@@ -15,7 +15,7 @@ from typing import Any
 from minllm.bench.noise import Noise
 from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, choose_for_many_rows, matmul_flat, matmul_gemv
+from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, can_use_wgmma, choose_for_many_rows, matmul_flat, matmul_gemv
 from minllm.kernels.matmul.dataflow import NEVER, Inflection, as_json, cache_file, inflection_points, table_of
 from minllm.kernels.matmul.flat import MOST_ROWS
 from minllm.models.config import ModelConfig
@@ -110,7 +110,8 @@ def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int
     weights = [ops.array(noise.array((n, k), ops.dtype)) for _ in range(sets)]
     for m in ROWS:
         arrays = [(ops.array(noise.array((m, k), ops.dtype)), weight, ops.empty((m, n), ops.dtype)) for weight in weights]
-        products = (matmul_gemv if m <= MAX_ROWS_OF_X else None, matmul_flat, VARIANTS[choose_for_many_rows(ops.dtype)])
+        many_rows = VARIANTS[choose_for_many_rows(m, ops.dtype, can_use_wgmma(*arrays[0][:2]))]
+        products = (matmul_gemv if m <= MAX_ROWS_OF_X else None, matmul_flat, many_rows)
         yield tuple(product and seconds_of(product, arrays, ops.stream, clock) for product in products)
     del weights, arrays
     gc.collect()  # gigabytes, and graphs that hold more

@@ -20,12 +20,12 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
-from minllm.kernels.matmul import choose as choose_matmul
-from minllm.kernels.matmul import gpu_name
 from minllm.kernels.matmul.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
 from minllm.kernels.matmul.flat import fits_flat, gated_flat
-from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, gated_gemv
+from minllm.kernels.matmul.gemv import gated_gemv
+from minllm.kernels.matmul.wgmma import fits as fits_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
@@ -155,8 +155,11 @@ class CudaOps:
             gated_gemv(x, gate_up, activated, self.stream)
         elif product == "flat" and fits_flat(x, gate_up):
             gated_flat(x, gate_up, activated, self.stream)
+        elif product == "wgmma" and fits_wgmma(x, gate_up):
+            matmul_silu_and_multiply(x, gate_up, activated, self.stream)
         else:
-            self._launcher("silu_and_multiply", silu_and_multiply)(self.linear(x, gate_up), activated, self.stream)
+            both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+            self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
         return self.linear(activated, down)
 
     def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:
@@ -202,9 +205,8 @@ class CudaOps:
 
     def _matmul_variant(self, x: Any, weight: Any) -> str:
         """The product that was asked for where it takes so many rows, else the one for this shape on this GPU."""
-        (m, k), n = x.shape, weight.shape[0]
         name = self.variants.get("matmul")
-        return choose_matmul(m, n, k, x.dtype, gpu_name(x)) if name is None or m > MOST_ROWS.get(name, m) else name
+        return choose_for(x, weight) if name is None or x.shape[0] > MOST_ROWS.get(name, x.shape[0]) else name
 
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:

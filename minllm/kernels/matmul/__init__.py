@@ -3,7 +3,9 @@
     reference     the equation in NumPy
     naive         one thread an output element
     tiled         tiles in shared memory, a block of outputs in each thread's registers
+    vectorized    the same with 128-bit loads, and the next tile on its way
     tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
+    wgmma         Hopper's copy engine and tensor cores beside the threads, with fused epilogues
     gemv          up to 8 rows, at the speed of memory: decoding
     flat          up to 256 rows, with tensor cores at the speed of memory: decoding a batch
 
@@ -22,14 +24,27 @@ from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.kernels.matmul.vectorized import matmul_vectorized
+from minllm.kernels.matmul.wgmma import fits, has_wgmma, matmul_silu_and_multiply, matmul_wgmma
 from minllm.runtime.device import describe_device
 from minllm.runtime.kernel import check
 
-VARIANTS = {"naive": matmul_naive, "tiled": matmul_tiled, "tensor_core": matmul_tensor_core, "gemv": matmul_gemv, "flat": matmul_flat}
+VARIANTS = {
+    "naive": matmul_naive,
+    "tiled": matmul_tiled,
+    "vectorized": matmul_vectorized,
+    "tensor_core": matmul_tensor_core,
+    "wgmma": matmul_wgmma,
+    "gemv": matmul_gemv,
+    "flat": matmul_flat,
+}
+FEWEST_ROWS_OF_WGMMA = 65  # fewer would leave half of every tile of 128 rows empty
 
 
-def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None = None) -> str:
-    """The variant for x [m, k] and weight [n, k] of `dtype` on a GPU by the driver's name; None is one that nobody has measured.
+def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None = None, hopper: bool = False) -> str:
+    """The variant for x [m, k] and weight [n, k] of `dtype`.
+
+    gpu: the driver's name of the GPU; None is one that nobody has measured. hopper: it has wgmma, and the arrays are aligned for it.
 
     float32 takes gemv and tiles, because tensor cores would round its inputs to 10 bits. Half precision takes what the table of the GPU
     says for m rows; flat only where rows of k elements can begin on multiples of 16 bytes.
@@ -37,12 +52,25 @@ def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None
     dataflow = choose_dataflow(m, n, k, table_of(gpu))
     if np.dtype(dtype) in HALF_DTYPES and dataflow == "flat" and k % 8 == 0:
         return "flat"
-    return "gemv" if m <= MAX_ROWS_OF_X else choose_for_many_rows(dtype)
+    return "gemv" if m <= MAX_ROWS_OF_X else choose_for_many_rows(m, dtype, hopper)
 
 
-def choose_for_many_rows(dtype: np.dtype | type | str) -> str:
+def choose_for_many_rows(m: int, dtype: np.dtype | type | str, hopper: bool = False) -> str:
     """The variant where operations are the limit, not memory."""
-    return "tensor_core" if np.dtype(dtype) in HALF_DTYPES else "tiled"
+    if np.dtype(dtype) not in HALF_DTYPES:
+        return "vectorized"
+    return "wgmma" if hopper and m >= FEWEST_ROWS_OF_WGMMA else "tensor_core"
+
+
+def can_use_wgmma(x, weight) -> bool:
+    """Whether wgmma may be chosen for these arrays: not in the simulator, where tensor_core runs faster."""
+    return not isinstance(x, np.ndarray) and has_wgmma(x) and fits(x, weight)
+
+
+def choose_for(x, weight) -> str:
+    """The variant for arrays, where they are."""
+    (m, k), n = x.shape, weight.shape[0]
+    return choose(m, n, k, x.dtype, gpu_name(x), can_use_wgmma(x, weight))
 
 
 def gpu_name(array) -> str | None:
@@ -61,7 +89,8 @@ def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> Non
     check(variant in known, f"there is no matmul variant {variant!r}: choose one of {', '.join(known)}")
     if variant == "auto":
         m, n, k = check_arguments(x, weight, out, bias)
-        variant = choose(m, n, k, x.dtype, gpu_name(x))
+        check_arguments(x, weight, out, bias)
+        variant = choose_for(x, weight)
     VARIANTS[variant](x, weight, out, bias, stream)
 
 
@@ -71,6 +100,8 @@ __all__ = [
     "VARIANTS",
     "check_arguments",
     "choose",
+    "can_use_wgmma",
+    "choose_for",
     "choose_for_many_rows",
     "gpu_name",
     "matmul",
@@ -78,6 +109,9 @@ __all__ = [
     "matmul_gemv",
     "matmul_naive",
     "matmul_reference",
+    "matmul_silu_and_multiply",
     "matmul_tensor_core",
     "matmul_tiled",
+    "matmul_vectorized",
+    "matmul_wgmma",
 ]

@@ -104,8 +104,8 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
         chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, paired)
-        x_map = tensor_map(x, (tokens // tiling.sharers, flat_wgmma.TILE_K))
-        weight_map = tensor_map(weight, (columns, flat_wgmma.TILE_K))
+        x_map = tensor_map(x, (tokens // tiling.sharers, flat_wgmma.TILE_K), promotion=128)
+        weight_map = tensor_map(weight, (columns, flat_wgmma.TILE_K), promotion=128)
         arguments = (x_map, weight_map, bias, out, ceil_div(k, flat_wgmma.TILE_K))
         cluster = tiling.splits * tiling.sharers
         grid, cluster = ceil_div(blocks, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)

@@ -29,7 +29,6 @@ class FlatWgmmaTiling(NamedTuple):
     stages: int
     splits: int = 1
     sharers: int = 1
-    late: int = 1
 
     @property
     def rows(self) -> int:
@@ -111,9 +110,6 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool):
             stage, step = uint32(stage + 1), int32(step + 1)
             if stage == stages:
                 stage, phase = uint32(0), uint32(phase ^ 1)
-        # Not earlier: the next kernel's first copies then queue up behind these, and memory has work while this kernel ends.
-        if tiling.late:
-            ptx.griddepcontrol_launch_dependents()
 
     return begin, produce
 
@@ -142,7 +138,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
             if number == 0:
                 ptx.mbarrier_arrive(empty + 8 * stage)
         elif number < sharers:
-            ptx.mbarrier_arrive_cluster(ptx.mapa(empty + 8 * stage, split * sharers + number))
+            ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(empty + 8 * stage, split * sharers + number))
 
     @cuda.jit(device=True, forceinline=True)
     def consume(sums, sums_at, ring, full, empty, steps, split, thread):
@@ -216,8 +212,7 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_wgmma_kernel(x_map, weight_map, bias, out, k_steps):
         """x [M, K] in boxes [tokens, 64], weight [N, K] in boxes [rows, 64] (gated: half the rows), out [M, N] or [M, N / 2]."""
-        if not tiling.late:
-            ptx.griddepcontrol_launch_dependents()
+        ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
         thread = int32(cuda.threadIdx.x)
         start = ptx.shared_address(memory, 0)

@@ -20,7 +20,7 @@ from numba.cuda import libdevice
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
-from minllm.kernels.reduction import block_sum
+from minllm.kernels.reduction import block_moments, block_sum, merge_moments
 from minllm.kernels.vector import vector_access
 from minllm.runtime.kernel import kernel, launch
 
@@ -86,7 +86,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
     def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
-        partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        partials = cuda.shared.array((3, 32), float32)
         values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
         for piece in range(pieces):
@@ -94,7 +94,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
             if i < hidden:
                 load(weight, i, weights, at)  # no kernel writes it, so its way here may overlap the predecessor
         wait_for_predecessors()
-        total = float32(0)
+        count = mean = deviations = float32(0)  # of what this thread holds: one exchange over the block then gives those of the row
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
@@ -104,22 +104,20 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
                     for k in range(width):
                         values[at + k] += addend[k]
                     store(residual, row + i, values, at)
+                total = squares = float32(0)
                 for k in range(width):
                     total += values[at + k]
-        mean = block_sum(total, partials) / float32(hidden)
-        sum_of_squares = float32(0)
+                total *= float32(1 / width)
+                for k in range(width):
+                    squares += (values[at + k] - total) * (values[at + k] - total)
+                count, mean, deviations = merge_moments(count, mean, deviations, float32(width), total, squares)
+        _, mean, deviations = block_moments(count, mean, deviations, partials)
+        inverse_deviation = libdevice.rsqrtf(deviations / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
                 for k in range(width):
-                    values[at + k] -= mean
-                    sum_of_squares += values[at + k] * values[at + k]
-        inverse_deviation = libdevice.rsqrtf(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
-        for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
-            if i < hidden:
-                for k in range(width):
-                    values[at + k] *= inverse_deviation * weights[at + k]
+                    values[at + k] = (values[at + k] - mean) * (inverse_deviation * weights[at + k])
                 if has_bias:
                     load(bias, i, addend, 0)
                     for k in range(width):
