@@ -23,7 +23,7 @@ from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
-from minllm.kernels.matmul.flat_wgmma import FlatWgmmaTiling
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core

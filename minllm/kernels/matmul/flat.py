@@ -24,10 +24,11 @@ Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference 
 import numpy as np
 
 from minllm.kernels.arguments import ceil_div, check_array
-from minllm.kernels.matmul import flat_tiles, flat_wgmma
+from minllm.kernels.matmul import flat_tiles, flat_wgmma_tiling
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.flat_tiles import FlatTiling, flat_tiles_kernel
-from minllm.kernels.matmul.flat_wgmma import FlatWgmmaTiling, flat_wgmma_kernel
+from minllm.kernels.matmul.flat_wgmma import flat_wgmma_kernel
+from minllm.kernels.matmul.flat_wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.vector import address, vectors_a_row
 from minllm.runtime.device import describe_device
@@ -92,7 +93,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
     if tiling is None:
         hopper = not isinstance(x, np.ndarray) and describe_device(0).compute_capability == HOPPER
-        tiling = (flat_wgmma if hopper else flat_tiles).choose_tiling(tokens, n, k, gated)
+        tiling = (flat_wgmma_tiling if hopper else flat_tiles).choose_tiling(tokens, n, k, gated)
     if isinstance(tiling, FlatWgmmaTiling):  # blocks that share tiles of x fetch whole eights of rows each
         tokens = min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * tiling.sharers) == 0)
     columns = tiling.rows // 2 if gated else tiling.rows  # of out, that a block computes
@@ -104,9 +105,9 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
         chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, paired)
-        x_map = tensor_map(x, (tokens // tiling.sharers, flat_wgmma.TILE_K), promotion=128)
-        weight_map = tensor_map(weight, (columns, flat_wgmma.TILE_K), promotion=128)
-        arguments = (x_map, weight_map, bias, out, ceil_div(k, flat_wgmma.TILE_K))
+        x_map = tensor_map(x, (tokens // tiling.sharers, TILE_K), promotion=128)
+        weight_map = tensor_map(weight, (columns, TILE_K), promotion=128)
+        arguments = (x_map, weight_map, bias, out, ceil_div(k, TILE_K))
         cluster = tiling.splits * tiling.sharers
         grid, cluster = ceil_div(blocks, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens), cluster)

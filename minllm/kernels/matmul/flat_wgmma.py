@@ -1,63 +1,31 @@
-"""Flat matrix product of Hopper: 1 to 256 rows of x against a weight that is read once, by the copy engine, for wgmma.
+"""Flat matrix product of Hopper: the copy engine streams weights through a ring in shared memory, and wgmma multiplies them from there.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          M <= 256, x and weight bfloat16 or float16
+
+A block owns 64 rows of weight for each of its warpgroups. One thread, the producer, has the copy engine fetch tiles of 64 columns, as far
+ahead as the ring has stages; the warpgroups multiply m64nNk16, N being the rows of x (tokens) padded to a multiple of 8. A stage costs one
+copy of weight, one of x, and four wgmma, so that nothing but memory's speed is left to wait for.
+
+Where a matrix has few rows, `splits` blocks of a cluster divide K: each leaves its sums in shared memory, and all read each other's there,
+always in the same order. With many tokens tiles of x cost as much of L2's bandwidth as weights do; then `sharers` blocks of a cluster each
+fetch a part of x's tile, for all of them (multicast).
+
+The kernel starts before its predecessor has ended (programmatic dependent launch): the first ring of weights, which nobody writes, is
+then on its way while x is still being computed.
+
+Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa"; K. Hong et al., "FlashDecoding++", section 4.
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.flat_output import PADDING, make_keep_sums, make_write
-from minllm.runtime.kernel import check, kernel
+from minllm.kernels.matmul.flat_output import make_keep_sums, make_write
+from minllm.kernels.matmul.flat_wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP, WARPGROUP_ROWS, FlatWgmmaTiling
+from minllm.runtime.kernel import kernel
 
-WARP = 32
-WARPGROUP, WARPGROUP_ROWS = 128, 64
-TILE_K, LINE_BYTES = 64, 128  # elements of a step, and their bytes: the swizzle's span
-SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
-
-
-class FlatWgmmaTiling(NamedTuple):
-    """`warpgroups` of 64 weight rows each a block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
-
-    splits: blocks of a cluster that divide K. sharers: blocks with the same part of K and different rows of weight, which share tiles of x.
-    """
-
-    warpgroups: int
-    stages: int
-    splits: int = 1
-    sharers: int = 1
-
-    @property
-    def rows(self) -> int:
-        """Rows of weight of a block."""
-        return self.warpgroups * WARPGROUP_ROWS
-
-    @property
-    def threads(self) -> int:
-        """The consumers, and the producer's warp."""
-        return self.warpgroups * WARPGROUP + WARP
-
-    def stage_bytes(self, tokens: int) -> int:
-        """Bytes of a step's tiles."""
-        return (self.rows + tokens) * LINE_BYTES
-
-    def shared_bytes(self, tokens: int) -> int:
-        """The ring, or the sums that later lie in its place, two barriers a stage, and room to begin at a multiple of 1024."""
-        return max(self.stages * self.stage_bytes(tokens), self.sums_bytes(tokens)) + 16 * self.stages + 1024
-
-    def sums_bytes(self, tokens: int) -> int:
-        """Bytes of a block's float32 sums."""
-        return tokens * (self.rows + PADDING) * 4
-
-    def check(self, tokens: int) -> None:
-        """Raise KernelArgumentError unless it can be launched for so many padded rows of x."""
-        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
-        room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
-        check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
-        check(self.stages >= 2 and self.shared_bytes(tokens) <= SHARED_BYTES_OF_A_BLOCK, room)
 
 
 def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool):
@@ -241,8 +209,3 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
             meet(splits)
 
     return matmul_flat_wgmma_kernel
-
-
-def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling:
-    """A tiling for `tokens` padded rows of x and n columns of out."""
-    return FlatWgmmaTiling(1, 8 if tokens <= 16 else 3, 1)

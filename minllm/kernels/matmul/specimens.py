@@ -3,7 +3,7 @@
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import flat_tiles, flat_wgmma, gemv, tensor_core, tiled, vectorized, wgmma
+from minllm.kernels.matmul import flat_tiles, flat_wgmma, flat_wgmma_tiling, gemv, tensor_core, tiled, vectorized, wgmma
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
@@ -88,7 +88,7 @@ def flat_specimens(dtype):
             contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
             yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
         for tokens, n, k in ((8, 6144, 4096), (64, 28672, 4096), (128, 4096, 14336), (256, 6144, 4096)):
-            tiling = flat_wgmma.choose_tiling(tokens, n, k, gated)
+            tiling = flat_wgmma_tiling.choose_tiling(tokens, n, k, gated)
             kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, True)
             arguments = (types.uint64, types.uint64, types.none, matrix, types.int32)
             name = f"matmul/flat/wgmma/{kind}{tokens}x{n}x{k}/{dtype}"

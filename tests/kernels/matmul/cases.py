@@ -12,7 +12,7 @@ import numpy as np
 
 from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.flat_tiles import FlatTiling
-from minllm.kernels.matmul.flat_wgmma import FlatWgmmaTiling
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling

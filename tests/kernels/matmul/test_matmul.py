@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul import VARIANTS, choose, flat, flat_tiles, flat_wgmma, gemv, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul import VARIANTS, choose, flat, flat_tiles, flat_wgmma_tiling, gemv, matmul, matmul_reference, tensor_core, tiled
 from minllm.kernels.matmul.flat_tiles import FlatTiling
-from minllm.kernels.matmul.flat_wgmma import FlatWgmmaTiling
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
@@ -195,7 +195,7 @@ def test_tilings_grow_with_the_work():
     for tokens in flat.PADDED_ROWS:
         for n in (64, 2048, 28672):
             flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
-            flat_wgmma.choose_tiling(tokens, n, 4096, False).check(tokens)
+            flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False).check(tokens)
     for m in range(1, gemv.MAX_ROWS_OF_X + 1):
         tiling = gemv.choose_tiling(m, 2048, 8192)
         assert tiling.warps % tiling.splits == 0
