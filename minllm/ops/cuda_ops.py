@@ -18,6 +18,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels import attention as attention_kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
@@ -50,6 +51,7 @@ class CudaOps:
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream = None, None, None
+        self.counts: dict[tuple[int, ...], Any] = {}
         if not simulated:
             from minllm.runtime.memory import device_memory
             from minllm.runtime.stream import compute_stream, stream_handle
@@ -129,7 +131,7 @@ class CudaOps:
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype)
-        if name == "split_kv" and batch.max_query_len != 1:  # it takes single tokens; a prompt needs another even where it was asked for
+        if name in attention_kernels.DECODE_VARIANTS and batch.max_query_len != 1:  # a prompt needs another even where one was asked for
             name = attention_kernels.choose(batch.max_query_len, self.dtype)
         variant = attention_kernels.VARIANTS[name]
         own = self.own.get("attention")
@@ -137,7 +139,7 @@ class CudaOps:
         if own is not None and own.takes(batch.max_query_len):
             variant, launch_attention = own, own.launch
         shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
-        workspace = {scratch: self.empty(shape, dtype) for scratch, (shape, dtype) in shapes.items()}
+        workspace = make_workspace(shapes, self.empty, self._counts)
         out = self.empty(query.shape, self.dtype)
         launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
@@ -183,6 +185,12 @@ class CudaOps:
         out = self.empty((rows,), np.int32)
         sample(logits, sampling, out, SampleScratch.allocate(self.empty, rows, vocab, sampling), self.stream)
         return out
+
+    def _counts(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Zeros that kernels count in and leave as zeros: made once, used by all calls on the stream."""
+        if shape not in self.counts:
+            self.counts[shape] = self.zeros(shape, dtype)
+        return self.counts[shape]
 
     def _rows(self, x: Any, rows: Any) -> Any:
         """x[rows]: looking rows up is what an embedding does."""

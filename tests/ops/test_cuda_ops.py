@@ -41,6 +41,7 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
 BY_NAME = [
     {"attention": "flash_attention_1"},
     {"attention": "split_kv", "matmul": "naive"},
+    {"attention": "split_tensor_core"},
     {"attention": "materialized", "matmul": "gemv"},
 ]
 

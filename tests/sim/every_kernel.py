@@ -16,7 +16,14 @@ import numpy as np
 import minllm.kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.attention import flash_attention_1, flash_attention_2, flash_attention_2_float32, materialized, split_kv
+from minllm.kernels.attention import (
+    flash_attention_1,
+    flash_attention_2,
+    flash_attention_2_float32,
+    materialized,
+    split_kv,
+    split_tensor_core,
+)
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
@@ -439,6 +446,21 @@ def split_kv_of_a_decode_step():
     }
     run = partial(split_kv.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, kernels, LENS
+
+
+@row
+def split_tensor_core_of_a_decode_step():
+    context, heads, kv_heads, D, b, splits, warps = 256, 4, 2, 64, 2, 2, 4
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states = splits * heads * 4
+    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, query=splits * warps * heads * D * b)
+    parts_at_once = 8  # the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
+    different = dict(query=heads * D * b, part_out=2 * states * D)
+    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
+    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
+    return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
 
 
 # Sampling: R rows of V logits.
