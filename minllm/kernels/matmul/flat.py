@@ -30,12 +30,11 @@ from minllm.kernels.matmul.flat_tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat_wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
+from minllm.kernels.matmul.wgmma import has_wgmma
 from minllm.kernels.vector import address, vectors_a_row
-from minllm.runtime.device import describe_device
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
 
-HOPPER = (9, 0)
 MOST_ROWS = 256
 PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of x, that kernels are compiled for
 
@@ -91,10 +90,13 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     (m, n), k = out.shape, x.shape[1]
     tokens = min(padded for padded in PADDED_ROWS if padded >= m)
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
+    hopper = has_wgmma(x)
     if tiling is None:
-        hopper = not isinstance(x, np.ndarray) and describe_device(0).compute_capability == HOPPER
-        tiling = (flat_wgmma_tiling if hopper else flat_tiles).choose_tiling(tokens, n, k, gated)
-    if isinstance(tiling, FlatWgmmaTiling):  # blocks that share tiles of x fetch whole eights of rows each
+        hoppers = hopper and not isinstance(x, np.ndarray)
+        tiling = (flat_wgmma_tiling if hoppers else flat_tiles).choose_tiling(tokens, n, k, gated)
+    if isinstance(tiling, FlatWgmmaTiling):
+        check(hopper, f"{tiling} needs a GPU of compute capability 9.0: give a FlatTiling, or none")
+        # Blocks that share tiles of x fetch whole eights of rows each.
         tokens = min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * tiling.sharers) == 0)
     columns = tiling.rows // 2 if gated else tiling.rows  # of out, that a block computes
     blocks = ceil_div(n, columns)

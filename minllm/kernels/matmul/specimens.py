@@ -87,7 +87,7 @@ def flat_specimens(dtype):
             name, arguments = f"matmul/flat/tiles/{kind}{tokens}x{n}/{dtype}", operands(dtype, bias=False)
             contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
             yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
-        for tokens, n, k in ((8, 6144, 4096), (64, 28672, 4096), (128, 4096, 14336), (256, 6144, 4096)):
+        for tokens, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, k, gated)
             kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, True)
             arguments = (types.uint64, types.uint64, types.none, matrix, types.int32)
