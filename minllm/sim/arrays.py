@@ -68,7 +68,7 @@ class CheckedArray:
             if isinstance(position, (float, np.floating)):
                 fail(f"index {position!r} into the {self} is not an integer")
             if not 0 <= position < extent:
-                fail(f"index {tuple(map(str, indices))} is out of bounds for the {self} of shape {self.shape}")
+                fail(f"index [{', '.join(map(str, indices))}] is out of bounds for the {self} of shape {self.shape}")
         return indices
 
     def __getitem__(self, index):
