@@ -5,6 +5,7 @@
     python tools/record_lessons.py --results FOLDER     write elsewhere
 
     copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
+    cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
     batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
     length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
 """
@@ -20,13 +21,15 @@ import numpy as np
 
 from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import write_shape
-from minllm.bench.kernel_case import rounded
+from minllm.bench.kernel_case import BFLOAT16, rounded
+from minllm.bench.noise import Noise
 from minllm.bench.record import Row, file_name, new_record, write_json
 from minllm.bench.shapes import SHAPES
-from minllm.bench.timing import CudaClock, median_seconds
+from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
 from minllm.engine.sampling_params import SamplingParams
+from minllm.kernels.matmul.gemv import matmul_gemv
 from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 
@@ -47,6 +50,17 @@ def copy_rows(ops: CudaOps, clock: CudaClock) -> Iterator[Row]:
         if not np.array_equal(ops.to_host(out[:2]), ops.to_host(x[:2])):
             raise ValueError(f"the copy {variant} is wrong")
         yield Row("copy", f"{SIDE}x{SIDE}, float32", variant, rounded(2 * x.nbytes / seconds / 1e12), "TB/s")
+
+
+def cache_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row]:
+    """One product, timed in the wrong way and in the right one, in TB/s of the weight."""
+    noise, side = Noise(), 4096
+    weight_bytes = BFLOAT16.itemsize * side * side
+    x, out = ops.array(noise.array((1, side), BFLOAT16)), ops.empty((1, side), BFLOAT16)
+    weights = [ops.array(noise.array((side, side), BFLOAT16)) for _ in range(input_sets(weight_bytes, cache_bytes))]
+    for variant, used in (("one matrix again and again", weights[:1]), ("many matrices in turn", weights)):
+        launches = [lambda weight=weight: matmul_gemv(x, weight, out, stream=ops.stream) for weight in used]
+        yield Row("cache", f"1x{side}x{side}, bfloat16", variant, rounded(weight_bytes / median_seconds(launches, clock) / 1e12), "TB/s")
 
 
 def timed_ms(llm: LLM, batch: int, prompt: int) -> tuple[float, float]:
@@ -87,7 +101,8 @@ def main() -> int:
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3)}
     rows = []
     options.results.mkdir(parents=True, exist_ok=True)
-    for found in (copy_rows(CudaOps(), CudaClock()), model_rows()):
+    ops, clock = CudaOps(), CudaClock()
+    for found in (copy_rows(ops, clock), cache_rows(ops, clock, device.l2_bytes), model_rows()):
         for row in found:
             rows.append(row)
             print(f"{row.benchmark:8} {row.case:60} {row.variant:12} {row.value:10,.4g} {row.unit}", flush=True)
