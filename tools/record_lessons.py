@@ -1,20 +1,23 @@
 """Measure what lessons show beside the record of the benchmarks, and write it to docs/results/lessons/DEVICE.json. Needs a GPU.
 
-    python tools/record_lessons.py                      measure and write
-    python tools/record_lessons.py --commit NAME        where git cannot tell the commit
-    python tools/record_lessons.py --results FOLDER     write elsewhere
+python tools/record_lessons.py                      measure and write
+python tools/record_lessons.py --only copy          one part; the record's other rows stay
+python tools/record_lessons.py --commit NAME        where git cannot tell the commit
+python tools/record_lessons.py --results FOLDER     write elsewhere
 
-    copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
-    cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
-    batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
-    length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
+copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
+cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
+batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
+length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
 """
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,7 @@ from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import write_shape
 from minllm.bench.kernel_case import BFLOAT16, rounded
 from minllm.bench.noise import Noise
-from minllm.bench.record import Row, file_name, new_record, write_json
+from minllm.bench.record import Record, Row, file_name, merged, new_record
 from minllm.bench.shapes import SHAPES
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
@@ -91,25 +94,32 @@ def model_rows() -> Iterator[Row]:
                 yield Row("batch", f"{name}, batch {batch}, prompt {PROMPT}, new {NEW}", "decode step", rounded(step), "ms")
 
 
+def write(path: Path, record: Record) -> None:
+    """Merge into the file, a row a line."""
+    whole = merged(json.loads(path.read_text(encoding="utf-8")) if path.exists() else None, record)
+    rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in whole.pop("rows"))
+    head = json.dumps(whole, ensure_ascii=False, indent=1).removesuffix("\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
 def main() -> int:
-    """Measure everything and write the record."""
+    """Measure everything, or a part, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=("copy", "cache", "model"), help="may be repeated")
     parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
     options = parser.parse_args()
-    device = current_device()
+    device, ops, clock = current_device(), CudaOps(), CudaClock()
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3)}
+    parts = dict(copy=lambda: copy_rows(ops, clock), cache=lambda: cache_rows(ops, clock, device.l2_bytes), model=model_rows)
     rows = []
-    options.results.mkdir(parents=True, exist_ok=True)
-    ops, clock = CudaOps(), CudaClock()
-    for found in (copy_rows(ops, clock), cache_rows(ops, clock, device.l2_bytes), model_rows()):
-        for row in found:
+    for name in options.only or parts:
+        for row in parts[name]():
             rows.append(row)
-            print(f"{row.benchmark:8} {row.case:60} {row.variant:12} {row.value:10,.4g} {row.unit}", flush=True)
-            record = new_record(device.name, ceilings, rows)
-            if options.commit:
-                record = type(record)(**{**record.__dict__, "commit": options.commit})
-            write_json(options.results / file_name(device.name), record)
+            print(f"{row.benchmark:8} {row.case:60} {row.variant:28} {row.value:10,.4g} {row.unit}", flush=True)
+        record = new_record(device.name, ceilings, rows)
+        write(options.results / file_name(device.name), replace(record, commit=options.commit or record.commit))
     return 0
 
 
