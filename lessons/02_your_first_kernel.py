@@ -137,7 +137,9 @@ guess.against(blocks=grid, idle_threads=grid * block - n)
 # %%
 from minllm.course import typed_debugger
 
-debugger = typed_debugger("p cuda.blockIdx.x, cuda.threadIdx.x, i", "p x[i], residual[i]", "next", "p out.data[96:]", "continue")
+debugger = typed_debugger(
+    "p cuda.blockIdx.x, cuda.threadIdx.x, i", "p x[i], residual[i]", "next", "p out.data[96:]", "continue"
+)
 
 
 @kernel
@@ -203,70 +205,59 @@ finding(add_without_guard_kernel, grid, block, x, residual, np.empty(n, np.float
 #
 # ## Threads that work together, and the race between them
 #
-# Some work is not a thread's own. A norm needs the sum of a whole vector, a softmax the maximum of a row. Threads of
-# one block can help each other: they share a small, fast memory, and they can wait for each other at a barrier. Here
-# 64 threads add 64 numbers in 6 steps rather than 63, each step adding one half to the other:
+# Some work is not a thread's own. Threads of one block can help each other: they share a small, fast memory, and they
+# can wait for each other at a barrier. Here every number gets the next one added, and the last one the first:
 
 # %%
 from numba import float32
 
 
 @kernel
-def sum_kernel(x, out):  # x [blocks * 64], out [blocks]
+def add_next_kernel(x, out):  # both [64]
     tile = cuda.shared.array(64, float32)  # one for each block, seen by its threads only
     i = cuda.threadIdx.x
-    tile[i] = x[cuda.blockIdx.x * 64 + i]
+    tile[i] = x[i]
     cuda.syncthreads()  # (1)!
-    step = 32
-    while step > 0:
-        if i < step:
-            tile[i] += tile[i + step]
-        cuda.syncthreads()  # (2)!
-        step //= 2
-    if i == 0:
-        out[cuda.blockIdx.x] = tile[0]
+    out[i] = tile[i] + tile[(i + 1) % 64]
 
 
-numbers = np.arange(128, dtype=np.float32)  # [2 * 64]
-sums = place.empty((2,), np.float32)
-launch(sum_kernel, 2, 64, (place.array(numbers), sums))
-print(place.to_host(sums), "and NumPy says", numbers.reshape(2, 64).sum(axis=1))
-assert np.array_equal(place.to_host(sums), numbers.reshape(2, 64).sum(axis=1))
+numbers = np.arange(64, dtype=np.float32)  # [64]
+sums = place.empty((64,), np.float32)
+launch(add_next_kernel, 1, 64, (place.array(numbers), sums))
+assert np.array_equal(place.to_host(sums), numbers + np.roll(numbers, -1))
+print(place.to_host(sums)[[0, 1, 62, 63]])
 
 # %% [markdown]
-# 1. A barrier: nobody goes on until all 64 have come. Without it a thread would add numbers that another has not yet
-#    put there.
-# 2. And after each step: the next one reads what this one wrote.
+# 1. A barrier: nobody goes on until all 64 have come. Without it a thread would read a place that another has not yet
+#    filled.
 #
-# Now leave out the second barrier. The kernel still looks right, line by line.
+# Now somebody finds that the sum could as well be kept in the tile, for a later step to use. The kernel still looks
+# right, line by line.
 
 
 # %%
 @kernel
-def racing_sum_kernel(x, out):  # x [blocks * 64], out [blocks]
+def add_next_in_place_kernel(x, out):  # both [64]
     tile = cuda.shared.array(64, float32)
     i = cuda.threadIdx.x
-    tile[i] = x[cuda.blockIdx.x * 64 + i]
+    tile[i] = x[i]
     cuda.syncthreads()
-    step = 32
-    while step > 0:
-        if i < step:
-            tile[i] += tile[i + step]
-        step //= 2
-    if i == 0:
-        out[cuda.blockIdx.x] = tile[0]
+    tile[i] += tile[(i + 1) % 64]
+    out[i] = tile[i]
 
 
-wrong = np.empty(2, np.float32)
-racing_sum_kernel.simulate[2, 64](numbers, wrong)
-print("in the order in which the simulator runs threads:", wrong)
-finding(racing_sum_kernel, 2, 64, numbers, wrong)
-assert not np.array_equal(wrong, numbers.reshape(2, 64).sum(axis=1))
+wrong = np.empty(64, np.float32)
+add_next_in_place_kernel.simulate[1, 64](numbers, wrong)
+print(
+    (wrong != numbers + np.roll(numbers, -1)).sum(),
+    "of 64 are wrong, in the order in which the simulator runs them",
+)
+finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
 
 # %% [markdown]
-# A race is two threads at one place, one of them writing, and nothing that orders them. On a GPU the result depends
-# on who comes first. It may be right a thousand times. The detector does not wait for the bad order to happen: it
-# asks whether anything forbids it.
+# A race is two threads at one place, one of them writing, and nothing that orders them. Thread 0 changes its number
+# while the last thread still needs the old one. On a GPU the result depends on who comes first: it may be right a
+# thousand times. The detector does not wait for the bad order to happen. It asks whether anything forbids it.
 #
 # ## Read a kernel of the package
 #
@@ -333,7 +324,7 @@ from minllm.course import accesses
 accesses(
     traces["by rows"].example("global", "x"),
     "By rows",
-    caption="Counted in the simulator. Coloured cells are asked for, by the lane in them; frames are sectors that move.",
+    caption="Counted in the simulator. Coloured cells are asked for, by the lane in them; frames are sectors.",
 )
 
 # %% tags=["fold"]
@@ -406,7 +397,9 @@ from minllm.course import Dot, roofline
 
 ceilings = load_record()["ceilings"]
 dots = []
-for colour, (name, variant, intensity) in enumerate((("activation", "silu_and_multiply", 1.0), ("activation", "gelu_tanh", 2.5))):
+for colour, (name, variant, intensity) in enumerate(
+    (("activation", "silu_and_multiply", 1.0), ("activation", "gelu_tanh", 2.5))
+):
     (row,) = recorded(name, variant=variant)
     dots.append(Dot.of_bandwidth(f"{variant}: {row.value:.2f} TB/s", intensity, row.value, colour=colour))
 roofline(
@@ -429,53 +422,17 @@ from minllm.course import show_exercises
 show_exercises(2)
 
 # %% [markdown]
-# ## A detective case: the barrier that half of them miss
+# ## A detective case
 #
-# A colleague finds the sum kernel wasteful. Only threads below `step` have anything to do, so only they should wait,
-# he says, and moves the second barrier into the branch. His test passes. Weeks later a program hangs on another GPU,
-# now and then, and nobody connects the two.
+# Adding up a row is work for a whole block: half of the threads add the other half's numbers to theirs, then a
+# quarter, and so on. This kernel was in use for months.
 
+# %% tags=["hide-input"]
+from minllm.course import show_case
 
-# %%
-@kernel
-def thrifty_sum_kernel(x, out):  # x [blocks * 64], out [blocks]
-    tile = cuda.shared.array(64, float32)
-    i = cuda.threadIdx.x
-    tile[i] = x[cuda.blockIdx.x * 64 + i]
-    cuda.syncthreads()
-    step = 32
-    while step > 0:
-        if i < step:
-            tile[i] += tile[i + step]
-            cuda.syncthreads()
-        step //= 2
-    if i == 0:
-        out[cuda.blockIdx.x] = tile[0]
-
-
-thrifty = np.empty(2, np.float32)
-thrifty_sum_kernel.simulate[2, 64](numbers, thrifty)
-print("his test:", thrifty, "is right")
+show_case("restless_sum")
 
 # %% [markdown]
-# The numbers are right, and the kernel is wrong. Which rule does it break, and which threads break it? Answer before
-# you run the detectors.
-
-# %%
-finding(thrifty_sum_kernel, 2, 64, numbers, thrifty)
-
-# %% [markdown]
-# ??? question "What happened?"
-#
-#     A barrier waits for *all* threads of a block, so all of them have to come to it. Here threads 32 to 63 never
-#     do: they skip the branch, run through the loop, and end. Hardware happens to count threads that have ended as
-#     if they had come, and so the test passes. CUDA promises nothing of the kind for a barrier that only some threads
-#     reach: with more work after the loop, or another compiler, the first half waits for ever, or meets the second
-#     half at the wrong barrier. The saving was none, either: a barrier costs what its slowest warp costs.
-#
-#     The rule: a barrier stands where every thread of the block passes, never inside a condition that differs
-#     between threads.
-#
 # ## What next, and which measurement says so
 #
 # The traces on this page show kernels that ask for a few bytes for every operation, and the recorded dots stand on

@@ -111,7 +111,10 @@ for launcher in (matmul_naive, matmul_gemv):
     total = traces[0].total
     counted[launcher.__name__] = total
     multiplied = 2 * traces[0].flops["float32 multiply"]
-    print(f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, {total.bytes:9,} asked for, {multiplied:8,} FLOP")
+    print(
+        f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
+        f"{total.bytes:9,} asked for, {multiplied:8,} FLOP"
+    )
     assert np.allclose(out, x @ w.T, atol=1e-4)
     assert total.unique_bytes == moved and multiplied == flop
 
@@ -133,9 +136,13 @@ _, config = find_config("llama-3.1-8b")
 print(f"{'stage':20} {'MB':>9} {'GFLOP':>7} {'FLOP a byte':>12}")
 for stage in costs.decode_stages(config, batch=1, context=576):
     operations = stage.flops + stage.other_flops
-    print(f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} {stage.arithmetic_intensity:12.2f}")
+    print(
+        f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} {stage.arithmetic_intensity:12.2f}"
+    )
 step = costs.decode_step(config, batch=1, context=576)
-print(f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} {step.arithmetic_intensity:12.2f}")
+print(
+    f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} {step.arithmetic_intensity:12.2f}"
+)
 assert step.arithmetic_intensity < 2
 
 # %% [markdown]
@@ -323,14 +330,18 @@ assert costs.prefill(config, 2048).arithmetic_intensity > ridge
 # `minllm plan` does these sums for any `config.json` and the GPUs that it has data sheets of.
 
 # %% tags=["fold"]
+import os
 import subprocess
 import sys
 
 
 def minllm(command):
     """What a command prints."""
-    done = subprocess.run([sys.executable, "-m", "minllm", *command.split()], capture_output=True, text=True, check=True)
-    return done.stdout
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {
+        "NO_COLOR": "1"
+    }
+    words = [sys.executable, "-m", "minllm", *command.split()]
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 print(minllm("plan llama-3.1-8b --gpu h100 --context 2048 --batch 32 --price-per-hour 3"))
@@ -361,7 +372,9 @@ for gigabytes in (20, 16):
     )
     if gigabytes == 20:
         assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
-print(f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion weights used once for each sequence")
+print(
+    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion weights used once for each sequence"
+)
 
 # %% [markdown]
 # The figures that the notes go on with, 22.2 ms and 720 tokens a second, belong to 20 GB: weights and cache of a
@@ -408,7 +421,9 @@ products = (
     + product_ms("lm_head", "1x128256x2048")
 )
 (attention_row,) = recorded("decode attention", "1x1024, 32/8 heads, d 128", "split_kv")
-attention_ms = 1024 * costs.kv_bytes_per_token(config) / attention_row.value / 1e9  # at 1,024 tokens: an upper estimate
+attention_ms = (
+    1024 * costs.kv_bytes_per_token(config) / attention_row.value / 1e9
+)  # at 1,024 tokens: an upper estimate
 rest = total - products - attention_ms
 bars(
     [
@@ -424,7 +439,9 @@ bars(
 )
 
 # %%
-print(f"measured {total:.2f} ms = products {products:.2f} + attention {attention_ms:.2f} + the rest {rest:.2f}")
+print(
+    f"measured {total:.2f} ms = products {products:.2f} + attention {attention_ms:.2f} + the rest {rest:.2f}"
+)
 launches = 32 * 7
 print(f"the rest is {1e3 * rest / launches:.1f} µs for each of some {launches} kernels in the step")
 assert floor < products < total
@@ -471,15 +488,28 @@ from minllm.course import show_exercises
 show_exercises(4)
 
 # %% [markdown]
-# ## A detective case: faster than memory
+# ## A detective case
 #
-# A colleague has a kernel for the product with one row. He times it in a loop, 4,096 by 4,096 weights in bfloat16,
-# and reports more bytes a second than the memory of the H200 can move:
+# The first case stands below the roof, where the roofline says that something is wrong but not what.
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("idle_bytes")
+
+# %% [markdown]
+# ## A second case: faster for nothing
+#
+# A colleague tidies up a benchmark of the product with one row, 4,096 by 4,096 weights in bfloat16. It used to make
+# several matrices and take them in turn. Now it makes one, which is simpler, and the kernel is faster than before:
 
 # %% tags=["fold"]
 cache = recorded("cache", record="lessons/h200")
 bars(
-    [Bar(row.variant, row.value, f"{100 * row.value / beta:.0f} % of a copy", i) for i, row in enumerate(cache)],
+    [
+        Bar(row.variant, row.value, f"{100 * row.value / beta:.0f} % of a copy", i)
+        for i, row in enumerate(cache)
+    ],
     unit="TB/s",
     title="One kernel, two ways to time it",
     limit=beta,
@@ -488,17 +518,18 @@ bars(
 )
 
 # %% [markdown]
-# The kernel is right, the clock is right, and the division is right. What was measured?
+# The kernel is the same, the clock is right, and so is the division. Which of the two figures is that of decode?
 #
 # ??? question "What happened?"
 #
 #     The weights are 4,096 · 4,096 · 2 bytes = 33.5 MB, and the H200 has a last-level cache of 50 MB. From the second
-#     turn of the loop on, the matrix comes out of the cache, and memory has nothing to do. A model has hundreds of
-#     such matrices, and by the time it needs this one again all others have passed through the cache.
+#     turn of the loop on, a part of the matrix comes out of the cache and not from memory. A model has hundreds of
+#     such matrices, and by the time it needs this one again all others have passed through the cache. Decode will see
+#     the lower figure.
 #
-#     The second bar uses several matrices in turn, more than the cache holds: that is what decode will see. A
-#     speed above the roof is never a success. It says that the bytes were not what you think. `minllm bench kernels`
-#     fills the cache several times over for that reason.
+#     On a machine with a larger or faster cache the first figure can even be above the roof. A speed above the roof is
+#     never a success. It says that the bytes were not what you think. `minllm bench kernels` takes as many matrices as
+#     fill the cache several times over.
 
 # %%
 side = 4096

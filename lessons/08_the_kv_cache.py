@@ -182,7 +182,9 @@ rows = recorded("length", record="lessons/h200")
 
 def by_length(variant):
     """(prompt, ms) of the recorded rows."""
-    return [(int(row.case.split("prompt ")[1].split(",")[0]), row.value) for row in rows if row.variant == variant]
+    return [
+        (int(row.case.split("prompt ")[1].split(",")[0]), row.value) for row in rows if row.variant == variant
+    ]
 
 
 first_token, decode_step = by_length("first token"), by_length("decode step")
@@ -199,7 +201,9 @@ curves(
 # %%
 n, slow = first_token[-1]
 fast = dict(decode_step)[n]
-print(f"at {n:,} tokens on the H200: {slow:.0f} ms without the cache, {fast:.2f} ms with it, {slow / fast:.0f} times")
+print(
+    f"at {n:,} tokens on the H200: {slow:.0f} ms without the cache, {fast:.2f} ms with it, {slow / fast:.0f} times"
+)
 assert slow > 10 * fast
 
 # %% [markdown]
@@ -298,7 +302,7 @@ show_source(
     fused_module.qkv_rope_append_kernel(64, 64, False, False),
     notes={
         "head = uint32": "One warp for each head of each token: query heads, then key heads, then value heads.",
-        "position, slot =": "Everything is asked for before anything is used, so memory is waited for twice, not four times.",
+        "position, slot =": "All loads come before any use, so memory is waited for twice, not four times.",
         "a[r], b[r] = a[r] * cosine": "The rotation, in registers.",
         "elif slot >= 0": "Queries go to the attention kernel; keys and values to their slot.",
     },
@@ -352,7 +356,8 @@ assert apart > 1.9 * together
 #
 # Each token leaves a key and a value, in each layer, for each KV head:
 #
-# $$\text{bytes a token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes a number}$$
+# $$\text{bytes a token} =
+# 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes a number}$$
 #
 # The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`, and with
 # it "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a model
@@ -380,7 +385,10 @@ from minllm.planning.presets import find_config
 
 _, llama70 = find_config("llama-2-70b")
 batch_tokens = 16 * 1024
-for heads, name in ((llama70.num_attention_heads, "formula of the notes"), (llama70.num_key_value_heads, "the model")):
+for heads, name in (
+    (llama70.num_attention_heads, "formula of the notes"),
+    (llama70.num_key_value_heads, "the model"),
+):
     token = 2 * llama70.num_hidden_layers * heads * llama70.head_dim * 2
     print(
         f"{name:20} {heads:2} KV heads: {token:9,} bytes a token, "
@@ -440,7 +448,10 @@ contexts = [2**k for k in range(9, 18)]
 
 def largest(one, **wishes):
     """(context, largest batch) where at least one sequence fits."""
-    found = [(context, make_plan(one, h200, Wishes(context=context, **wishes)).largest_batch) for context in contexts]
+    found = [
+        (context, make_plan(one, h200, Wishes(context=context, **wishes)).largest_batch)
+        for context in contexts
+    ]
     return [(context, batch) for context, batch in found if batch]
 
 
@@ -455,7 +466,7 @@ curves(
     "Largest batch, the shape of Llama-3.1-8B on one H200",
     log_x=True,
     log_y=True,
-    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Read along a line: context times batch is constant.",
+    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Twice the context, half the batch.",
 )
 
 # %%
@@ -534,86 +545,57 @@ from minllm.course import show_exercises
 show_exercises(8)
 
 # %% [markdown]
-# ## A detective case: right for sixteen tokens
-#
-# A colleague writes his own slots. Short answers are perfect. Then texts begin to drift, a little, and always from the
-# same place on. Here are his logits, token by token, against the right ones:
+# ## A detective case
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("every_fourth_token")
+
+# %% [markdown]
+# Why does nobody notice at once? Here is the same mistake in the bundled model, whose blocks hold 16 tokens. A text is
+# computed token by token, once with the right slots and once with those of the case. The curve shows how far the
+# logits are apart.
 
 
 # %%
-def suspicious_slots(block_table, positions, block_size):
-    """Where the keys and values of the given positions lie in the cache."""
-    block = block_table[np.maximum(positions - 1, 0) // block_size]
-    return block * block_size + positions % block_size
+def mistaken_slots(block_table, positions, block_size):
+    """The slots of the case."""
+    return block_table[(positions + 1) // block_size] * block_size + positions % block_size
 
 
 def drift(slots_of):
     """The largest difference from the right logits after each of 40 tokens, written to the slots that are given."""
-    right, wrong = (KVCache(ops, shape, num_blocks=40) for _ in range(2))
+    right, other = (KVCache(ops, shape, num_blocks=40) for _ in range(2))
     found = []
     for n in range(40):
         batch = build_batch([Span(tokens[n : n + 1], n, table)], [0], BLOCK_SIZE)
         slot = slots_of(np.array(table), np.array([n]), BLOCK_SIZE).astype(np.int32)
-        mistaken = replace(batch, slot_mapping=slot)
         a, b = (
             ops.to_host(forward(ops, model, to_backend(one, ops), kept.layers))
-            for one, kept in ((batch, right), (mistaken, wrong))
+            for one, kept in ((batch, right), (replace(batch, slot_mapping=slot), other))
         )
         found.append(float(np.abs(a - b).max()))
     return found
 
 
-drifts = drift(suspicious_slots)
-assert max(drift(batch_arrays.slots_of)) == max(drifts[:16]) == 0 and min(drifts[16:]) > 0.1
+drifts = drift(mistaken_slots)
+assert max(drift(batch_arrays.slots_of)) == max(drifts[:15]) == 0 and min(drifts[15:]) > 0.01
 
 # %% tags=["fold"]
 curves(
-    {"his slots": list(enumerate(drifts, 1))},
+    {"the slots of the case": list(enumerate(drifts, 1))},
     "tokens in the text",
     "largest difference of a logit",
     "Where the text begins to drift",
-    caption=f"The bundled model, computed when this page was built; {machine_line()}.",
+    caption=f"The bundled model; {machine_line()}.",
 )
 
 # %% [markdown]
-# The cache of the engine begins as zeros, so nothing crashes. In the simulator memory can be marked as unwritten.
-# Write 20 tokens to his slots and let attention read them:
-
-# %%
-import textwrap
-
-from minllm.errors import SimulationError
-from minllm.kernels.attention import split_kv
-from minllm.sim import detecting, unwritten
-
-key, value = (rng.standard_normal((20, 1, 8)).astype(np.float32) for _ in range(2))
-marked = [unwritten((4, BLOCK_SIZE, 1, 8), np.float32) for _ in range(2)]
-own_table = np.int32([[3, 1]])  # [sequences, blocks]
-where = suspicious_slots(own_table[0], np.arange(20), BLOCK_SIZE).astype(np.int32)
-try:
-    with detecting():
-        append(key, value, *marked, where)
-        split_kv.attention(
-            key[-1:], *marked, np.empty((1, 1, 8), np.float32), np.int32([0, 1]), np.int32([20]), own_table, 0.35
-        )
-except SimulationError as error:
-    print(textwrap.fill(str(error).split(" (/")[0], 100))
-else:
-    raise AssertionError("nothing was found")
-
-# %% [markdown]
-# Which token should be in that slot, and where did it go?
-#
-# ??? question "What happened?"
-#
-#     Element [1, 0] is block 1, place 0: the second block of this sequence, so its token 17, at position 16. His
-#     formula takes the block of `position - 1`. That is the same block, except where a block begins: position 16 goes
-#     to place 0 of the *first* block. So two things are wrong at once. The key of token 17 is missing, and that of
-#     token 1 has been overwritten. Every sixteenth token does it again.
-#
-#     Off by one at the edge of a block is the classic mistake of paged caches. It hides because most texts in tests
-#     are shorter than a block, and because a cache that was zeroed, or holds another request's keys, gives numbers
-#     that look like numbers. Test with lengths of one block less one, one block, and one block more.
+# Fifteen tokens are exact. Then the newest token no longer sees itself, and later ones miss one token in sixteen: a
+# model gets over that, most of the time. Tests with texts shorter than a block find nothing, and a cache that begins
+# as zeros, or holds another request's keys, gives numbers that look like numbers. Test with one token less than a
+# block, with a block, and with one more.
 #
 # ## What next, and which measurement says so
 #
