@@ -13,6 +13,7 @@ PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
 # Tags of a cell: "fold" shows its code in a closed block. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
 FOLD = "celltag_fold"
+TEXT_END = "</code></pre></div>"
 
 
 def placeholder(source: str) -> str:
@@ -54,7 +55,7 @@ def split_leading_list(source: str) -> tuple[str, str]:
     """(the numbered list that Markdown begins with, "" if it begins otherwise; all else)."""
     lines = source.splitlines()
     end = 0
-    while end < len(lines) and (re.match(r"\d+\. ", lines[end]) or (end and (not lines[end] or lines[end].startswith("    ")))):
+    while end < len(lines) and (re.match(r"\d+\. ", lines[end]) or (end and (not lines[end] or lines[end].startswith("   ")))):
         end += 1
     return "\n".join(lines[:end]).strip(), "\n".join(lines[end:]).strip()
 
@@ -75,15 +76,24 @@ def fenced(code: str, folded: bool = False) -> str:
 
 def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
     """What stands below a cell: Markdown as it is, a placeholder for the rest, whose HTML is appended to `outputs`."""
-    parts = []
+    parts, stream_goes_on = [], False
     for area in cell.select(".jp-OutputArea-output"):
-        source = held_markdown(area)
+        source, is_stream = held_markdown(area), is_printed(area)
         if source is not None:
             parts.append(source.strip())
+        elif is_stream and stream_goes_on:  # a kernel sends what is printed in pieces, as it comes
+            outputs[-1] = outputs[-1].removesuffix(TEXT_END) + output_html(area).split("<code>", 1)[1]
         elif area.get_text(strip=True) or area.find(["svg", "img", "table"]):
             parts.append(f'<div data-output="{len(outputs)}"></div>')
             outputs.append(output_html(area))
+        stream_goes_on = is_stream
     return parts
+
+
+def is_printed(area: Tag) -> bool:
+    """Whether an output is what a cell printed, rather than the value of its last line."""
+    is_value = area.find_parent(class_="jp-OutputArea-executeResult") is not None or "jp-OutputArea-executeResult" in area.get("class", [])
+    return area.get("data-mime-type") == "text/plain" and not is_value
 
 
 def output_html(area: Tag) -> str:

@@ -6,7 +6,7 @@ The request comes from a trace of the simulator. A row is 128 bytes of the array
 a sector of 32 bytes that moves, and an empty cell in a frame moves for nobody.
 """
 
-from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, titled
+from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label
 from minllm.sim.trace_numbers import Request
 from minllm.sim.trace_pictures import LINE_BYTES, words_of
 from minllm.sim.traffic import BANK_BYTES, SECTOR_BYTES
@@ -32,9 +32,7 @@ def accesses(request: Request, title: str, caption: str = "", series: int = 0) -
             drawn.append(
                 element("rect", x=x, y=y, width=WORDS_A_SECTOR * CELL, height=CELL, fill="none", stroke="currentColor", stroke_width=1.5)
             )
-        for word, lanes in words.items():
-            if word // WORDS == line:
-                drawn += cell_of(LEFT + word % WORDS * CELL, y, lanes, word, series)
+        drawn += cells([(word % WORDS, lanes[0]) for word, lanes in words.items() if word // WORDS == line], y, series)
     height = TOP + min(len(lines), MOST_ROWS) * (CELL + 4) + 4
     if len(lines) > MOST_ROWS:
         drawn.append(label(LEFT, height + FONT_SIZE, f"and {len(lines) - MOST_ROWS} more rows like these", fill=MUTED))
@@ -42,9 +40,12 @@ def accesses(request: Request, title: str, caption: str = "", series: int = 0) -
     return Figure(WIDTH, height, drawn, f"{title}: {told}, in {len(lines)} rows of {LINE_BYTES} bytes", caption)
 
 
-def cell_of(x: float, y: float, lanes: list[int], word: int, series: int) -> list[str]:
-    """A coloured cell with the number of its lane, or of its first lane where several ask."""
-    mark = element("rect", x=x + 1, y=y + 1, width=CELL - 2, height=CELL - 2, fill=colour(series), fill_opacity=0.35)
-    asking = f"lane {lanes[0]}" if len(lanes) == 1 else f"{len(lanes)} lanes"
-    said = f"bytes {word * BANK_BYTES} to {word * BANK_BYTES + BANK_BYTES - 1}: {asking}"
-    return [titled(mark, said), label(x + CELL / 2, y + CELL / 2 + 4, str(lanes[0]), "middle", font_size=FONT_SIZE - 3)]
+def cells(asked: list[tuple[int, int]], y: float, series: int) -> list[str]:
+    """Coloured cells of a row, each with the number of the lane that asked for it, or of the first one; asked: (column, lane)."""
+    size = CELL - 2
+    path = "".join(f"M{LEFT + column * CELL + 1:.1f} {y + 1:.1f}h{size:.1f}v{size:.1f}h-{size:.1f}z" for column, _ in asked)
+    numbers = "".join(element("text", str(lane), x=LEFT + (column + 0.5) * CELL, y=y + CELL / 2 + 4) for column, lane in asked)
+    return [
+        element("path", d=path, fill=colour(series), fill_opacity=0.35),
+        element("g", numbers, text_anchor="middle", font_size=FONT_SIZE - 3, fill="currentColor"),
+    ]
