@@ -377,9 +377,10 @@ print(
 )
 
 # %% [markdown]
-# The figures that the notes go on with, 22.2 ms and 720 tokens a second, belong to 20 GB: weights and cache of a
-# model that just fits that card. Read with 16 GB, the same card would promise 900 tokens a second. A slip of the pen
-# in a division moves a purchase by a quarter, and the check is to write the unit behind every number.
+# The figures that the notes go on with, 22.2 ms and 720 tokens a second, belong to 20 GB: weights and cache that need
+# the card with 32 GB. Read with 16 GB, the same card would promise 900 tokens a second. A slip of the pen in a division
+# moves a purchase by a quarter, and the check is to write the unit behind every number. Even then one question stays:
+# 11.6 billion weights are 23 GB in 16 bits. The bytes and the operations of the notes are not quite of one model.
 #
 # Either way memory takes 5 to 7 times as long as arithmetic. A card with twice the TFLOP/s would not be faster here,
 # and a batch of 32 would cost little more than its cache.
@@ -389,13 +390,25 @@ print(
 # Whole models were measured on an H200. Here is what the division promised and what came:
 
 # %%
-print(minllm("plan --gpu h200"))
+from minllm.planning.measured import comparisons
+
+for one in comparisons("NVIDIA H200"):
+    times = one.decode_ms / one.decode_floor_ms
+    print(
+        f"{one.model:13} decode step: predicted {one.decode_floor_ms:7.4f} ms, "
+        f"measured {one.decode_ms:7.4f} ms, {times:5.2f} times"
+    )
+    times = one.prefill_ms / one.prefill_floor_ms
+    print(
+        f"{'':13} first token: predicted {one.prefill_floor_ms:7.4f} ms, "
+        f"measured {one.prefill_ms:7.4f} ms, {times:5.2f} times"
+    )
 
 # %% [markdown]
-# Decode of the 8B shape is close to its floor, and the bundled model is far from it. Where does the time go? The floor
-# assumes that every byte moves at the speed of a copy, and that nothing waits. We can do better with what was
-# recorded of each kernel: the products at their own measured speed, attention at its own, and what then remains is
-# small kernels and the gaps between them.
+# `minllm plan --gpu h200` prints the same. Decode of the 8B shape is close to its floor, and the bundled model is far
+# from it. Where does the time go? The floor assumes that every byte moves at the speed of a copy, and that nothing
+# waits. We can do better with what was recorded of each kernel: the products at their own measured speed, attention
+# at its own, and what then remains is small kernels and the gaps between them.
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars

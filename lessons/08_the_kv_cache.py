@@ -195,7 +195,7 @@ curves(
     "Time for the next token, the shape of an 8B model",
     log_x=True,
     log_y=True,
-    caption=f"Without a cache each token would cost what the first one does: the whole text. {rows[0].label}.",
+    caption=f"Without a cache each token costs what the first one does, the whole text; {rows[0].label}.",
 )
 
 # %%
@@ -366,18 +366,9 @@ assert apart > 1.9 * together
 #
 # ```mermaid
 # flowchart LR
-#     subgraph own ["64 KV heads"]
-#         direction LR
-#         a1["query head 0"] --> b1["KV head 0"]
-#         a2["query head 1"] --> b2["KV head 1"]
-#         a3["..."] --> b3["..."]
-#     end
-#     subgraph shared ["8 KV heads"]
-#         direction LR
-#         c1["query heads 0 to 7"] --> d1["KV head 0"]
-#         c2["query heads 8 to 15"] --> d2["KV head 1"]
-#         c3["..."] --> d3["..."]
-#     end
+#     q0["query heads 0 to 7"] --> k0["KV head 0"]
+#     q1["query heads 8 to 15"] --> k1["KV head 1"]
+#     qn["... query heads 56 to 63"] --> kn["... KV head 7"]
 # ```
 
 # %%
@@ -406,7 +397,8 @@ guess.against(
 )
 
 # %% [markdown]
-# The notes' 42.5 GB are 42.9 with nothing rounded on the way. The model needs 5.4: an eighth. The difference decides
+# Where the guess with the cache is too low, it forgot attention, which has to look at every token before. And the
+# notes' 42.5 GB are 42.9 with nothing rounded on the way. The model needs 5.4: an eighth. The difference decides
 # whether that batch fits beside the weights on one GPU or does not. Other models, other bargains:
 
 # %% tags=["fold"]
@@ -531,9 +523,9 @@ for (n, floor), (_, ms) in zip(floors, decode_step):
     print(f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms a token, {ms - floor:.2f} ms more")
 
 # %% [markdown]
-# The prediction says how much a longer context adds, and the measurement adds about as much; what is constant between
-# them is the products and the gaps that lesson 4 took apart. Attention over a single short sequence is far below
-# its ring: there is too little to read to fill the machine. Lesson 9 mends that.
+# Nearly all of the difference is there at every length: it is the products and the gaps that lesson 4 took apart. But
+# it grows a little, because attention over a single sequence reads its cache at far less than full speed: the lowest
+# dot above. There is too little to read to fill the machine. Lesson 9 is about that.
 #
 # ## Exercises
 #
