@@ -20,7 +20,7 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul
+from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul, matmul_silu_and_multiply, takes_wgmma
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
@@ -144,9 +144,12 @@ class CudaOps:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
-        both = self.linear(x, gate_up)  # [T, 2 * intermediate]
-        activated = self.empty((both.shape[0], both.shape[1] // 2), self.dtype)
-        self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
+        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+        if self._fuses_gate(x, gate_up):
+            matmul_silu_and_multiply(x, gate_up, activated, self.stream)
+        else:
+            both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+            self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
         return self.linear(activated, down)
 
     def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:
@@ -180,6 +183,11 @@ class CudaOps:
     def _launcher(self, stage: str, launcher: Any) -> Any:
         """A stage's launcher: the package's, or the one that was given instead."""
         return self.own[stage].launch if stage in self.own else launcher
+
+    def _fuses_gate(self, x: Any, gate_up: Any) -> bool:
+        """Whether gate and up are multiplied and joined by one kernel: where wgmma multiplies and nobody asked for another."""
+        asked = {"matmul", "silu_and_multiply"} & {*self.own, *self.variants}
+        return not asked and takes_wgmma(x, gate_up)
 
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)

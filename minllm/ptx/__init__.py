@@ -24,6 +24,7 @@ from minllm.ptx.barrier import (
     mbarrier_arrive,
     mbarrier_arrive_cluster,
     mbarrier_arrive_expect_tx,
+    mbarrier_arrive_relaxed_cluster,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_inval,
@@ -125,6 +126,7 @@ from minllm.ptx.mma import (
     mma_m16n8k32_s8,
 )
 from minllm.ptx.register import (
+    keep_register,
     keep_registers,
     setmaxnreg_dec,
     setmaxnreg_inc,
@@ -208,6 +210,7 @@ __all__ = [
     "float_as_uint",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
+    "keep_register",
     "keep_registers",
     "ld_shared_cluster_f32",
     "ld_shared_cluster_u32",
@@ -227,6 +230,7 @@ __all__ = [
     "mbarrier_arrive",
     "mbarrier_arrive_cluster",
     "mbarrier_arrive_expect_tx",
+    "mbarrier_arrive_relaxed_cluster",
     "mbarrier_expect_tx",
     "mbarrier_init",
     "mbarrier_inval",

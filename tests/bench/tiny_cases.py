@@ -7,7 +7,9 @@ TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 TINY_CASES = [
     matmul.matmul_case("naive", 9, 7, 33),
     matmul.matmul_case("tiled", 9, 17, 40, FLOAT32),
+    matmul.matmul_case("vectorized", 9, 17, 16, FLOAT32),
     matmul.matmul_case("tensor_core", 9, 18, 64),
+    matmul.matmul_case("wgmma", 9, 18, 64),
     matmul.matmul_case("gemv", 1, 9, 64),
     attention.prefill_case("materialized", 2, 5, **TINY_HEADS),
     attention.prefill_case("flash_attention_1", 1, 17, **TINY_HEADS),

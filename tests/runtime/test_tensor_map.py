@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from minllm.runtime import memory
+from minllm.errors import KernelArgumentError
+from minllm.runtime import tensor_map as maps
 from minllm.runtime.kernel import Launch, flatten
 from minllm.runtime.tensor_map import DESCRIPTOR_BYTES, tensor_map
 
@@ -17,18 +18,19 @@ DATA_TYPE, SWIZZLE, FILL = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
 @pytest.fixture
 def told(monkeypatch):
     """The fields that the driver was given, and what was copied to the GPU."""
-    seen = SimpleNamespace()
+    seen = SimpleNamespace(encoded=0)
 
     def encode(*fields):
-        seen.fields = fields
+        seen.fields, seen.encoded = fields, seen.encoded + 1
         return driver.CUresult.CUDA_SUCCESS, driver.CUtensorMap()
 
-    def to_device(host):
-        seen.copied = host
-        return SimpleNamespace(pointer=0x7000)
+    def keep(words):
+        seen.copied = words
+        return 0x7000
 
     monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
-    monkeypatch.setattr(memory, "to_device", to_device)
+    monkeypatch.setattr(maps, "keep", keep)
+    monkeypatch.setattr(maps, "DESCRIPTORS", {})
     return seen
 
 
@@ -45,6 +47,33 @@ def test_the_driver_counts_axes_from_the_fastest(told):
     assert swizzle == SWIZZLE.CU_TENSOR_MAP_SWIZZLE_64B and fill == FILL.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
     assert told.copied.nbytes == DESCRIPTOR_BYTES and made.box_bytes == 2 * 3 * 64
     assert [word.value for word in flatten(made)] == [0x7000]
+
+
+def test_a_descriptor_is_made_once_for_all_arrays_that_agree(told):
+    def array(shape=(64, 64), pointer=0x1000, dtype=np.float16):
+        return SimpleNamespace(shape=shape, dtype=np.dtype(dtype), pointer=pointer)
+
+    for _ in range(2):
+        assert tensor_map(array(), (8, 64)).descriptor == 0x7000
+    assert told.encoded == 1
+    others = [(array((32, 64)), (8, 64)), (array(pointer=0x2000), (8, 64)), (array(dtype=ml_dtypes.bfloat16), (8, 64)), (array(), (16, 64))]
+    for i, (other, box) in enumerate(others):
+        tensor_map(other, box)
+        assert told.encoded == 2 + i
+    with pytest.raises(KernelArgumentError, match="does not start at a multiple of 16"):
+        tensor_map(array(pointer=0x1004), (8, 64))
+
+
+def test_descriptors_are_copied_to_places_of_their_own(monkeypatch):
+    copied, success = [], driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(maps, "free_places", [])
+    monkeypatch.setattr(maps, "copy_stream", lambda: 5)
+    monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (success, 0x10000 * (1 + len(copied))))
+    monkeypatch.setattr(driver, "cuMemcpyHtoDAsync", lambda place, _, size, stream: (success, copied.append((place, size, stream)))[:1])
+    monkeypatch.setattr(driver, "cuStreamSynchronize", lambda stream: (success,))
+    places = [maps.keep(np.zeros(16, np.uint64)) for _ in range(maps.PAGE_BYTES // DESCRIPTOR_BYTES + 1)]
+    assert len(set(places)) == len(places) and all(place % DESCRIPTOR_BYTES == 0 for place in places)
+    assert copied == [(place, DESCRIPTOR_BYTES, 5) for place in places]
 
 
 def test_a_launch_with_clusters_counts_blocks():

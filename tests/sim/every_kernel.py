@@ -25,6 +25,9 @@ from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.kernels.matmul.vectorized import matmul_vectorized
+from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
+from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.rope.rotate import rope
@@ -65,6 +68,7 @@ FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of floa
 APPROXIMATE = "2**x and 1/x are approximate on a GPU (PTX ISA: 2**-22 and 1 unit in the last place), and rounded exactly here"
 ROUNDED = {
     "matmul_tiled_kernel": FUSED,
+    "matmul_vectorized_kernel": FUSED,
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
@@ -234,6 +238,38 @@ def tensor_core_product():
     asked = dict(x=blocks * steps * tiling.tile_m * tiling.tile_k * b, weight=blocks * steps * tiling.tile_n * tiling.tile_k * b)
     moved = Expected(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
     return partial(matmul_tensor_core, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_tensor_core_kernel": moved}
+
+
+@row
+def vectorized_product():
+    M, N, K, tile, b = 32, 48, 16, 16, 4
+    asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
+    arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
+    return partial(matmul_vectorized, *arrays, tile=tile), {"matmul_vectorized_kernel": moved}
+
+
+@row
+def wgmma_product():
+    M, N, K, b = 256, 128, 128, 2
+    tiling = WgmmaTiling(1, 64, 2, 2)
+    tiles = M // tiling.tile_m * (N // tiling.tile_n)
+    asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b // tiling.cluster, out_map=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums: tensor cores cut off bits where the simulator rounds
+    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
+
+
+@row
+def wgmma_product_with_silu():
+    M, F, K, b = 64, 128, 64, 2
+    tiling = WgmmaTiling(1, 128, 2)
+    tiles = M // tiling.tile_m * (2 * F // tiling.tile_n)
+    asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b, out_map=M * F * b)
+    moved = Expected(asked, dict(x_map=M * K * b), 4 * M * F * K)
+    x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
+    gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
+    return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 
 @row

@@ -13,7 +13,7 @@ PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
 # Tags of a cell: "fold" shows its code in a closed block. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
 FOLD = "celltag_fold"
-TEXT_END = "</code></pre></div>"
+PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # as nbconvert marks it, by version
 
 
 def placeholder(source: str) -> str:
@@ -76,24 +76,32 @@ def fenced(code: str, folded: bool = False) -> str:
 
 def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
     """What stands below a cell: Markdown as it is, a placeholder for the rest, whose HTML is appended to `outputs`."""
-    parts, stream_goes_on = [], False
-    for area in cell.select(".jp-OutputArea-output"):
-        source, is_stream = held_markdown(area), is_printed(area)
+    parts = []
+    for area in joined(cell.select(".jp-OutputArea-output")):
+        source = held_markdown(area)
         if source is not None:
             parts.append(source.strip())
-        elif is_stream and stream_goes_on:  # a kernel sends what is printed in pieces, as it comes
-            outputs[-1] = outputs[-1].removesuffix(TEXT_END) + output_html(area).split("<code>", 1)[1]
         elif area.get_text(strip=True) or area.find(["svg", "img", "table"]):
             parts.append(f'<div data-output="{len(outputs)}"></div>')
             outputs.append(output_html(area))
-        stream_goes_on = is_stream
     return parts
 
 
 def is_printed(area: Tag) -> bool:
     """Whether an output is what a cell printed, rather than the value of its last line."""
     is_value = area.find_parent(class_="jp-OutputArea-executeResult") is not None or "jp-OutputArea-executeResult" in area.get("class", [])
-    return area.get("data-mime-type") == "text/plain" and not is_value
+    return area.get("data-mime-type") in PRINTED and area.find("pre") is not None and not is_value
+
+
+def joined(areas: list[Tag]) -> list[Tag]:
+    """The outputs of a cell; what it printed in several portions, as slow or long cells do, in one."""
+    found = []
+    for area in areas:
+        if found and is_printed(area) and is_printed(found[-1]):
+            found[-1].find("pre").extend(list(area.find("pre").contents))
+        else:
+            found.append(area)
+    return found
 
 
 def output_html(area: Tag) -> str:

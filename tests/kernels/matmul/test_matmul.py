@@ -13,6 +13,7 @@ from tests.kernels.matmul.cases import (
     CASES,
     SMALL_GEMV_TILINGS,
     SMALL_TENSOR_CORE_TILINGS,
+    SMALL_WGMMA_TILINGS,
     Case,
     check_exact_product,
     check_product,
@@ -26,7 +27,9 @@ pytestmark = [
 SMALL_OPTIONS = {
     "naive": (),
     "tiled": (("tile", (8, 8, 2)),),
+    "vectorized": (("tile", 16),),
     "tensor_core": (("tiling", SMALL_TENSOR_CORE_TILINGS[0]),),
+    "wgmma": (("tiling", SMALL_WGMMA_TILINGS[0]),),
     "gemv": (("tiling", SMALL_GEMV_TILINGS[1]),),
 }
 
@@ -130,7 +133,9 @@ def test_the_reference_is_the_equation():
 def test_the_choice_of_a_variant():
     assert choose(1, 2048, 2048, "bfloat16") == choose(8, 100, 100, np.float32) == "gemv"
     assert choose(9, 2048, 2048, ml_dtypes.bfloat16) == choose(512, 7, 9, np.float16) == "tensor_core"
-    assert choose(9, 2048, 2048, np.float32) == "tiled"
+    assert choose(9, 2048, 2048, np.float32) == choose(512, 7, 9, "float32", hopper=True) == "vectorized"
+    assert choose(65, 2048, 2048, "bfloat16", hopper=True) == "wgmma"
+    assert choose(64, 2048, 2048, "bfloat16", hopper=True) == choose(65, 2048, 2048, "bfloat16") == "tensor_core"
     for m, n, dtype in ((3, 7, BFLOAT16), (9, 7, FLOAT32), (9, 6, FLOAT16)):
         x, weight, out = random((m, 24), dtype, 0), random((n, 24), dtype, 1), np.empty((m, n), np.float32)
         matmul(x, weight, out)

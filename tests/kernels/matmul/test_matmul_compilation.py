@@ -24,6 +24,18 @@ def test_the_large_tile_multiplies_without_a_pause():
     assert not any(opcode.startswith(("BRA", "BAR", "DEPBAR")) for opcode in between)
 
 
+@pytest.mark.parametrize("name", ["128x256", "128x256/silu", "cluster", "bias"])
+def test_wgmma_s_products_are_not_serialised(name):
+    found = opcodes(all_specimens()[f"matmul/wgmma/{name}/bfloat16"].compile(HOPPER).sass())
+    products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
+    assert len(products) == 4  # a step of 64 of K
+    between = found[products[0] : products[-1]]
+    assert not any(opcode.startswith(("WARPGROUP", "S2R", "LD", "BRA", "BAR")) for opcode in between)
+    waits = [i for i, opcode in enumerate(found) if opcode.startswith("WARPGROUP.DEPBAR")]
+    assert len(waits) == 2 and waits[0] > products[-1]  # for the step before, and at the end of a tile for all
+    assert waits[0] - products[0] < 60  # few instructions a step: addresses are kept, descriptors need an addition
+
+
 @pytest.mark.parametrize(
     "tiling", [gemv.GemvTiling(1, 8, 4), gemv.GemvTiling(2, 4, 4), gemv.GemvTiling(2, 4, 2), gemv.GemvTiling(1, 8, 4, 2)]
 )
