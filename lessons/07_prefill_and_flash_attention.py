@@ -467,7 +467,7 @@ assert cycles["exponentials"] == cycles["S = Q Kᵀ"]
 # - **ping-pong**: two consumers take turns. While one multiplies, the other exponentiates.
 #
 # ```mermaid
-# flowchart LR
+# flowchart TD
 #     P["producer<br/>one thread"] -- "TMA: tiles of K and V" --> R["ring of tiles<br/>shared memory"]
 #     R -- "mbarrier: full" --> A["consumer 1<br/>64 rows, wgmma, softmax"]
 #     R -- "mbarrier: full" --> B["consumer 2<br/>64 rows, wgmma, softmax"]
