@@ -231,8 +231,8 @@ show_source(
     flash_attention_2.make_kernel,
     part="flash_attention_2_kernel",
     notes={
-        "first_row = (cuda.gridDim.x": "A block's tile of queries. The longest rows, at the end, go first, so that no block "
-        "begins a long one when all others are done.",
+        "first_row = (cuda.gridDim.x": "A block's tile of queries. The longest rows, at the end, go first, so that no "
+        "block begins a long one when all others are done.",
         "visible_stop = ": "Causal skipping: the loop ends behind the tile's last row.",
         "acc = cuda.local.array": "The state, in registers: o here, m and l below.",
         "while first_key < visible_stop": "The loop over keys, inside.",
@@ -244,17 +244,21 @@ show_source(
     },
 )
 
+# %% [markdown]
+# And this folds a tile of scores into the state, here from the kernel for float32. The one for tensor cores does the
+# same, in the order in which they spread a tile over registers.
+
 # %% tags=["hide-input"]
+from minllm.kernels.attention import flash_attention_2_float32
+
 show_source(
-    flash_attention_2.make_kernel,
+    flash_attention_2_float32.make_kernel,
     part="fold_softmax",
     notes={
-        "tile_maximum = maxima[half]": "Begins with the old maximum, so that it can only rise.",
-        "shfl_xor_sync(ALL_LANES, tile_maximum, 1)": "A row of the tile is spread over four lanes, as the tensor core left it.",
         "shift = finite_or_zero": "A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.",
         "correction = ex2": "The factor for everything that was there.",
-        "total = sums[half] * correction": "l, rescaled ...",
-        "acc[first_out + 4 * i] *= correction": "... and o too. Both, or the result is wrong.",
+        "sums[i] *= correction": "l, rescaled ...",
+        "acc[i * dims_each + j] *= correction": "... and o too. Both, or the result is wrong.",
     },
 )
 
