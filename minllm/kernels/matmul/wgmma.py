@@ -41,7 +41,7 @@ from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, WARP_ROWS
+from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, ROWS
 from minllm.kernels.matmul.wgmma_ring import make_ring
 from minllm.kernels.matmul.wgmma_roles import make_consume, make_produce
 from minllm.kernels.matmul.wgmma_tiling import TILE_K, WgmmaTiling, choose_tiling
@@ -70,7 +70,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
 
     @kernel(launch_bounds=(threads, 1))
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps):
-        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [16, 64] or None."""
+        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None."""
         memory = cuda.shared.array(0, uint8, 1024)
         thread = int32(cuda.threadIdx.x)
         ring = uint32((ptx.shared_address(memory, 0) + uint32(1023)) & uint32(0xFFFFFC00))
@@ -116,7 +116,7 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     clusters = min(ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
     x_map, weight_map = tensor_map(x, (tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
-    out_map = tensor_map(out, (WARP_ROWS, CHUNK_COLUMNS)) if copied else None
+    out_map = tensor_map(out, (ROWS, CHUNK_COLUMNS)) if copied else None
     arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K))
     cluster = None if tiling.cluster == 1 else (tiling.cluster, 1, 1)
     launch(chosen, clusters * tiling.cluster, tiling.threads, arguments, stream, tiling.shared_bytes, cluster)

@@ -16,7 +16,7 @@ SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 class WgmmaTiling(NamedTuple):
     """`consumers` warpgroups own 64 x tile_n outputs each; `stages` steps of tiles are in flight; `cluster` blocks share weight's tiles.
 
-    chunks: of 64 columns, that a consumer warp has room for on their way out. group: rows of tiles that the order walks down first.
+    chunks: of 64 x 64 outputs, that a consumer has room for on their way out. group: rows of tiles that the order walks down first.
     """
 
     consumers: int
@@ -43,8 +43,8 @@ class WgmmaTiling(NamedTuple):
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes through which outputs leave, of all consumer warps."""
-        return self.consumers * 4 * self.chunks * CHUNK_BYTES
+        """Bytes through which outputs leave, of all consumers."""
+        return self.consumers * self.chunks * CHUNK_BYTES
 
     @property
     def shared_bytes(self) -> int:
