@@ -65,19 +65,25 @@ class WgmmaTiling(NamedTuple):
         check(self.shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
 
 
-TILINGS = (WgmmaTiling(2, 256, 4, 1, 2), WgmmaTiling(2, 192, 4, 1, 3), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
+TILINGS = (
+    WgmmaTiling(2, 256, 4, 2, 2),
+    WgmmaTiling(2, 256, 4, 1, 2),
+    WgmmaTiling(2, 192, 4, 1, 3),
+    WgmmaTiling(2, 128, 6, 1, 1),
+    WgmmaTiling(1, 128, 6, 1, 1),
+)
 
 
 def choose_tiling(m: int, n: int, gated: bool, multiprocessors: int) -> WgmmaTiling:
-    """The tiling whose blocks are done first, when each multiprocessor computes one tile after another.
+    """The tiling whose blocks are done first, when each multiprocessor computes one tile after another; of several, the earliest listed.
 
     A step of a tile takes a multiprocessor's tensor cores 128 cycles for every 64 x 64 outputs, or the copy engine a cycle for every 64
     bytes, whichever is longer; beginning and ending a tile counts as half of 64 x 64 outputs.
     """
 
     def time(tiling):
-        tiles = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.columns(gated))
+        clusters = ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated))
         products, copies = 128 * tiling.consumers * tiling.tile_n // WARPGROUP_ROWS, tiling.stage_bytes // 64
-        return ceil_div(tiles, multiprocessors) * (max(products, copies) + 64)
+        return ceil_div(clusters, multiprocessors // tiling.cluster) * (max(products, copies) + 64)
 
     return min((tiling for tiling in TILINGS if not gated or tiling.tile_n % (2 * CHUNK_COLUMNS) == 0), key=time)
