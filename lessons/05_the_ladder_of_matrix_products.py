@@ -15,7 +15,7 @@
 #
 # Nearly all arithmetic of a language model is matrix products. There is one obvious way to write such a product, and
 # it reaches about a thousandth of what the machine can do. In this lesson you climb from there, one idea a rung:
-# reuse, tensor cores, and copies that run while others compute.
+# reuse, wide loads, tensor cores, and hardware that copies while it computes.
 #
 # **What you will be able to do**
 #
@@ -181,9 +181,8 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 #
 # ```mermaid
 # flowchart LR
-#     A["x and weight<br/>global memory"] -- "once a tile" --> B["tile of x, tile of weight<br/>shared memory"]
-#     B -- "8 + 8 numbers<br/>for 64 products" --> C["8 × 8 sums a thread<br/>registers"]
-#     C -- "once, at the end" --> D["out<br/>global memory"]
+#     A["x, weight<br/>global memory"] -- "once<br/>a tile" --> B["two tiles<br/>shared memory"]
+#     B -- "16 numbers,<br/>64 products" --> C["8 × 8 sums<br/>registers"]
 # ```
 #
 # A tile of $t \times t$ results moves $2t$ numbers for $2t^2$ operations: $t / \mathrm{itemsize}$ operations a byte. The
@@ -228,10 +227,10 @@ from minllm.course import heat_map
 
 
 def turns(pitch):
-    """[turns, banks]: 1 where a bank works, when lanes store elements k = 0 to 15 of two rows, `pitch` words between k's."""
+    """[turns, banks]: 1 where a bank works. Lanes store k = 0 to 15 of two rows; from k to k + 1 are `pitch` words."""
     banks = [(k * pitch + row) % 32 for row in range(2) for k in range(16)]
     waiting = [banks.count(bank) for bank in range(32)]
-    return np.array([[1.0 if waiting[bank] > turn else np.nan for bank in range(32)] for turn in range(max(waiting))])
+    return np.array([[1.0 if count > turn else np.nan for count in waiting] for turn in range(max(waiting))])
 
 
 heat_map(
@@ -267,7 +266,41 @@ count("tiled, steps of 32", tiled.matmul_tiled, tile=(64, 32, 4))
 assert counted["tiled, steps of 32"].bank_conflicts == 0
 
 # %% [markdown]
-# ## Rung 3: tensor cores
+# ## Rung 3: vectorized
+#
+# **Idea: fewer, wider instructions.** The tiled kernel issues a load for every number that it copies. A thread can
+# load 16 bytes at once, 8 numbers in bfloat16, and read 4 words of shared memory at once. And it can ask for the next
+# tile *before* it multiplies this one, so that the wait for memory passes while it works.
+
+# %% tags=["hide-input"]
+from minllm.kernels.matmul import vectorized
+
+show_source(
+    vectorized.vectorized_kernel,
+    notes={
+        "def load_eight": "Two loads of 16 bytes instead of eight of 4.",
+        "read_tile(x_ahead, x, first_row, 0": "The first tile, into registers.",
+        "lay_down(x_tile, x_ahead": "From registers into shared memory.",
+        "read_tile(x_ahead, x, first_row, first_k": "The next tile is on its way from here on...",
+        "total[i, j] +=": "...while this one is multiplied.",
+    },
+)
+
+# %%
+count("vectorized", vectorized.matmul_vectorized, tile=64)
+
+# %%
+loads = {name: sum(array.read.requests for array in counted[name].arrays.values()) for name in counted}
+words = {name: sum(line.requests for line in counted[name].shared if line.kind == "read") for name in counted}
+print(f"requests to global memory: tiled {loads['tiled']}, vectorized {loads['vectorized']}")
+print(f"requests to shared memory: tiled {words['tiled']}, vectorized {words['vectorized']}")
+assert loads["tiled"] == 8 * loads["vectorized"] and words["tiled"] == 4 * words["vectorized"]
+
+# %% [markdown]
+# The bytes are the same, the requests an eighth and a quarter.
+
+# %% [markdown]
+# ## Rung 4: tensor cores
 #
 # Look at the limit now. A multiprocessor does 128 multiplications with addition a cycle in its ordinary units, which
 # makes 67 TFLOP/s for a whole H200, by its data sheet. That is less than a tenth of what its tensor cores do. No kernel
@@ -323,9 +356,69 @@ timeline(
 )
 
 # %% [markdown]
+# ## Rung 5: Hopper's wgmma
+#
+# **Idea: let the hardware do the rest.** On rung 4 the threads still compute addresses, start copies, and load
+# operands into registers. Hopper has a copy engine, TMA, that fetches a whole tile on one thread's word. And its
+# tensor cores read both operands from shared memory themselves, for four warps at a time: wgmma. So the threads divide
+# the labour. One **producer** thread orders copies. **Consumers** order products. They tell each other through
+# barriers in shared memory which tile is full and which is free.
+
+# %% tags=["hide-input"]
+from minllm.kernels.matmul import wgmma, wgmma_roles
+
+show_source(
+    wgmma_roles.make_produce,
+    notes={
+        "mbarrier_wait_parity(empty": "Wait until the consumers have freed this stage of the ring.",
+        "fetch(x_map": "Two tiles ordered. Nothing passes through this thread's registers.",
+        "stage, phase = uint32(0)": "Around the ring: stages are used again, and `phase` tells the rounds apart.",
+    },
+)
+
+# %% tags=["hide-input"]
+show_source(
+    wgmma_roles.make_consume,
+    notes={
+        "ptx.wgmma_fence()": "A warpgroup's product is started here; it runs on while the threads go on.",
+        "mbarrier_wait_parity(full": "Wait until this stage's tiles have arrived.",
+        "wgmma_wait_group_1": "Let one product be under way, and no more: those before it are done.",
+        "release(empty, previous": "So the stage before is free to be filled again.",
+        "write(total": "Sums go from registers to shared memory, and out by the copy engine.",
+    },
+)
+
+# %%
+from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
+
+with tracing() as traces:
+    large_x, large_weight = (rng.standard_normal((64, 512)).astype(ml_dtypes.bfloat16) for _ in range(2))  # K = 512
+    large_out = np.empty((64, 64), ml_dtypes.bfloat16)
+    wgmma.matmul_wgmma(large_x, large_weight, large_out, tiling=WgmmaTiling(1, 64, 3))
+assert np.allclose(
+    large_out.astype(np.float64), large_x.astype(np.float64) @ large_weight.astype(np.float64).T, atol=1.0
+)
+print(f"{traces[0].tensor_core_flops:,} operations, {traces[0].total.bytes:,} bytes")
+
+# %% tags=["fold"]
+spans = []
+for one in traces[0].stages:
+    spans += [
+        Span(f"stage {one.stage}", one.issued, one.arrived, "copy"),
+        Span(f"stage {one.stage}", one.arrived, one.used, "full", colour=2),
+        Span(f"stage {one.stage}", one.used, one.done, "used", colour=1),
+    ]
+timeline(
+    spans,
+    "",
+    "A ring of three stages: copied, full, in use, and free again",
+    caption="Order of events in one block, from the simulator. It has no clock: widths are not times.",
+)
+
+# %% [markdown]
 # ## The staircase
 #
-# What is it worth? Each rung on an H200, for the product of the prediction:
+# What is it worth? Every rung that was recorded on an H200, for the product of the prediction:
 
 # %% tags=["fold"]
 from minllm.course import recorded
@@ -386,7 +479,7 @@ roofline(
 #   units, and spends many of its instructions on moving numbers.
 # - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that.
 # - What still lies between the rungs above and the roof cannot be read off this chart: all of them ask for few enough
-#   bytes. The suspect is waiting, for a copy, a barrier, an address.
+#   bytes. The suspect is waiting, for a copy, a barrier, an address. Rung 5 is built to wait less.
 #
 # Note what the simulator can and cannot say. It counted bytes, sectors and conflicts, and
 # [its counts are those of the hardware](../docs/simulator.md). But it did not know which of them would cost time. For that
