@@ -14,9 +14,9 @@ reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Ele
 are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
 """
 
-import ctypes
 import functools
 import math
+import struct
 
 import ml_dtypes
 import numpy as np
@@ -72,11 +72,11 @@ class TensorMap:
         return math.prod(self.box) * self.array.dtype.itemsize
 
     @property
-    def kernel_parameters(self):
-        """The launch parameter: the descriptor's address."""
+    def kernel_parameter(self):
+        """The launch parameter: the descriptor's address (see parameters.py)."""
         if self.descriptor is None:
             raise KernelArgumentError("a GPU was given the tensor map of a NumPy array: copy the array there, then make its map")
-        return (ctypes.c_uint64(self.descriptor),)
+        return TensorMap, struct.pack("<Q", self.descriptor)
 
 
 def tensor_map(array, box, swizzle=128, fill="zeros"):

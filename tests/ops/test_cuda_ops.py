@@ -41,6 +41,7 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
 BY_NAME = [
     {"attention": "flash_attention_1"},
     {"attention": "split_kv", "matmul": "naive"},
+    {"attention": "split_tensor_core"},
     {"attention": "materialized", "matmul": "gemv"},
 ]
 
@@ -58,12 +59,15 @@ def test_a_gate_is_fused_where_wgmma_multiplies_and_nobody_asked_for_another(mon
     fused, launch = [], cuda_ops.matmul_silu_and_multiply
     monkeypatch.setattr(cuda_ops, "matmul_silu_and_multiply", lambda *arguments: (fused.append(1), launch(*arguments)))
     random = np.random.default_rng(2)
-    x, gate_up, down = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((5, 16), (48, 16), (16, 24)))
+    x, gate_up, down = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((9, 16), (48, 16), (16, 24)))
     expected = NumpyOps("bfloat16").gated_mlp(x, gate_up, down, "silu").astype(np.float32)
     for variants, count in ((None, 1), ({"matmul": "gemv"}, 1)):
         found = CudaOps("bfloat16", variants, simulated=True).gated_mlp(x, gate_up, down, "silu").astype(np.float32)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
         assert len(fused) == count
+    few = CudaOps("bfloat16", simulated=True).gated_mlp(x[:5], gate_up, down, "silu").astype(np.float32)  # by gemv, which is fused too
+    np.testing.assert_allclose(few, expected[:5], rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
+    assert len(fused) == 1
 
 
 def test_unknown_variants_and_dtypes_are_refused():

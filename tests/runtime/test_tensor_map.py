@@ -9,7 +9,8 @@ from cuda.bindings import driver
 
 from minllm.errors import KernelArgumentError
 from minllm.runtime import tensor_map as maps
-from minllm.runtime.kernel import Launch, flatten
+from minllm.runtime.kernel import driver_configuration
+from minllm.runtime.parameters import parameter
 from minllm.runtime.tensor_map import DESCRIPTOR_BYTES, tensor_map
 
 DATA_TYPE, SWIZZLE, FILL = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle, driver.CUtensorMapFloatOOBfill
@@ -46,7 +47,7 @@ def test_the_driver_counts_axes_from_the_fastest(told):
     assert (numbers(extents), numbers(strides), numbers(box), numbers(steps)) == ([64, 5, 7], [128, 640], [32, 3, 2], [1, 1, 1])
     assert swizzle == SWIZZLE.CU_TENSOR_MAP_SWIZZLE_64B and fill == FILL.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
     assert told.copied.nbytes == DESCRIPTOR_BYTES and made.box_bytes == 2 * 3 * 64
-    assert [word.value for word in flatten(made)] == [0x7000]
+    assert parameter(made)[1] == (0x7000).to_bytes(8, "little")
 
 
 def test_a_descriptor_is_made_once_for_all_arrays_that_agree(told):
@@ -77,8 +78,13 @@ def test_descriptors_are_copied_to_places_of_their_own(monkeypatch):
 
 
 def test_a_launch_with_clusters_counts_blocks():
-    configuration = Launch(None, (4, 6), 128, None, 1000, (2, 3)).driver_configuration(7)
+    configuration = driver_configuration((4, 6, 1), (128, 1, 1), 1000, 7, (2, 3, 1), False)
     assert (configuration.gridDimX, configuration.gridDimY, configuration.gridDimZ) == (4, 6, 1)
     assert (configuration.blockDimX, configuration.sharedMemBytes, int(configuration.hStream)) == (128, 1000, 7)
     size = configuration.attrs[0].value.clusterDim
     assert (configuration.numAttrs, size.x, size.y, size.z) == (1, 2, 3, 1)
+
+
+def test_a_dependent_launch_says_so():
+    configuration = driver_configuration((4, 6, 1), (128, 1, 1), 0, 7, None, True)
+    assert configuration.numAttrs == 1 and configuration.attrs[0].value.programmaticStreamSerializationAllowed == 1

@@ -16,7 +16,14 @@ import numpy as np
 import minllm.kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.attention import flash_attention_1, flash_attention_2, flash_attention_2_float32, materialized, split_kv
+from minllm.kernels.attention import (
+    flash_attention_1,
+    flash_attention_2,
+    flash_attention_2_float32,
+    materialized,
+    split_kv,
+    split_tensor_core,
+)
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
@@ -176,8 +183,16 @@ def embedding_by_elements():
 def rotary_positions():
     T, N, D, b = 3, 5, 64, 2
     moved = Expected(dict(x=T * N * D * b, cos_sin=T * N * D * 4, out=T * N * D * b), dict(cos_sin=T * D * 4), operations=3 * T * N * D)
-    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D))
+    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D), True)
     return run, {"rope_kernel": moved}, ("positions",)
+
+
+@row
+def rope_by_vectors():
+    T, heads, D, b = 2, 4, 32, 2  # a thread turns its part of two heads with the angles that it loaded
+    head = T * heads * D * b
+    run = partial(rope, numbers(T, heads, D), integers(1, 3), numbers(8, D, dtype=FLOAT32), numbers(T, heads, D))
+    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=2 * T * D * 4), dict(cos_sin=T * D * 4))}, ("positions",)
 
 
 @row
@@ -206,6 +221,19 @@ def qkv_rope_and_append():
     run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+@row
+def qkv_rope_and_append_by_elements():
+    T, heads, kv_heads, D, b = 2, 3, 1, 6, 2
+    N = heads + 2 * kv_heads
+    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
+    tables = numbers(8, D, dtype=FLOAT32), True, numbers(D), numbers(D)
+    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
     return run, {"qkv_rope_append_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 
@@ -397,6 +425,21 @@ def split_kv_of_a_decode_step():
     }
     run = partial(split_kv.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, kernels, LENS
+
+
+@row
+def split_tensor_core_of_a_decode_step():
+    context, heads, kv_heads, D, b, splits, warps = 256, 4, 2, 64, 2, 2, 4
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states = splits * heads * 4
+    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, query=splits * warps * heads * D * b)
+    parts_at_once = 8  # the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
+    different = dict(query=heads * D * b, part_out=2 * states * D)
+    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
+    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
+    return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
 
 
 # Sampling: R rows of V logits.

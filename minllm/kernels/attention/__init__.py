@@ -5,6 +5,8 @@
     flash_attention_1    online softmax, loop over keys outside, state rescaled in memory
     flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
+    split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch
+    split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
 
 Every variant but the reference is a module with two functions:
 
@@ -19,7 +21,7 @@ Every variant but the reference is a module with two functions:
     block_tables   int32 [B, max_blocks]
     sliding_window 0, or how many newest keys each row sees, itself included
     max_query_len  a bound, known on the host, on the new tokens of one sequence; default T. Grids are made from it, never from device data
-    workspace      {name: array} as workspace_shapes lists (arguments.py tells more)
+    workspace      {name: array} as workspace_shapes lists; counts, int32, must begin as zeros (arguments.py tells more)
 
 NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
 
@@ -48,9 +50,10 @@ class Variants(Mapping):
         return len(self.names)
 
 
-VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv")
+VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv", "split_tensor_core", "split_unified_maximum")
+DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum")  # they take one new token a sequence
 
 
 def choose(max_query_len, dtype=None):
-    """The fastest variant's name: split_kv where every sequence has one new token at most, else flash_attention_2, for every dtype."""
-    return "split_kv" if max_query_len == 1 else "flash_attention_2"
+    """The fastest variant's name: split_tensor_core where every sequence has one new token at most, else flash_attention_2."""
+    return "split_tensor_core" if max_query_len == 1 else "flash_attention_2"

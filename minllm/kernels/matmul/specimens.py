@@ -16,6 +16,7 @@ WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
 # (rows of x, N, K, with bias): one matrix for each tiling that launches choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
+GATED_SHAPES = ((1, 16384, 2048), (1, 28672, 4096), (4, 16384, 2048), (8, 28672, 4096))
 
 
 def operands(dtype, out_dtype=None, bias=True):
@@ -52,6 +53,11 @@ def gemv_specimens(dtype):
         arguments, threads = operands(dtype, "float32", bias=False), tiling.warps * gemv.WARP
         name = f"matmul/gemv/{m}x{n}x{k}/{dtype}"
         yield Specimen(name, kernel, arguments, threads, blocks=warps // tiling.warps, contains=STREAMED)
+    for m, n, k in GATED_SHAPES:
+        tiling = gemv.choose_gated_tiling(m, n, k)
+        kernel, warps = gemv.gemv_kernel(m, k, dtype, tiling, True, gated=True), 24 if m <= 4 else 16
+        name, blocks = f"matmul/gemv/gated/{m}x{n}x{k}/{dtype}", warps // tiling.warps
+        yield Specimen(name, kernel, operands(dtype, bias=False), tiling.warps * gemv.WARP, blocks, contains=STREAMED)
     tiling = gemv.choose_tiling(8, 2048, 2047)
     kernel = gemv.gemv_kernel(8, 2047, dtype, tiling, False)
     yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, operands(dtype), tiling.warps * gemv.WARP, blocks=4)

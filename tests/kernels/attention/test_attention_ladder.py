@@ -59,8 +59,9 @@ def test_wrong_arguments_are_explained(name):
 
 
 def test_the_registry():
-    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "split_kv"]
-    assert choose(1) == "split_kv" and choose(2, "float32") == "flash_attention_2"
+    decode = ["split_kv", "split_tensor_core", "split_unified_maximum"]
+    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", *decode]
+    assert choose(1) == "split_tensor_core" and choose(2, "float32") == "flash_attention_2"
     with pytest.raises(KeyError, match="no attention kernel is called 'flash'"):
         VARIANTS["flash"]
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul import VARIANTS, choose, gemv, matmul, matmul_reference, tensor_core, tiled
-from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
+from minllm.kernels.matmul.gemv import GemvTiling
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
     CASES,
     SMALL_GEMV_TILINGS,
@@ -112,6 +113,26 @@ def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
     VARIANTS[variant](x, weight, out, **dict(SMALL_OPTIONS[variant]))
     VARIANTS[variant](x[row : row + 1].copy(), weight[column : column + 1].copy(), alone, **dict(SMALL_OPTIONS[variant]))
     assert out[row, column] == alone[0, 0]
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (1, 5, 19), (3, 9, 264), (8, 4, 64)])
+@pytest.mark.parametrize("tiling", [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 2)])
+def test_a_gated_product_is_silu_of_one_half_times_the_other(m, intermediate, k, dtype, tiling, device):
+    x, gate_up = random((m, k), dtype, 0), random((2 * intermediate, k), dtype, 1)
+    out = poisoned(device, (m, intermediate), dtype)
+    gemv.gated_gemv(device.array(x), device.array(gate_up), out.array, tiling=tiling)
+    gate, up = np.split(x.astype(np.float64) @ gate_up.astype(np.float64).T, 2, axis=1)
+    unit = {FLOAT32: 2.0**-17, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}[np.dtype(dtype)]
+    np.testing.assert_allclose(np.asarray(out.result(), np.float64), gate / (1 + np.exp(-gate)) * up, rtol=unit, atol=unit * np.sqrt(k) / 4)
+
+
+def test_a_gated_product_refuses_what_has_no_two_halves():
+    x, out = np.zeros((1, 16), BFLOAT16), np.zeros((1, 3), BFLOAT16)
+    with pytest.raises(KernelArgumentError, match="gate_and_up=6"):
+        gemv.gated_gemv(x, np.zeros((5, 16), BFLOAT16), out)
+    with pytest.raises(KernelArgumentError, match="rows are even"):
+        gemv.gated_gemv(x, np.zeros((6, 16), BFLOAT16), out, tiling=GemvTiling(1, 2, 1))
 
 
 def test_the_reference_is_the_equation():
