@@ -25,7 +25,7 @@ from typing import NamedTuple
 from minllm.errors import InvalidOptionError
 from minllm.runtime.disk_cache import cache_directory
 
-SHIPPED = Path(__file__).parent / "dataflow"
+SHIPPED = Path(__file__).parent / "tables"
 NEVER = 1 << 30  # rows from which a product is taken that never is
 
 
