@@ -566,7 +566,8 @@ assert speeds["rms_norm"].of_limit > 0.8 and speeds["silu_and_multiply"].of_limi
 # second one for heads of the usual sizes, which asks for 16. And the engine launches neither: in the fused kernel
 # the turn comes along with bytes that have to move anyway.
 #
-# On a machine with a GPU, this cell measures yours:
+# On a machine with a GPU, this cell measures yours. The addition is the plain kernel from above, a number a thread, so
+# apart loses more than bytes:
 
 # %%
 from minllm.course import has_gpu
@@ -615,7 +616,7 @@ for variant in ("materialized", "flash_attention_2"):
 # %% [markdown]
 # Attention wrote its scores to memory, in one kernel, to read them in the next. You know by now what to do about
 # that: fuse. But a softmax needs the whole row before it can write its first number. How to fuse it nevertheless
-# is lesson 7.
+# is [lesson 7](07_prefill_and_flash_attention.py).
 #
 # ## Sources
 #
