@@ -23,8 +23,8 @@
 # - say why scores are divided by $\sqrt{d}$, and why a softmax subtracts the maximum;
 # - count the bytes of the score matrix, and say at which length they become a problem.
 #
-# You need [lesson 1](01_what_a_language_model_computes.py) for tokens and softmax, and lesson 2 for grid, block and
-# thread.
+# You need [lesson 1](01_what_a_language_model_computes.py) for tokens and softmax, and [lesson
+# 2](02_your_first_kernel.py) for grid, block and thread.
 #
 # ## Predict
 #
@@ -209,7 +209,7 @@ show_source(
 # values of its own, and joins their results. Queries are `[T, heads, head_dim]` then, and there is one matrix of
 # scores for each head.
 #
-# Keys and values must be kept for later tokens, in the KV cache of lesson 8. To keep fewer,
+# Keys and values must be kept for later tokens, in the KV cache of [lesson 8](08_the_kv_cache.py). To keep fewer,
 # neighbouring query heads share one head of keys and values: that is grouped-query attention. Query head $h$ reads KV
 # head $\lfloor h / \mathrm{group} \rfloor$.
 #
@@ -519,7 +519,7 @@ show_case("clairvoyant")
 # Two things stood between these kernels and the roof. The figure of bytes says that the score matrix has to go:
 # [lesson 7](07_prefill_and_flash_attention.py) never writes it. The roofline says that something else is worse: products whose factors
 # are fetched for a single use. To tell which of two limits binds a kernel, you need the roofline as a tool rather than
-# a picture. That is lesson 4.
+# a picture. That is [lesson 4](04_arithmetic_intensity_and_the_roofline.py).
 #
 # ## Sources
 #

@@ -23,7 +23,8 @@
 # - read the counts of the simulator: sectors, bank conflicts, operations a byte;
 # - explain each rung by the limit that it removes, and find the limit of the next.
 #
-# You need lesson 2 for kernels, shared memory and coalescing, and lesson 4 for the roofline.
+# You need [lesson 2](02_your_first_kernel.py) for kernels, shared memory and coalescing, and [lesson
+# 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
 #
 # ## Predict
 #

@@ -23,8 +23,8 @@
 # - show that rotated queries and keys know their distance, and notice when a model was loaded with the wrong layout;
 # - count the bytes and launches that fusion saves, and say when it pays.
 #
-# You need lesson 2 for kernels, [lesson 3](03_scaled_dot_product_attention.py) for queries and keys, and lesson 4 for
-# the roofline.
+# You need [lesson 2](02_your_first_kernel.py) for kernels, [lesson 3](03_scaled_dot_product_attention.py) for queries and
+# keys, and [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
 #
 # ## Predict
 #
@@ -144,6 +144,8 @@ show_source(
         "load(x, row + i": "16 bytes a load: 8 numbers in bfloat16.",
         "load(residual": "The sum with the residual is formed here...",
         "store(residual": "...and kept, because the next layer adds to it.",
+        "wait_for_predecessors()": "The kernel may start before the one that makes its input is done, and waits here: "
+        "lesson 13.",
         "block_sum(": "The only step for which threads need each other.",
         "inverse_rms * weights": "Scaled in registers: the row is not read again.",
     },
@@ -314,7 +316,8 @@ curves(
 )
 
 # %% [markdown]
-# You wrote the plain kernel in lesson 2. This is the engine's: 8 numbers a thread.
+# The plain kernel is an exercise of [lesson 2](02_your_first_kernel.py). This is the engine's. It moves 16 bytes at a
+# time, which are 8 numbers in bfloat16.
 
 # %% tags=["hide-input"]
 from minllm.kernels.activation import silu
