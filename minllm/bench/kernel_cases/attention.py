@@ -1,4 +1,4 @@
-"""Attention's rungs on a paged cache with its blocks in a random order: prompts in operations, decode steps in bytes of keys and values.
+"""Attention's rungs on a paged cache, its blocks in a random order (or one a sequence): prompts in operations, decode steps in bytes.
 
 Peers get the same keys and values gathered into contiguous memory beforehand, as [sequences, KV heads, keys, head_dim].
 """
@@ -25,12 +25,19 @@ def key_value_bytes(sequences: int, context: int, kv_heads: int, head_dim: int, 
 
 
 def prefill_case(
-    variant: str, sequences: int, tokens: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
+    variant: str,
+    sequences: int,
+    tokens: int,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: np.dtype = BFLOAT16,
+    contiguous: bool = False,
 ) -> KernelCase:
-    """Causal attention of whole prompts."""
+    """Causal attention of whole prompts; contiguous: each in one block of the cache."""
     work = prefill_flops(sequences, tokens, heads, head_dim)
     sizes = (sequences, tokens, tokens, heads, kv_heads, head_dim)
-    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work)
+    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work, tokens if contiguous else BLOCK_SIZE)
 
 
 def decode_case(
@@ -41,12 +48,14 @@ def decode_case(
     return attention_case("decode attention", variant, sequences, 1, context, heads, kv_heads, head_dim, dtype, TB_S, work)
 
 
-def attention_case(benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work) -> KernelCase:
+def attention_case(
+    benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, block_size=BLOCK_SIZE
+) -> KernelCase:
     """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included."""
 
     def prepare(ops, noise, sets):
-        blocks = -(-context // BLOCK_SIZE)  # of a sequence
-        shape = (sets * sequences * blocks, BLOCK_SIZE, kv_heads, head_dim)
+        blocks = -(-context // block_size)  # of a sequence
+        shape = (sets * sequences * blocks, block_size, kv_heads, head_dim)
         key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
         # One cache for all sets: each has blocks of its own.
         tables = noise.random.permutation(shape[0]).astype(np.int32).reshape(sets, sequences, blocks)
@@ -82,7 +91,8 @@ def attention_case(benchmark, variant, sequences, tokens, context, heads, kv_hea
 
     set_bytes = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
-    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}"
+    layout = ", contiguous" if block_size == context else ""
+    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout}"
     peers = PEERS if dtype == BFLOAT16 else ()  # neither takes float32
     return KernelCase("attention", benchmark, case, variant, dtype, unit, work, set_bytes, prepare, peers)
 
@@ -103,6 +113,9 @@ def cases() -> list[KernelCase]:
     """Sequences x tokens."""
     prefill = [prefill_case(variant, 1, 512) for variant in ("materialized", "flash_attention_1", "flash_attention_2")]
     prefill += [prefill_case("flash_attention_2", 4, 2048), prefill_case("flash_attention_2", 1, 512, dtype=FLOAT32)]
+    for sequences, tokens in ((16, 512), (4, 2048), (4, 4096), (1, 16384)):
+        prefill += [prefill_case("flash_attention_3", sequences, tokens, head_dim=head_dim, contiguous=True) for head_dim in (64, 128)]
+        prefill.append(prefill_case("flash_attention_3", sequences, tokens))
     decode = [decode_case("materialized", 1, 1024)]
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
     return [*prefill, *decode, decode_case("split_kv", 1, 600, head_dim=64)]

@@ -4,6 +4,7 @@
     materialized         the way one would write it first: scores in memory, softmax in place, times V; K kept transposed
     flash_attention_1    online softmax, loop over keys outside, state rescaled in memory
     flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
+    flash_attention_3    copies, products and softmax beside each other, on Hopper: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
 
 Every variant but the reference is a module with two functions:
@@ -48,9 +49,15 @@ class Variants(Mapping):
         return len(self.names)
 
 
-VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv")
+VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3", "split_kv")
 
 
-def choose(max_query_len, dtype=None):
-    """The fastest variant's name: split_kv where every sequence has one new token at most, else flash_attention_2, for every dtype."""
-    return "split_kv" if max_query_len == 1 else "flash_attention_2"
+def choose(max_query_len, dtype=None, compute_capability=None):
+    """The fastest variant's name: split_kv where every sequence has one new token at most, else FlashAttention.
+
+    The third on Hopper (compute capability (9, 0)) for 16-bit dtypes, else the second, which takes every dtype.
+    """
+    if max_query_len == 1:
+        return "split_kv"
+    sixteen_bits = dtype is not None and str(dtype) in ("float16", "bfloat16")
+    return "flash_attention_3" if compute_capability == (9, 0) and sixteen_bits else "flash_attention_2"

@@ -31,6 +31,7 @@ from minllm.kernels.attention import flash_attention_2_float32
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
+from minllm.kernels.attention.register_rows import make_store_row
 from minllm.kernels.attention.shared_tiles import make_tile_copies, row_words_of
 from minllm.ptx import (
     cp_async_commit_group,
@@ -43,7 +44,6 @@ from minllm.ptx import (
     pack_bf16x2,
     pack_f16x2,
     shared_address,
-    store_128,
 )
 from minllm.runtime.kernel import kernel, launch
 
@@ -81,12 +81,12 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     key_pairs = key_tile // 16  # pairs of 8-key tiles, as ldmatrix.x4 brings them
     key_tiles = key_tile // 8
     dim_tiles = padded_dim // 8
-    chunks = padded_dim // 8  # 16-byte chunks of a shared row
     row_words = row_words_of(head_dim)  # 32-bit words from one shared row to the next
     keys_at = query_tile * row_words  # shared memory, in words: Q, then K, then V
     values_at = keys_at + key_tile * row_words
     shared_bytes = 4 * (values_at + key_tile * row_words)
     copy_query_tile, copy_cache_tile = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
+    store_row = make_store_row(head_dim, dtype)
     query_in_registers = padded_dim * row_tiles <= 128  # else its fragments are read again for every tile of keys
     query_words = 4 * steps * row_tiles if query_in_registers else 4 * row_tiles
     weight_words = 4 * row_tiles
@@ -181,26 +181,14 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
                     multiply(acc, c + 4, weight_fragments, 4 * row_tile, value_fragments, 2)
 
     @cuda.jit(device=True)
-    def store_rows(acc, sums, out, token, head, rows, shared, warp_row, lane):
-        """out = acc / sums, through the warp's own rows of the Q tile, so that memory is written 16 bytes at a time."""
-        heads = out.shape[1]
+    def store_rows(acc, sums, out, token, head, rows, warp_row, lane):
+        """out = acc / sums."""
         for half in range(half_rows):
             total = sums[half] + cuda.shfl_xor_sync(ALL_LANES, sums[half], 1)
             inverse = reciprocal_or_zero(total + cuda.shfl_xor_sync(ALL_LANES, total, 2))
-            first_out = half // 2 * dim_tiles * 4 + half % 2 * 2
             row = warp_row + half // 2 * 16 + half % 2 * 8 + lane // 4
-            for i in range(dim_tiles):
-                word = pack(acc[first_out + 4 * i] * inverse, acc[first_out + 4 * i + 1] * inverse)
-                shared[row * row_words + 4 * i + lane % 4] = word
-        cuda.syncwarp()
-        chunk = lane
-        while chunk < 16 * row_tiles * chunks:
-            row, column = warp_row + chunk // chunks, chunk % chunks * 8
-            if row < rows and column < head_dim:
-                at = row * row_words + column // 2
-                index = (int64(token + row) * heads + head) * head_dim + column
-                store_128(out, index, shared[at], shared[at + 1], shared[at + 2], shared[at + 3])
-            chunk += 32
+            index = (int64(token + row) * out.shape[1] + head) * head_dim
+            store_row(acc, half // 2 * dim_tiles * 4, half % 2, inverse, out, index, row < rows, lane)
 
     @kernel(launch_bounds=(threads, blocks_at_once))
     def flash_attention_2_kernel(
@@ -271,9 +259,8 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
             fold_softmax(scores, maxima, sums, acc, scale)
             multiply_weights_values(acc, scores, shared, lane)
             first_key = next_key
-        cp_async_wait_group_0()
-        cuda.syncthreads()  # no copy into the Q tile is under way any more; its rows now take the output
-        store_rows(acc, sums, out, token, head, rows, shared, warp_row, lane)
+        cp_async_wait_group_0()  # an asynchronous copy must not outlive its block
+        store_rows(acc, sums, out, token, head, rows, warp_row, lane)
 
     return flash_attention_2_kernel, threads, shared_bytes
 

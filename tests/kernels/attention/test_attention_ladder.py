@@ -59,8 +59,10 @@ def test_wrong_arguments_are_explained(name):
 
 
 def test_the_registry():
-    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "split_kv"]
+    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3", "split_kv"]
     assert choose(1) == "split_kv" and choose(2, "float32") == "flash_attention_2"
+    assert choose(2, "float32", (9, 0)) == choose(2, "bfloat16", (8, 0)) == choose(2, "float16") == "flash_attention_2"
+    assert choose(2, "bfloat16", (9, 0)) == choose(2, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
     with pytest.raises(KeyError, match="no attention kernel is called 'flash'"):
         VARIANTS["flash"]
 
