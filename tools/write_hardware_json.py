@@ -24,7 +24,7 @@ RUN = re.compile(r"(?P<model>\S+)(?: \(random weights\))?, batch 1, prompt (?P<p
 def records() -> list[dict]:
     """The records of GPUs."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    return [record for record in found if not record["device"].startswith("cpu")]
+    return [record for record in found if "ceilings" in record and not record["device"].startswith("cpu")]
 
 
 def measurement(record: dict) -> dict:

@@ -81,6 +81,23 @@ def parse(output):
     return launches
 
 
+def least_of_rounds(launches, rounds):
+    """One round of launches that were made `rounds` times over, each counter the least of the rounds.
+
+    Turns of shared memory that are lost to another warp come on top of an instruction's own, in one round and not in the next.
+    """
+    count = len(launches) // rounds
+    names = [name for name, _ in launches]
+    if not count or names != names[:count] * rounds:
+        return launches
+    found = []
+    for at, name in enumerate(names[:count]):
+        same = [counters for _, counters in launches[at::count]]
+        values = {counter: [counters[counter] for counters in same if counters[counter] is not None] for counter in same[0]}
+        found.append((name, {counter: min(numbers, default=None) for counter, numbers in values.items()}))
+    return found
+
+
 def measured(count, counters):
     """(a count of COUNTS from a launch's counters, whether all its terms were measured); the count is None without the first."""
     terms = [next((counters[name] for name in term if counters.get(name) is not None), None) for term in COUNTS[count]]

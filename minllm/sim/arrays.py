@@ -57,6 +57,34 @@ class CheckedArray:
     def __len__(self):
         return self.shape[0]
 
+    def __iter__(self):
+        return (self[index] for index in range(self.shape[0]))
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fail(f"{name} of the {self} is not known to the simulator")
+
+    def __array_function__(self, function, types, arguments, options):
+        fail(f"numpy.{function.__name__} of the {self} is not known to the simulator")
+
+    def __array_ufunc__(self, function, method, *operands, **options):
+        fail(f"numpy.{function.__name__} of a whole array is not known to the simulator: take its elements")
+
+    @property
+    def strides(self):
+        """Bytes from one element to the next along each axis."""
+        return self.data.strides
+
+    @property
+    def nbytes(self):
+        """Bytes of all elements."""
+        return self.data.nbytes
+
+    def reshape(self, *shape):
+        """The same memory in another shape."""
+        return self.part(self.data.reshape(*shape), 0)
+
     def check(self, index):
         """`index` as a tuple of ints, or SimulationError if it is out of bounds or of a wrong kind."""
         indices = index if isinstance(index, tuple) else (index,)
@@ -99,7 +127,10 @@ class CheckedArray:
                 fail("a kernel stores one element at a time")
             self.data[index] = value
         except (IndexError, TypeError):
-            self.data[self.check(index)] = value
+            indices = self.check(index)
+            if any(isinstance(position, slice) for position in indices):
+                fail("a kernel stores one element at a time")
+            self.data[indices] = value
         except OverflowError:  # integers wrap on the GPU, where NumPy refuses them
             bits = 8 * self.itemsize
             value &= (1 << bits) - 1

@@ -11,7 +11,9 @@ class SimulatedMath:
     """The module `math` inside a simulated kernel: a float32 argument gives a float32 result, infinities instead of exceptions."""
 
     def __getattr__(self, name):
-        exact = getattr(math, name)
+        exact = getattr(math, name, None)
+        if exact is None:
+            fail(f"math.{name} is not known to the simulator")
         if not callable(exact):
             return exact
 

@@ -12,8 +12,17 @@ from minllm.sim.place import assigned_name, instruction
 from minllm.sim.scalars import dtype_of
 
 
-class SharedMemory:
+class Named:
+    """A name of `numba.cuda` with names of its own; those that are missing say so."""
+
+    def __getattr__(self, name):
+        fail(f"cuda.{type(self).name}.{name} is not known to the simulator")
+
+
+class SharedMemory(Named):
     """`cuda.shared`."""
+
+    name = "shared"
 
     def array(self, shape, dtype, alignment=None):
         """A static array: one per block and place in the code; shape 0 is the dynamic memory from its start."""
@@ -39,8 +48,10 @@ class SharedMemory:
         return start, block.shared_top
 
 
-class LocalMemory:
+class LocalMemory(Named):
     """`cuda.local`."""
+
+    name = "local"
 
     def array(self, shape, dtype, alignment=None):
         """A thread's own array, full of NaN until written."""
@@ -48,8 +59,10 @@ class LocalMemory:
         return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
 
 
-class ConstantMemory:
+class ConstantMemory(Named):
     """`cuda.const`."""
+
+    name = "const"
 
     def array_like(self, array):
         """A read-only copy of a host array."""
@@ -59,11 +72,10 @@ class ConstantMemory:
         return checked(data, "constant", 0, name, getcurrent().block.monitor)
 
 
-class Atomic:
+class Atomic(Named):
     """`cuda.atomic`: each reads, changes, and returns the old value."""
 
-    def __getattr__(self, name):
-        fail(f"cuda.atomic.{name} is not known to the simulator")
+    name = "atomic"
 
     def add(self, array, index, value):
         return array.atomic(index, lambda old: old + value)

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from minllm.bench.hardware_counters import COUNTERS, COUNTS, compared, measured, number, parse
+from minllm.bench.counts_table import counts_table
+from minllm.bench.hardware_counters import ALLOWED, COUNTERS, COUNTS, compared, least_of_rounds, measured, number, parse
+from minllm.bench.results_table import BEGIN, END
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import Launch
 
+ROOT = Path(__file__).parents[2]
 LOADED, STORED = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
 LDMATRIX = "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum"
@@ -60,6 +63,14 @@ def test_the_table_is_found_between_other_lines_and_read_by_column():
 
 def test_no_table_is_no_launches():
     assert parse("==ERROR== ERR_NVGPUCTRPERM\n") == [] == parse("")
+
+
+def test_the_least_of_several_rounds_counts():
+    rounds = [("a", {"x": 66.0, "y": None}), ("b", {"x": 5.0, "y": 1.0}), ("a", {"x": 64.0, "y": 7.0}), ("b", {"x": 6.0, "y": None})]
+    assert least_of_rounds(rounds, 2) == [("a", {"x": 64.0, "y": 7.0}), ("b", {"x": 5.0, "y": 1.0})]
+    assert least_of_rounds([("a", {"x": None}), ("a", {"x": None})], 2) == [("a", {"x": None})]
+    assert least_of_rounds(rounds[:3], 2) == rounds[:3]  # no whole rounds: nothing is left out
+    assert least_of_rounds([], 2) == []
 
 
 def test_the_counter_of_loads_holds_asynchronous_copies():
@@ -119,6 +130,30 @@ def test_every_case_launches_the_same_kernels_with_arrays_of_a_gpu(tool, monkeyp
     for run in tool.CASES.values():
         run(lambda host: DeviceArray(4096, host.shape, host.dtype, None, None))
     assert launched == [kernel for _, kernel, _ in tool.simulated()]
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads((ROOT / "docs" / "results" / "h200_counts.json").read_text(encoding="utf-8"))
+
+
+def test_the_record_says_where_it_is_from_and_that_all_agree(record):
+    assert record["device"] == "NVIDIA H200" and record["command"] == "python tools/check_counts.py"
+    assert record["date"] >= "2026-11-20" and record["ncu"].startswith("Version")
+    assert len({row["kernel"] for row in record["rows"]}) >= 6
+    for row in record["rows"]:
+        assert row["agrees"] is True and abs(row["simulator"] - row["hardware"]) <= ALLOWED * row["hardware"], row
+
+
+def test_the_simulator_still_counts_what_was_recorded(tool, record):
+    now = [(case, kernel, count, number) for case, kernel, counts in tool.simulated() for count, number in counts.items()]
+    assert now == [(row["case"], row["kernel"], row["count"], row["simulator"]) for row in record["rows"]]
+
+
+def test_the_table_on_the_simulator_s_page_is_the_record(record):
+    page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+    assert page.partition(BEGIN)[2].partition(END)[0].strip() == counts_table(record)
+    assert "| qkv_rope_append, `qkv_rope_append_kernel` | 360 / 354 | 96 | 0 | 0 |" in page
 
 
 def a_profiler(folder, counted):

@@ -1,8 +1,8 @@
 """Every kernel of the package on a GPU and in the simulator: the same arguments, and then the same bits in every array.
 
 Each launch is compared by itself: what the simulator has written goes on to the next one, so that no difference is inherited. Some kernels
-differ by a few roundings of float32, for three reasons that are named below with the kernels; all that is 16 bits wide, and every integer,
-is the same to the last bit.
+differ by a few roundings of float32, for reasons that stand there with their names; all that is 16 bits wide, and every integer, is the
+same to the last bit.
 """
 
 import numpy as np

@@ -8,7 +8,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.sim import detecting, tracing
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
-from tests.sim.every_kernel import ROWS, kernels_of_the_package
+from tests.sim.every_kernel import ROUNDED, ROWS, kernels_of_the_package
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -30,7 +30,8 @@ def test_counted_bytes_are_those_of_the_formula(name):
 
 
 def test_every_kernel_of_the_package_has_a_row():
-    assert kernels_of_the_package() == {kernel for entry in ROWS.values() for kernel in entry.kernels}
+    rows = {kernel for entry in ROWS.values() for kernel in entry.kernels}
+    assert kernels_of_the_package() == rows and rows >= set(ROUNDED)
 
 
 # What costs.py counts: weights, the rows of the embedding, keys and values.

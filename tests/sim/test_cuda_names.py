@@ -1,5 +1,6 @@
 """What a reader's own kernels use of numba.cuda, beyond what the package's kernels do."""
 
+import math
 import re
 
 import ml_dtypes
@@ -203,13 +204,44 @@ def test_a_thread_that_misses_the_grids_barrier_is_reported():
         simulate(kernel, 2, 2, np.zeros(4, np.int32))
 
 
-@pytest.mark.parametrize("call", ["cuda.unheard_of()", "cuda.atomic.unheard_of(out, 0, 1)", "libdevice.unheard_of(1.0)"])
+UNKNOWN = [f"{place}.unheard_of(1)" for place in ("cuda", "cuda.atomic", "cuda.shared", "cuda.local", "cuda.const", "libdevice", "math")]
+
+
+@pytest.mark.parametrize("call", UNKNOWN)
 def test_what_is_not_known_names_itself_and_its_line(call):
-    namespace = {"cuda": cuda, "libdevice": libdevice}
+    namespace = {"cuda": cuda, "libdevice": libdevice, "math": math}
     exec(compile(f"def kernel(out):\n    out[0] = 0\n    out[0] = {call}\n", "<cell 7>", "exec"), namespace)
     name = re.escape(call.partition("(")[0])
     with pytest.raises(SimulationError, match=rf"{name} is not known to the simulator \(<cell 7>:3 in kernel, block \(0, 0, 0\), thread"):
         simulate(namespace["kernel"], 1, 1, np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize("call, name", [("out.sum()", "sum"), ("np.sum(out)", "numpy.sum")])
+def test_what_arrays_of_a_kernel_cannot_do_names_itself_and_its_line(call, name):
+    namespace = {"np": np}
+    exec(compile(f"def kernel(out):\n    out[0] = {call}\n", "<cell 8>", "exec"), namespace)
+    with pytest.raises(SimulationError, match=rf"{name} of the global array out is not known to the simulator \(<cell 8>:2 in kernel"):
+        simulate(namespace["kernel"], 1, 1, np.zeros(1, np.float32))
+
+
+def test_arrays_are_iterated_measured_and_reshaped_but_not_stored_by_the_slice():
+    def kernel(x, out):
+        total = 0
+        for value in x:
+            total += value
+        out[0] = total
+        out[1] = x.nbytes + x.strides[0]
+        out[2] = x.reshape(2, 3)[1, 0]
+
+    def slices(x, out):
+        out[0:2] = 1
+
+    for detect in (False, True):
+        x, out = np.arange(6, dtype=np.int32), np.zeros(3, np.int32)
+        simulate(kernel, 1, 1, x, out, detect=detect)
+        assert out.tolist() == [15, 28, 3]
+        with pytest.raises(SimulationError, match="stores one element at a time"):
+            simulate(slices, 1, 1, x, out, detect=detect)
 
 
 def test_an_intrinsic_without_emulation_says_so_when_it_is_called():

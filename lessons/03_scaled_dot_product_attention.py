@@ -1,0 +1,524 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 3. Scaled dot-product attention
+#
+# Attention is the step in which tokens look at each other. Everything else in a model works on one token at a time.
+# It is also the step whose cost grows with the square of the text. In this lesson you compute it with pen and paper,
+# then with three kernels, and find out what is wrong with the obvious way to write it.
+#
+# **What you will be able to do**
+#
+# - compute attention of four tokens by hand, mask included, and give the shape of every array on the way;
+# - say why scores are divided by $\sqrt{d}$, and why a softmax subtracts the maximum;
+# - count the bytes of the score matrix, and say at which length they become a problem.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py) for tokens and softmax, and lesson 2 for grid, block and
+# thread.
+#
+# ## Predict
+#
+# A model of 8 billion parameters has 32 attention heads in each layer, each 128 numbers wide. It reads a prompt of
+# 8,192 tokens. Attention compares every token with every token before it, once a head. Write down what you believe:
+#
+# - If all these comparisons are stored as 4-byte numbers, how many bytes is that **in one layer**?
+# - How many bytes of queries, keys and values do they come from? (2-byte numbers, 8 heads of keys and values.)
+# - Per byte of scores that moves, how many floating-point operations are done?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(
+    score_bytes=1e9,
+    input_bytes=1e8,
+    flops_a_byte=100,
+)
+guess
+
+# %% [markdown]
+# ## What a token asks, and what it finds
+#
+# Each token makes three vectors from its hidden state, by three matrix products:
+#
+# - a **query** $q$: what it is looking for;
+# - a **key** $k$: what it can be found by;
+# - a **value** $v$: what it hands over to whoever finds it.
+#
+# A token compares its query with the keys of all tokens up to its own. The more alike two vectors are, the larger
+# their dot product. These products become weights, positive and adding up to 1, and the result is the mean of the
+# values with these weights:
+#
+# $$S = Q K^T \qquad P = \mathrm{softmax}\!\left(\frac{S}{\sqrt{d}}\right) \qquad \mathrm{out} = P V$$
+#
+# ```mermaid
+# flowchart LR
+#     Q["Q<br/>[T, d]"] --> S["S = Q Kᵀ<br/>[T, T]"]
+#     K["K<br/>[T, d]"] --> S
+#     S --> P["P = softmax(S / √d)<br/>row by row<br/>[T, T]"]
+#     P --> O["out = P V<br/>[T, d]"]
+#     V["V<br/>[T, d]"] --> O
+# ```
+#
+# ## By hand, on four tokens
+#
+# Take $T = 4$ tokens and heads of $d = 4$ numbers, so that $\sqrt{d} = 2$. All numbers are small. Take a sheet of
+# paper, and compute the last row before you run the cell.
+
+# %%
+import numpy as np
+
+Q = np.float32([[2, 0, 0, 0], [0, 2, 0, 0], [2, 2, 0, 0], [0, 2, 2, 0]])  # [T, d]
+K = np.float32([[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0]])  # [T, d]
+V = np.float32([[4, 0, 0, 1], [0, 4, 0, 1], [0, 0, 4, 1], [4, 4, 4, 1]])  # [T, d]
+
+S = Q @ K.T  # [T, T]: row i holds what token i thinks of every token
+print(S)
+
+# %% [markdown]
+# Row 3, for example: $q_3 = (0, 2, 2, 0)$ has the product 0 with $k_0$, and 2 with each of $k_1$, $k_2$ and $k_3$.
+#
+# **The mask.** A model writes from left to right, so token 1 may not look at token 2: when it is computed for real,
+# token 2 does not exist yet. Scores of later tokens are struck out. As a number that is $-\infty$, because
+# $e^{-\infty} = 0$: no weight. What is left is a triangle.
+
+# %% tags=["fold"]
+from minllm.course import heat_map
+
+T = len(S)
+seen = np.tril(np.ones((T, T), bool))  # [T, T]: row i sees columns 0 to i
+heat_map(
+    np.where(seen, S / 2, np.nan),
+    "S / 2, with the causal mask",
+    row_names=[f"token {i} asks" for i in range(T)],
+    column_names=[f"k{i}" for i in range(T)],
+    show_values=True,
+    caption="Empty cells are masked. They are not zero: they do not take part.",
+)
+
+# %% [markdown]
+# **The softmax.** For scores of 0, 1 and 2 you need three numbers: $e^0 = 1$, $e^1 = 2.72$ and $e^2 = 7.39$.
+#
+# | row | scores that it sees, halved | exponentials | their sum | weights |
+# | --- | --- | --- | --- | --- |
+# | 0 | 1 | 2.72 | 2.72 | 1 |
+# | 1 | 0, 1 | 1, 2.72 | 3.72 | 0.27, 0.73 |
+# | 2 | 1, 1, 2 | 2.72, 2.72, 7.39 | 12.83 | 0.21, 0.21, 0.58 |
+# | 3 | 0, 1, 1, 1 | 1, 2.72, 2.72, 2.72 | 9.15 | 0.11, 0.30, 0.30, 0.30 |
+#
+# **The mean.** Row 2 of the result is $0.21\, v_0 + 0.21\, v_1 + 0.58\, v_2 = (0.85, 0.85, 2.30, 1)$. The last
+# element of every value is 1 here, so the last element of every result is the sum of the weights: 1.
+
+# %%
+exponentials = np.exp(np.where(seen, S / 2, -np.inf))  # [T, T]
+P = exponentials / exponentials.sum(axis=1, keepdims=True)  # [T, T], rows add up to 1
+out = P @ V  # [T, d]
+print(np.round(P, 2))
+print(np.round(out, 2))
+assert np.allclose(out[2], [0.85, 0.85, 2.30, 1], atol=0.01)
+
+# %% [markdown]
+# That is all of attention. The rest of this lesson is about doing it with real numbers, many heads, and speed.
+#
+# ## Why divide by the square root of d?
+#
+# A dot product of two vectors of $d$ random numbers is a sum of $d$ random terms. Such a sum grows like $\sqrt{d}$.
+# The softmax looks at differences: at scores of 30 and 20 it gives the first $e^{10}$ times the weight of the
+# second. So with wide heads one key would take everything, whatever it says. Dividing by $\sqrt{d}$ brings the
+# scores back to a spread of about 1, for any $d$.
+
+# %% tags=["fold"]
+from minllm.course import curves
+from minllm.kernels.attention.reference import softmax_in_place
+
+rng = np.random.default_rng(0)
+
+
+def largest_weight(width, scale):
+    """The mean over 300 random queries of the largest of their 16 weights."""
+    queries = rng.standard_normal((300, width))  # [300, d]
+    keys = rng.standard_normal((300, 16, width))  # [300, 16, d]
+    scores = np.einsum("qd,qkd->qk", queries, keys)  # [300, 16]
+    return float(softmax_in_place(scores * scale).max(axis=1).mean())
+
+
+widths = (4, 8, 16, 32, 64, 128, 256)
+lines = {
+    "not divided": [(width, largest_weight(width, 1)) for width in widths],
+    "divided by √d": [(width, largest_weight(width, width**-0.5)) for width in widths],
+}
+assert lines["not divided"][-1][1] > 0.8 and lines["divided by √d"][-1][1] < 0.4
+curves(
+    lines,
+    "width of the head, d",
+    "largest of 16 weights",
+    "How much of the attention one random key gets",
+    log_x=True,
+    caption="Random queries and keys, computed when this page was built. An even share would be 1/16.",
+)
+
+# %% [markdown]
+# ## Why subtract the maximum?
+#
+# float32 ends at $3.4 \cdot 10^{38}$, and $e^{89}$ is more than that. A score of 100 is nothing unusual:
+
+# %%
+scores = np.float32([100, 99, 0])
+with np.errstate(over="ignore", invalid="ignore"):
+    naive = np.exp(scores) / np.exp(scores).sum()
+shifted = np.exp(scores - scores.max())
+print("as the formula stands:  ", naive)
+print("maximum subtracted first:", shifted / shifted.sum())
+assert np.isnan(naive).any() and np.isclose(shifted[0] / shifted.sum(), 0.731, atol=0.001)
+
+# %% [markdown]
+# Multiplying numerator and denominator by $e^{-m}$ changes nothing, and moves the largest exponent to 0. The largest
+# term is then exactly 1, so nothing can overflow and the sum cannot be 0. In a row that sees nothing at all, $m$ is
+# $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax takes care of that row too. It is your first
+# exercise, so look only at its call here: this is attention in NumPy, the reference that all kernels are tested
+# against.
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.attention import reference
+
+show_source(
+    reference.attend,
+    notes={
+        "group = heads // kv_heads": "Heads in groups: see below.",
+        "np.matmul(grouped, keys": "S = Q Kᵀ, for all heads at once.",
+        "= -np.inf": "The mask.",
+        "softmax_in_place": "P, in the memory of S.",
+        "np.matmul(probabilities": "out = P V.",
+    },
+)
+
+# %% [markdown]
+# ## Heads, and groups of heads
+#
+# One attention can look for one thing. So a layer does several side by side, its heads, each with queries, keys and
+# values of its own, and joins their results. Queries are `[T, heads, head_dim]` then, and there is one matrix of
+# scores for each head.
+#
+# Keys and values must be kept for later tokens, in the KV cache of lesson 8. To keep fewer,
+# neighbouring query heads share one head of keys and values: that is grouped-query attention. Query head $h$ reads KV
+# head $\lfloor h / \mathrm{group} \rfloor$.
+#
+# | | query heads | KV heads | called |
+# | --- | ---: | ---: | --- |
+# | GPT-2 | 12 | 12 | multi-head attention |
+# | Llama-3.1-8B | 32 | 8 | grouped-query attention, groups of 4 |
+# | the bundled model | 5 | 1 | multi-query attention |
+#
+# ## A look into a real model
+#
+# What do heads look for? We let the bundled model read a few lines of Python, and keep the weights of every layer and
+# head. The call is wrapped: the model computes what it always does.
+
+# %%
+from minllm import LLM
+
+llm = LLM(device="cpu")
+text = """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+"""
+token_ids = llm.tokenizer.encode(text)  # T integers
+T = len(token_ids)
+weights = []  # one [heads, T, T] a layer
+attention = llm.engine.ops.attention
+
+
+def observed(query, layer_cache, batch, config):  # query [T, heads, head_dim]
+    keys = reference.gather_context(layer_cache.key, batch.block_tables[0], 0, T)  # [T, kv_heads, head_dim]
+    keys = np.repeat(keys.astype(np.float32), config.heads // config.kv_heads, axis=1)  # [T, heads, head_dim]
+    scores = np.einsum("qhd,khd->hqk", query.astype(np.float32), keys) * config.scale  # [heads, T, T]
+    scores[:, ~np.tril(np.ones((T, T), bool))] = -np.inf
+    weights.append(softmax_in_place(scores))
+    return attention(query, layer_cache, batch, config)
+
+
+llm.engine.ops.attention = observed
+llm.logits(token_ids)
+llm.engine.ops.attention = attention
+print(f"{len(weights)} layers, each with weights [heads, T, T] = {weights[0].shape}")
+
+
+# %% tags=["fold"]
+def name(token):
+    """A token as a label: spaces and line ends made visible."""
+    return llm.tokenizer.decode([token]).replace("\n", "⏎").replace("    ", "⇥") or "(start)"
+
+
+def attention_map(layer, head, title, series):
+    shown = [name(token) for token in token_ids]
+    caption = f"Layer {layer}, head {head} of the bundled model. A row looks, a column is looked at."
+    return heat_map(weights[layer][head], title, shown, shown, caption=caption, series=series)
+
+
+attention_map(1, 4, "This head looks one token back", 0)
+
+# %% tags=["fold"]
+attention_map(2, 4, "This head looks for the same token, earlier in the text", 1)
+
+# %% tags=["fold"]
+attention_map(4, 0, "This head mostly looks at the first token: it has nothing to do here", 2)
+
+# %%
+before = np.diagonal(weights[1][4], offset=-1)[1:].mean()
+first = weights[4][0][2:, 0].mean()
+print(f"layer 1, head 4 gives {before:.0%} of its weight to the token just before")
+print(f"layer 4, head 0 gives {first:.0%} to the very first one")
+assert before > 0.5 and first > 0.8
+
+# %% [markdown]
+# Nobody programmed these patterns. The first two together can do something useful: find where the same token stood
+# before, and see what came after it. The third has a name, too. Weights must add up to 1, so a head that finds
+# nothing needs a place to put its weight, and the first token serves as a sink.
+#
+# ## As three kernels
+#
+# Now the same on a GPU, as directly as it can be written: one kernel for each of the three formulas, the scores in
+# memory between them.
+
+# %% tags=["hide-input"]
+from minllm.kernels.attention import materialized
+
+show_source(
+    materialized.scores_kernel,
+    notes={
+        "key = cuda.blockIdx.x": "A thread for each key.",
+        "cuda.blockIdx.z // heads": "The grid's other two dimensions: the query's row, and sequence and head together.",
+        "kv_head = kv_head_of": "Heads in groups.",
+        "if first <= key": "The mask: beyond the row's own position nothing is computed, and nothing stored.",
+        "total += ": "The dot product: d multiplications and d additions. K lies transposed, so that threads beside each other "
+        "read numbers beside each other.",
+    },
+)
+
+# %% tags=["hide-input"]
+show_source(
+    materialized.softmax_kernel,
+    notes={
+        "partial = cuda.shared.array": "One number a thread, for the block's maximum and then for its sum.",
+        "maximum = max(maximum, scores": "First walk through the row: every thread the maximum of its keys.",
+        "while active > 0": "Half the threads take over the other half's number, then half of those: a tree.",
+        "everybody has read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in "
+        "partial[0] before a slow one has read the maximum there.",
+        "weight = ex2": "Second walk: exponentials, as powers of 2, which the hardware has an instruction for. The scale is "
+        "multiplied by log₂ e beforehand, so the result is the same.",
+        "scores[token, head, key] *= inverse": "Third walk: the division.",
+    },
+    docstring=False,
+)
+
+# %% tags=["hide-input"]
+show_source(
+    materialized.make_weighted_values_kernel,
+    notes={
+        "dim = scores.shape[1], cuda.threadIdx.x": "A thread for each element of the head.",
+        "block = block_tables": "Where the value lies: the cache is cut into blocks, which lesson 10 is about.",
+        "total += scores": "The weighted mean.",
+    },
+)
+
+# %% [markdown]
+# ## Run it
+#
+# First our four tokens, on a GPU where there is one, else in the simulator. The kernels take heads of 8, 16, 24, ...
+# numbers, so we add four zeros to each vector. Zeros change no product. The scale stays $1/2$.
+
+# %%
+from minllm.course import has_gpu
+
+if has_gpu():
+    from minllm.ops.cuda_ops import CudaOps as Place
+else:
+    from minllm.ops.numpy_ops import NumpyOps as Place
+place = Place()
+
+
+def padded(matrix):  # [4, 4] -> [4, 1, 8]: tokens, one head, head_dim
+    return np.pad(matrix, ((0, 0), (0, 4)))[:, None, :]
+
+
+tokens = np.zeros((4, 1, 8), np.float32)
+arrays = (padded(Q), padded(K)[None], padded(V)[None], tokens)  # the cache is one block: [1, 4, 1, 8]
+four = (np.int32([0, 4]), np.int32([4]), np.int32([[0]]))  # rows of the sequence, keys in it, its blocks
+on_place = [place.array(array) for array in (*arrays, *four)]
+materialized.attention(*on_place, scale=0.5)
+result = place.to_host(on_place[3])[:, 0, :4]  # [T, d]
+print(np.round(result, 2))
+assert np.allclose(result, out, atol=1e-4)
+
+# %% [markdown]
+# The same numbers as on paper. Now a somewhat larger case in the simulator, to count what it moves: 8 tokens, 4 query
+# heads, 2 KV heads, 16 numbers a head.
+
+# %%
+from minllm.sim import tracing
+
+T, heads, kv_heads, head_dim = 8, 4, 2, 16
+query = rng.standard_normal((T, heads, head_dim)).astype(np.float32)
+key_cache, value_cache = rng.standard_normal((2, 1, T, kv_heads, head_dim)).astype(np.float32)
+batch = np.int32([0, T]), np.int32([T]), np.int32([[0]])
+with tracing() as traces:
+    materialized.attention(query, key_cache, value_cache, np.empty_like(query), *batch, scale=head_dim**-0.5)
+
+pairs = heads * T * (T + 1) // 2  # of a query and a key that it sees
+print(f"{pairs} visible pairs, so one score each is {4 * pairs:,} bytes")
+for trace in traces[1:]:  # the first one transposes K
+    moved = trace.arrays["scores"]
+    print(f"{trace.kernel:24} scores read {moved.read.bytes:>6,} bytes, written {moved.write.bytes:>6,} bytes")
+
+# %%
+scores, softmax, values = (trace.arrays["scores"] for trace in traces[1:])
+assert scores.write.bytes == 4 * pairs
+assert softmax.read.bytes == 3 * 4 * pairs and softmax.write.bytes == 2 * 4 * pairs
+assert values.read.bytes == head_dim * 4 * pairs and values.read.unique_bytes == 4 * pairs
+
+# %% [markdown]
+# Each score is written once by the first kernel, read three times and written twice by the softmax, and then read by
+# the third kernel. There the 16 threads of a result all ask for the same score, so one trip to memory can serve them.
+# That makes seven trips of 4 bytes: 28 bytes for every pair of a query and a key. The arithmetic for a pair is
+# $4d$ operations, $2d$ for $q \cdot k$ and $2d$ for $p v$.
+#
+# ## The problem: a square
+#
+# Queries, keys and values grow with $T$. Scores grow with $T^2$.
+
+# %%
+T, heads, kv_heads, head_dim = 8192, 32, 8, 128  # the 8B model of the prediction
+score_bytes = heads * T * T * 4  # the kernels keep a whole square; half of it is masked
+input_bytes = (heads + 2 * kv_heads) * head_dim * T * 2
+flops_a_byte = 4 * head_dim / 28
+
+guess.against(score_bytes=score_bytes, input_bytes=input_bytes, flops_a_byte=flops_a_byte)
+
+# %% tags=["fold"]
+lengths = [2**power for power in range(7, 18)]
+curves(
+    {
+        "scores": [(length, heads * length**2 * 4 / 1e9) for length in lengths],
+        "queries, keys, values and result": [
+            (length, (2 * heads + 2 * kv_heads) * head_dim * length * 2 / 1e9) for length in lengths
+        ],
+    },
+    "tokens in the prompt, T",
+    "GB in one layer",
+    "What attention keeps in memory",
+    log_x=True,
+    log_y=True,
+    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; scores in float32, "
+    "the rest in bfloat16.",
+)
+
+# %% [markdown]
+# At 8,192 tokens the scores of one layer take 8.6 GB. At 131,072 tokens, which Llama 3.1 allows, they would take
+# 2.2 TB, fifteen times the memory of an H200. And they are not even the result: they are a note on the way.
+#
+# ## Measured against predicted
+#
+# If all seven trips go to memory, the arithmetic intensity is $4 \cdot 128 / 28 = 18$ FLOP a byte, at every length.
+# On the roofline that is far from the ridge: memory would bound it. If the scores never went to memory, a prompt
+# of 512 tokens would have more than 200. Both are drawn, as rings. The dots are what an H200 did.
+
+# %% tags=["fold"]
+from minllm.course import Dot, load_record, recorded, roofline
+
+record = load_record()
+tb_s, tflops = record["ceilings"]["copy_tb_s"], record["ceilings"]["bf16_tflops"]
+T = 512
+flops = 4 * heads * head_dim * T * (T + 1) // 2  # of visible pairs
+without_scores = flops / ((2 * heads + 2 * kv_heads) * head_dim * T * 2)
+dots = []  # of the roofline
+for variant, intensity, series in (
+    ("materialized", flops_a_byte, 0),
+    ("flash_attention_2", without_scores, 1),
+):
+    (row,) = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16", variant)
+    dots.append(Dot("", intensity, min(tflops, tb_s * intensity), measured=False, colour=series))
+    dots.append(Dot(f"{variant}: {row.value:.3g} TFLOP/s", intensity, row.value, colour=series))
+roofline(
+    dots,
+    tb_s,
+    tflops,
+    "Attention of a prompt of 512 tokens",
+    caption=f"32 query heads, 8 KV heads, 128 numbers each, bfloat16; {row.label}. Rings: what the roof allows.",
+)
+
+# %% [markdown]
+# The roof allows these three kernels dozens of times more than they reach. So the score matrix cannot be the only
+# thing that is wrong. At 512 tokens it is 34 MB, and still fits the 50 MB of an H200's second-level cache. What costs
+# more here: a thread fetches both factors of every product from memory or cache, and uses each of them once. There is
+# no reuse, and no tensor core. Be wary of explaining a measurement by the first good reason that you find.
+#
+# On a machine with a GPU, this cell measures your own:
+
+# %%
+(row,) = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16", "materialized")
+assert row.value < tb_s * flops_a_byte / 30
+if has_gpu():
+    from minllm.course import machine_line, timed
+
+    query = place.array(rng.standard_normal((T, heads, head_dim)).astype(np.float32))
+    caches = [place.array(rng.standard_normal((1, T, kv_heads, head_dim)).astype(np.float32)) for _ in range(2)]
+    batch = [place.array(array) for array in (np.int32([0, T]), np.int32([T]), np.int32([[0]]))]
+    mixed = place.empty((T, heads, head_dim), np.float32)
+    seconds = timed(lambda: materialized.attention(query, *caches, mixed, *batch, scale=head_dim**-0.5))
+    print(f"{flops / seconds / 1e12:.2f} TFLOP/s in float32, {machine_line()}")
+else:
+    print("No GPU here: nothing was timed on this machine.")
+
+# %% [markdown]
+# ## Exercises
+#
+# Write the three steps yourself. Each command makes a file that holds everything but the lines that you are to write;
+# the checker runs your code in the simulator and says what is wrong, and where. The last two can generate text with
+# the bundled model when they pass.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(3)
+
+# %% [markdown]
+# ## A detective case
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("clairvoyant")
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# Two things stood between these kernels and the roof. The figure of bytes says that the score matrix has to go:
+# lesson 7 never writes it. The roofline says that something else is worse: products whose factors
+# are fetched for a single use. To tell which of two limits binds a kernel, you need the roofline as a tool rather than
+# a picture. That is lesson 4.
+#
+# ## Sources
+#
+# - A. Vaswani et al., "Attention Is All You Need", NeurIPS 2017, section 3.2.
+# - J. Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", EMNLP
+#   2023, section 2.
+# - N. Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019: multi-query attention.
+# - C. Olsson et al., "In-context Learning and Induction Heads", 2022: heads that look back, and what two of them do
+#   together.
+# - G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024, section 3: why weight
+#   gathers on the first token.
+# - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018: the walks through memory that a
+#   softmax needs.

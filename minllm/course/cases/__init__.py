@@ -1,0 +1,37 @@
+"""Detective cases: real bugs as small kernels, each with what one notices on a GPU, its mended twin, and how the simulator finds it.
+
+One file a case, named for the symptom, so that the name gives nothing away. A lesson shows one with `show_case(name)`; `investigate(name)`
+runs its kernel in the simulator and says what is wrong, and `investigate(name, my_kernel)` tries a reader's mended one.
+
+To add one: a module here with the broken kernel, the mended one and `CASE`, and its name in NAMES. The tests prove that the bug is found
+in the line that the case names, and that nothing is found in the twin.
+"""
+
+from importlib import import_module
+
+from minllm.course.cases.case import Case
+from minllm.errors import ExerciseError
+
+NAMES = (
+    "restless_sum",
+    "clairvoyant",
+    "idle_bytes",
+    "one_customer",
+    "last_tile",
+    "hanging_norm",
+    "rising_scores",
+    "every_fourth_token",
+    "short_neighbour",
+)  # fmt: skip
+
+
+def find(name: str) -> Case:
+    """The case of this name, or ExerciseError."""
+    if name not in NAMES:
+        raise ExerciseError(f"there is no case {name!r}; there are {', '.join(NAMES)}")
+    return import_module(f"minllm.course.cases.{name}").CASE
+
+
+def all_cases() -> list[Case]:
+    """All cases, by lesson."""
+    return sorted(map(find, NAMES), key=lambda case: case.lesson)

@@ -1,0 +1,71 @@
+"""What a detective case is, and how it is investigated."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import minllm
+from minllm.course.checks.mismatch import Mismatch
+from minllm.errors import SimulationError
+from minllm.runtime.kernel import Kernel
+from minllm.sim import detecting
+
+ROOT = Path(minllm.__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bug.
+
+    lesson: where it is shown. title: its heading. story: what one notices on a GPU. hint: where to look, without the answer. broken,
+    mended: kernels of one signature. examine(kernel): runs a kernel in the simulator, and raises SimulationError or Mismatch where it
+    is wrong. guilty: a part of the line to blame, or of the one beside which something is missing. solution: what is wrong, why it
+    shows as it does, and the mend.
+    """
+
+    name: str
+    lesson: int
+    title: str
+    story: str
+    hint: str
+    broken: Kernel
+    mended: Kernel
+    examine: Callable[[Kernel], None]
+    guilty: str
+    solution: str
+
+    @property
+    def module_text(self) -> str:
+        """The text of the case's file."""
+        return inspect.getsource(sys.modules[self.broken.function.__module__])
+
+    @property
+    def guilty_line(self) -> int:
+        """The number of the line to blame, in the case's file."""
+        lines, first = inspect.getsourcelines(self.broken.function)
+        return next(first + number for number, line in enumerate(lines) if self.guilty in line)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of an investigation: message is what the simulator found, "" if nothing."""
+
+    case: Case
+    message: str
+
+    def __repr__(self) -> str:
+        return self.message or "Nothing found: the results are right, and no detector complains."
+
+
+def finding(case: Case, kernel: Kernel) -> Finding:
+    """Run a kernel as the case does, with all detectors on."""
+    try:
+        with detecting():
+            case.examine(kernel)
+    except SimulationError as error:
+        return Finding(case, f"The simulator stopped the kernel: {error}".replace(f"{ROOT}/", ""))
+    except Mismatch as error:
+        return Finding(case, str(error))
+    return Finding(case, "")

@@ -1,0 +1,43 @@
+"""A detective case on a page: the story and the broken kernel; closed until they are wanted, a hint, the finding and the solution."""
+
+from minllm.course.cases import find
+from minllm.course.cases.case import Case, Finding, finding
+from minllm.course.exercise_page import closed
+from minllm.course.source import show_source
+from minllm.runtime.kernel import Kernel
+
+
+class CasePage:
+    """Shows itself as Markdown."""
+
+    def __init__(self, case: Case):
+        self.case = case
+
+    def _repr_markdown_(self) -> str:
+        case = self.case
+        found = finding(case, case.broken).message
+        parts = [
+            f"**{case.title}.** {case.story}",
+            show_source(case.broken)._repr_markdown_(),
+            f"What is wrong? Decide before you let the simulator look:\n\n```python\nfrom minllm.course import investigate\n\n"
+            f'investigate("{case.name}")\n```',
+            closed("A hint", case.hint),
+            closed("What the simulator finds", f"```text\n{found}\n```", "info"),
+            closed("The solution", f"Line {case.guilty_line}. {case.solution}\n\n{show_source(case.mended)._repr_markdown_()}", "success"),
+            f'A kernel of your own is tried by `investigate("{case.name}", my_kernel)`.',
+        ]
+        return "\n\n".join(parts)
+
+    def __repr__(self) -> str:
+        return f"{self.case.title}: {self.case.story}"
+
+
+def show_case(name: str) -> CasePage:
+    """The detective case of this name. Raises ExerciseError where there is none."""
+    return CasePage(find(name))
+
+
+def investigate(name: str, kernel: Kernel | None = None) -> Finding:
+    """What the simulator finds in the case's kernel, or in a reader's. Raises ExerciseError for a name that is none."""
+    case = find(name)
+    return finding(case, case.broken if kernel is None else kernel)

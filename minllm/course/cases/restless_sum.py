@@ -1,0 +1,81 @@
+"""A block adds up a row, and its sum is not always the same."""
+
+import numpy as np
+from numba import cuda, float32
+
+from minllm.course.cases.case import Case
+from minllm.course.checks.mismatch import expect
+from minllm.runtime.kernel import kernel
+from minllm.sim import unwritten
+
+BLOCK = 64
+
+
+@kernel
+def row_sum_kernel(x, out):
+    """out[row] = sum of x[row], a block a row; x [rows, columns], out [rows]."""
+    partial = cuda.shared.array(BLOCK, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    column = thread
+    while column < x.shape[1]:
+        total += x[row, column]
+        column += BLOCK
+    partial[thread] = total
+    cuda.syncthreads()
+    distance = BLOCK // 2
+    while distance > 0:  # half of the threads add the other half's sums to theirs, then a quarter, then an eighth
+        if thread < distance:
+            partial[thread] += partial[thread + distance]
+        distance //= 2
+    if thread == 0:
+        out[row] = partial[0]
+
+
+@kernel
+def mended_kernel(x, out):
+    """The same with a barrier after each step."""
+    partial = cuda.shared.array(BLOCK, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    column = thread
+    while column < x.shape[1]:
+        total += x[row, column]
+        column += BLOCK
+    partial[thread] = total
+    cuda.syncthreads()
+    distance = BLOCK // 2
+    while distance > 0:
+        if thread < distance:
+            partial[thread] += partial[thread + distance]
+        cuda.syncthreads()  # all sums of this step are there before the next one reads them
+        distance //= 2
+    if thread == 0:
+        out[row] = partial[0]
+
+
+def examine(kernel):
+    """Two rows of 100 numbers."""
+    x = np.random.default_rng(0).standard_normal((2, 100)).astype(np.float32)
+    out = unwritten((2,), np.float32)
+    kernel.simulate[2, BLOCK](x, out)
+    expect("out", out, x.astype(np.float64).sum(1), ("row",))
+
+
+CASE = Case(
+    name="restless_sum",
+    lesson=2,
+    title="A sum that changes from run to run",
+    story="The kernel adds up the rows of a matrix. With blocks of 32 threads it was always right. Somebody made the blocks larger, "
+    "and since then one row in a few thousand is wrong: another row each time, by another amount, and never while a debugger is "
+    "attached.",
+    hint="Follow two threads of different warps through the last loop. Who writes what thread 0 reads in its second step, and when?",
+    broken=row_sum_kernel,
+    mended=mended_kernel,
+    examine=examine,
+    guilty="partial[thread] += partial[thread + distance]",
+    solution="A race. In the second step, thread 0 reads what thread 16 has made in the first, and thread 16 may be later. With one "
+    "warp that went well by luck, because its lanes happened to run in step, which nothing promises. With two warps, the "
+    "second may not even have begun. The barrier above the loop orders the first step only; each step needs one. It stands "
+    "beside the `if`, not inside: all threads of a block must reach it.",
+)

@@ -1,0 +1,63 @@
+"""Detective cases: the simulator finds each bug, where the case says, and nothing in its mended twin."""
+
+import re
+
+import pytest
+
+from minllm.course import investigate, show_case
+from minllm.course.cases import NAMES, all_cases, find
+from minllm.course.cases.case import finding
+from minllm.errors import ExerciseError
+
+# What is found, and a part of the line that the finding names; "" where it is no single line.
+FOUND = {
+    "restless_sum": (r"race on shared memory: .* partial\[\d+\]", "partial[thread] += partial[thread + distance]"),
+    "clairvoyant": (r"memory that nobody wrote: the global array scores, element \[0, 1\]", "maximum = max(maximum, scores[query, key])"),
+    "idle_bytes": (r"32 sectors of 32 bytes", ""),
+    "one_customer": (r"index \('0', '96'\) is out of bounds", "following = weight[row, first + WARP + lane]"),
+    "last_tile": (r"cp.async that thread .* nobody has waited for that yet", "total += buffers[tile % 2"),
+    "hanging_norm": (r"meet at a block barrier from different places", "cuda.syncthreads()  # the sums of this step"),
+    "rising_scores": (r"scores falling: right\n.*\nscores rising: out\[component 0\]: expected", ""),
+    "every_fourth_token": (r"nobody wrote: the global array key_cache, element \[5, 3, 0\]", "total += query[i] * key_cache"),
+    "short_neighbour": (r"nobody wrote: the global array maxima, element \[1, 1\]", "maximum = max(maximum, maxima[sequence, split])"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bug_is_found_and_its_line_named(name):
+    case = find(name)
+    message = investigate(name).message
+    pattern, line = FOUND[name]
+    assert re.search(pattern, message, re.DOTALL), message
+    if line:
+        places = [int(number) for number in re.findall(rf"minllm/course/cases/{name}\.py:(\d+)", message)]
+        text = case.module_text.splitlines()
+        assert any(line in text[place - 1] for place in places), message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_found_in_the_twin(name):
+    found = investigate(name, find(name).mended)
+    assert found.message == "" and "Nothing found" in repr(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_case_names_its_guilty_line(name):
+    case = find(name)
+    assert case.name == name and case.guilty in case.module_text.splitlines()[case.guilty_line - 1]
+
+
+def test_a_case_on_a_page_tells_nothing_before_it_is_opened():
+    for case in all_cases():
+        markdown = show_case(case.name)._repr_markdown_()
+        open_part = "\n".join(line for line in markdown.splitlines() if not line.startswith(("???", "    ", "```")) or "~~~~" in line)
+        assert case.story in open_part and f'investigate("{case.name}")' in markdown
+        assert case.solution not in open_part and case.hint not in open_part
+        folded = "\n".join(line[4:] for line in markdown.splitlines() if line.startswith("    "))
+        assert case.solution in folded and case.hint in folded
+        assert all(line in folded for line in finding(case, case.broken).message.splitlines())
+
+
+def test_a_case_that_is_none_is_refused():
+    with pytest.raises(ExerciseError, match="there are restless_sum"):
+        investigate("no such case")

@@ -1,0 +1,104 @@
+"""From nbconvert's HTML of an executed lesson to one Markdown document, and back with the outputs set in.
+
+A code cell becomes a fenced block; a Markdown cell stays as it was written; an output that is Markdown joins the document; any other
+output leaves a placeholder, which `with_outputs` fills once the document is HTML.
+"""
+
+import base64
+import re
+
+from bs4 import BeautifulSoup, Tag
+
+PARSER = "html.parser"
+ANNOTATION = re.compile(r"#\s*\(\d+\)!")
+# Tags of a cell: "fold" shows its code in a closed block. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
+FOLD = "celltag_fold"
+
+
+def placeholder(source: str) -> str:
+    """Markdown, unread, as an element that survives nbconvert."""
+    return f'<div data-markdown="{base64.b64encode(source.encode()).decode()}"></div>'
+
+
+def held_markdown(element: Tag) -> str | None:
+    """The Markdown that a placeholder inside `element` holds, or None."""
+    found = element.find(attrs={"data-markdown": True})
+    return base64.b64decode(found["data-markdown"]).decode() if found else None
+
+
+def markdown_of(html: str) -> tuple[str, list[str]]:
+    """(the lesson as one Markdown document, the HTML of those outputs that are not Markdown, in order)."""
+    soup = BeautifulSoup(html, PARSER)
+    parts, outputs = [], []
+    annotated = None  # where a list of annotations would go: behind a code block that calls for one, before its outputs
+    for cell in soup.select(".jp-Cell"):
+        if cell.find_parent(class_="jp-Cell"):  # nbconvert nests a code cell in itself
+            continue
+        if "jp-MarkdownCell" in cell.get("class", []):
+            source = (held_markdown(cell) or "").strip()
+            if annotated is not None:
+                notes, source = split_leading_list(source)
+                parts.insert(annotated, notes)
+            parts.append(source)
+            annotated = None
+        else:
+            code = code_of(cell)
+            if code is not None:
+                parts.append(fenced(code, folded=cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])))
+            annotated = len(parts) if code is not None and ANNOTATION.search(code) else None
+            parts += output_parts(cell, outputs)
+    return "\n\n".join(part for part in parts if part) + "\n", outputs
+
+
+def split_leading_list(source: str) -> tuple[str, str]:
+    """(the numbered list that Markdown begins with, "" if it begins otherwise; all else)."""
+    lines = source.splitlines()
+    end = 0
+    while end < len(lines) and (re.match(r"\d+\. ", lines[end]) or (end and (not lines[end] or lines[end].startswith("    ")))):
+        end += 1
+    return "\n".join(lines[:end]).strip(), "\n".join(lines[end:]).strip()
+
+
+def code_of(cell: Tag) -> str | None:
+    """The code of a cell whose input is shown."""
+    text = cell.select_one(".clipboard-copy-txt")
+    return text.get_text().strip("\n") if text else None
+
+
+def fenced(code: str, folded: bool = False) -> str:
+    """A code block, closed where it is folded."""
+    block = f"~~~~python\n{code}\n~~~~"
+    if not folded:
+        return block
+    return '??? folded-code "The code of this figure"\n\n' + "\n".join(f"    {line}" if line else "" for line in block.splitlines())
+
+
+def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
+    """What stands below a cell: Markdown as it is, a placeholder for the rest, whose HTML is appended to `outputs`."""
+    parts = []
+    for area in cell.select(".jp-OutputArea-output"):
+        source = held_markdown(area)
+        if source is not None:
+            parts.append(source.strip())
+        elif area.get_text(strip=True) or area.find(["svg", "img", "table"]):
+            parts.append(f'<div data-output="{len(outputs)}"></div>')
+            outputs.append(output_html(area))
+    return parts
+
+
+def output_html(area: Tag) -> str:
+    """One output without JupyterLab's frame: text as a block of text, HTML and pictures as they are."""
+    for junk in area.find_all(["script", "style"]):
+        if junk.find_parent("svg") is None:
+            junk.decompose()
+    is_html = "jp-RenderedHTML" in area.get("class", []) or area.find("svg") is not None
+    kind = "html" if is_html else "text" if area.find("pre") else "picture"
+    inner = area.decode_contents().strip()
+    if kind == "text":
+        inner = re.sub(r"^<pre>(.*)</pre>$", r"<pre><code>\1</code></pre>", inner, flags=re.DOTALL)
+    return f'<div class="output output-{kind}" tabindex="0">{inner}</div>'
+
+
+def with_outputs(html: str, outputs: list[str]) -> str:
+    """The document's HTML with every placeholder filled."""
+    return re.sub(r'<div data-output="(\d+)"></div>', lambda match: outputs[int(match[1])], html)

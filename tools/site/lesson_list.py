@@ -1,0 +1,45 @@
+"""An MkDocs hook: the lessons' places in the navigation and on the course's page come from the lessons themselves.
+
+A lesson is lessons/NN_name.py with its title as the first heading; docs/planned/NN_name.md keeps the place of one that is not written.
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TITLE = re.compile(r"^(?:# )?# (\d+\. .+)$", re.MULTILINE)
+MARKER = "<!-- list of lessons -->"
+
+
+def lessons() -> list[tuple[str, str]]:
+    """(title, where MkDocs finds the page) of every lesson and every kept place, by number."""
+    paths = [*(ROOT / "lessons").glob("[0-9][0-9]_*.py"), *(ROOT / "docs" / "planned").glob("[0-9][0-9]_*.md")]
+    return [(title_of(path), address_of(path)) for path in sorted(paths, key=lambda path: path.name)]
+
+
+def title_of(path: Path) -> str:
+    """The first heading, less what is only for the page; ValueError where a lesson has none with its number."""
+    found = TITLE.search(path.read_text(encoding="utf-8"))
+    if found is None or int(found[1].split(".")[0]) != int(path.name[:2]):
+        raise ValueError(f"{path.name} needs a first heading with its number: # {int(path.name[:2])}. What it is about")
+    return re.sub(r"[`$*]", "", found[1])
+
+
+def address_of(path: Path) -> str:
+    return f"lessons/{path.name}" if path.suffix == ".py" else f"planned/{path.name}"
+
+
+def on_config(config):
+    """Appends them to the section Lessons."""
+    for section in config.nav or []:
+        if isinstance(section, dict) and "Lessons" in section:
+            section["Lessons"] = [section["Lessons"][0], *({title: address} for title, address in lessons())]
+    return config
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Puts the list where the course's page asks for it."""
+    if MARKER not in markdown:
+        return markdown
+    listed = [f"- [{title}]({address})" + ("" if address.startswith("lessons/") else " (not written yet)") for title, address in lessons()]
+    return markdown.replace(MARKER, "\n".join(listed))

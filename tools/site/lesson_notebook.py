@@ -1,0 +1,36 @@
+"""A lesson as an .ipynb file that opens in Jupyter, VS Code or Colab: what the site offers beside each lesson's page.
+
+Notebooks know no admonitions and no code annotations, so those are written as quotations and left as plain comments.
+"""
+
+import re
+from pathlib import Path
+
+import jupytext
+
+ADMONITION = re.compile(r'^(?:!!!|\?\?\?\+?) (\w+)(?: "([^"]*)")?\n((?:\n|    .*(?:\n|\Z))+)', re.MULTILINE)
+
+
+def write(lesson: Path, target: Path, site_url: str | None) -> None:
+    """Write `lesson` (jupytext percent format) to `target` as a notebook without outputs."""
+    notebook = jupytext.read(lesson)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = portable(cell.source, site_url)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    jupytext.write(notebook, target, fmt="ipynb")
+
+
+def portable(source: str, site_url: str | None) -> str:
+    """Markdown that every notebook program shows: admonitions become quotations, links into docs/ lead to the site if it has an address."""
+    source = ADMONITION.sub(quotation, source)
+    if site_url:
+        source = re.sub(r"\]\(\.\./docs/([^)#]+)\.md(#[^)]*)?\)", lambda m: f"]({site_url.rstrip('/')}/{m[1]}/{m[2] or ''})", source)
+    return source
+
+
+def quotation(match: re.Match) -> str:
+    """One admonition as a quotation with its title in bold."""
+    kind, title, body = match[1], match[2], match[3]
+    lines = [f"**{title or kind.capitalize()}**", "", *(line.removeprefix("    ") for line in body.strip("\n").splitlines())]
+    return "".join(f"> {line}".rstrip() + "\n" for line in lines) + "\n"

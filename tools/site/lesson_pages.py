@@ -1,0 +1,125 @@
+"""An MkDocs hook: lessons (jupytext percent files, executed by mkdocs-jupyter) become ordinary Material pages, and notebooks to download.
+
+mkdocs-jupyter executes a lesson and lets nbconvert make HTML of it. That HTML has its own Markdown dialect, its own code blocks, half a
+megabyte of JupyterLab's styles and no links into the site. So this hook keeps of it what only an execution can give, the outputs, and
+writes the rest anew: Markdown cells, code cells and Markdown outputs are joined to one document that goes through MkDocs' own Markdown.
+Everything that works on a page then works in a lesson: links, admonitions, mathematics, code annotations, the table of contents.
+
+The ways into mkdocs-jupyter are not public: pyproject.toml pins its version, and tests/docs holds every promise made here.
+"""
+
+import hashlib
+import platform
+from pathlib import Path
+
+import lesson_html
+import lesson_notebook
+import markdown
+import mkdocs_jupyter.plugin
+from jinja2 import pass_context
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File
+from mkdocs.structure.pages import _RelativePathTreeprocessor
+from mkdocs.structure.toc import get_toc
+from nbconvert.exporters.html import HTMLExporter
+from repository_links import to_site_links
+
+ROOT = Path(__file__).parents[2]
+# What a lesson's outputs depend on beside its own text: a change of any of these executes it again.
+EXECUTED = ("minllm/**/*.py", "minllm/**/*.json", "docs/results/*.json", "tools/site/lesson_*.py")
+
+
+def sources_digest() -> str:
+    """A hash of everything that a lesson executes or shows, and of the machine that it runs on: part of the key of the outputs' cache."""
+    digest = hashlib.sha256()
+    for pattern in EXECUTED:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(path.relative_to(ROOT).as_posix().encode())
+            digest.update(path.read_bytes())
+    digest.update(f"{platform.python_version()} {device_name()}".encode())
+    return digest.hexdigest()
+
+
+def device_name() -> str:
+    """The GPU's name, or "cpu": outputs made with a GPU are not those made without."""
+    from minllm import driver
+    from minllm.runtime.device import is_available
+
+    return driver.device_name() if is_available() else "cpu"
+
+
+def remember_sources(compute_key):
+    """mkdocs-jupyter's cache key knows the lesson and the options; this adds what the lesson imports."""
+
+    def key(path, config, executed):
+        return hashlib.sha256((compute_key(path, config, executed) + sources_digest()).encode()).hexdigest()
+
+    return key
+
+
+@pass_context
+def keep_markdown(self, context, source):
+    """In place of nbconvert's Markdown: the source itself, for `lesson_html.markdown_of` to find."""
+    return lesson_html.placeholder(source)
+
+
+def on_startup(command, dirty):
+    """Lean into mkdocs-jupyter and nbconvert, once a process."""
+    if HTMLExporter.markdown2html is not keep_markdown:
+        HTMLExporter.markdown2html = keep_markdown
+        mkdocs_jupyter.plugin._compute_cache_key = remember_sources(mkdocs_jupyter.plugin._compute_cache_key)
+
+
+@event_priority(100)  # before mkdocs-jupyter, which wraps the files that it finds
+def on_files(files, config):
+    """Adds lessons/NN_name.py, which lie beside docs/ and not in it."""
+    for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py")):
+        files.append(File(f"lessons/{path.name}", str(ROOT), config.site_dir, config.use_directory_urls))
+    return files
+
+
+def is_lesson(file) -> bool:
+    return file.src_uri.startswith("lessons/") and file.src_uri.endswith(".py")
+
+
+@event_priority(-100)  # after mkdocs-jupyter, whose render is wrapped
+def on_pre_page(page, config, files):
+    """Gives a lesson's page a render of its own."""
+    if not is_lesson(page.file):
+        return page
+    execute = page.render
+
+    def render(config, files):
+        execute(config, files)
+        source, outputs = lesson_html.markdown_of(page.content)
+        html, page.toc = to_html(to_site_links(source, page.file.src_uri), page.file, config, files)
+        page.content = with_download(lesson_html.with_outputs(html, outputs), notebook_name(page.file))
+
+    page.render = render
+    return page
+
+
+def to_html(source: str, file, config, files):
+    """(HTML, table of contents) of Markdown, through the extensions of mkdocs.yml and with links checked as on any page."""
+    converter = markdown.Markdown(extensions=config.markdown_extensions, extension_configs=config.mdx_configs or {})
+    _RelativePathTreeprocessor(file, files, config)._register(converter)
+    return converter.convert(source), get_toc(getattr(converter, "toc_tokens", []))
+
+
+def notebook_name(file) -> str:
+    return Path(file.src_uri).with_suffix(".ipynb").name
+
+
+def with_download(html: str, notebook: str) -> str:
+    """The page with a link to its notebook below the title."""
+    link = f'<p class="lesson-notebook"><a href="{notebook}" download>Download this lesson as a notebook</a></p>'
+    return html.replace("</h1>", f"</h1>\n{link}", 1)
+
+
+def on_post_page(output, page, config):
+    """Writes the notebook beside the page."""
+    if is_lesson(page.file):
+        target = Path(page.file.abs_dest_path).with_name(notebook_name(page.file))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lesson_notebook.write(Path(page.file.abs_src_path), target, config.site_url)
+    return output

@@ -1,0 +1,34 @@
+"""Links between files as they lie in the repository, turned into links between pages of the site.
+
+A lesson or a page links a file by its place in the repository (`../minllm/costs.py`, `../docs/glossary.md`), which is right on a code host
+and in an editor. On the site docs/ is the root, and each file of the package is a page below source/.
+"""
+
+import posixpath
+import re
+
+LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+
+
+def to_site_links(source: str, src_uri: str) -> str:
+    """The Markdown `source` of the page `src_uri` with its links to the repository's files leading to the site's pages."""
+    in_repository = src_uri if src_uri.startswith("lessons/") else f"docs/{src_uri}"
+    here, page = posixpath.dirname(in_repository), posixpath.dirname(src_uri)
+
+    def rewritten(match: re.Match) -> str:
+        target = posixpath.normpath(posixpath.join(here, match[2]))
+        site_target = on_site(target)
+        return match[0] if site_target is None else match[1] + posixpath.relpath(site_target, page or ".") + match[3]
+
+    return LINK.sub(rewritten, source)
+
+
+def on_site(path: str) -> str | None:
+    """Where MkDocs finds the page for a file of the repository, or None where the site has none."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if path.startswith("lessons/") and path.endswith(".py"):
+        return path
+    if path.startswith("minllm/") and path.endswith(".py"):
+        return f"source/{path}.md"
+    return None
