@@ -36,15 +36,7 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.attention import flash_attention_2
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.hopper_consumer import make_consumer
-from minllm.kernels.attention.hopper_producer import (
-    CONTEXT_LEN,
-    COUNT,
-    FIRST_POSITION,
-    STOP_TILE,
-    VISIBLE_START,
-    WORK_WORDS,
-    make_produce,
-)
+from minllm.kernels.attention.hopper_producer import COUNT, WORK_WORDS, make_produce
 from minllm.kernels.attention.hopper_tiles import ATOM_BYTES, BARRIER_BYTES, TileShape, map_of
 from minllm.ptx import (
     fence_mbarrier_init,
@@ -168,22 +160,17 @@ def make_kernel(dtype, shape, block_size, page_rows):
             own = int32(thread - 128)
             acc = cuda.local.array(out_count, float32)
             opaque = cuda.local.array(2, int32)
-            tile, taken = int32(0), int32(0)
+            tile, at = int32(0), int32(0)  # tiles of keys that went by; where the piece of work in hand is described
             if own // 128 == consumers - 1:
                 pass_turn(own // 128)
             mbarrier_wait_parity(queries_full, 0)
-            count = work[COUNT]
-            while count >= 0:
-                at = int32(WORK_WORDS * (taken & 1))
+            while work[at + COUNT] >= 0:
                 for i in range(out_count // 4):
                     for j in range(4):
                         acc[4 * i + j] = float32(0.0)
-                if count > 0:
-                    attend(
-                        acc, row_sums, words, base, tile, count, work[at + STOP_TILE], work[at + FIRST_POSITION], work[at + VISIBLE_START],
-                        work[at + CONTEXT_LEN], own, scale, window,
-                    )  # fmt: skip
-                    tile += count
+                if work[at + COUNT] > 0:
+                    attend(acc, row_sums, words, base, work, at, tile, own, scale, window)
+                    tile += work[at + COUNT]
                 else:  # rows that see no key
                     for half in range(2):
                         row_sums[half * consumer_threads + own] = float32(0.0)
@@ -192,9 +179,8 @@ def make_kernel(dtype, shape, block_size, page_rows):
                 opaque[0], opaque[1] = own, at
                 keep_registers(opaque, 2)
                 store_rows(acc, row_sums, out, work, opaque[1], opaque[0])
-                taken += 1
-                mbarrier_wait_parity(queries_full, taken & 1)
-                count = work[WORK_WORDS * (taken & 1) + COUNT]
+                at ^= WORK_WORDS
+                mbarrier_wait_parity(queries_full, at // WORK_WORDS)
             if own // 128 == 0:
                 wait_for_turn(0)
 

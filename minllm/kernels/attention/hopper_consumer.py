@@ -14,7 +14,17 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.hopper_producer import HEAD, ROWS, TOKEN, make_ring
+from minllm.kernels.attention.hopper_producer import (
+    CONTEXT_LEN,
+    COUNT,
+    FIRST_POSITION,
+    HEAD,
+    ROWS,
+    STOP_TILE,
+    TOKEN,
+    VISIBLE_START,
+    make_ring,
+)
 from minllm.kernels.attention.hopper_tiles import BARRIER_BYTES, make_clear_rows, make_products
 from minllm.kernels.attention.online_softmax import MINUS_INFINITY, reciprocal_or_zero
 from minllm.kernels.attention.register_rows import make_row_functions, make_store_row
@@ -42,8 +52,7 @@ def make_consumer(dtype, shape):
     slot_of = make_ring(shape)
     start_scores, start_output = make_products(shape, "bf16" if dtype == "bfloat16" else "f16")
     clear_rows = make_clear_rows(shape)
-    row_functions = make_row_functions(key_tile, head_dim, dtype)
-    mask_scores, raise_maxima, choose_origins, subtract_origins, weigh_scores, rescale, pack_weights = row_functions
+    mask_scores, choose_origins, raise_maxima, weigh_scores, rescale, pack_weights = make_row_functions(key_tile, head_dim, dtype)
     store_row = make_store_row(head_dim, dtype)
 
     @cuda.jit(device=True)
@@ -91,8 +100,9 @@ def make_consumer(dtype, shape):
             store_row(acc, 0, half, reciprocal_or_zero(row_sum(row_sums, half, own)), out, index, row < rows, own % 32)
 
     @cuda.jit(device=True)
-    def attend(acc, row_sums, words, base, tile, count, stop_tile, first_position, visible_start, context_len, own, scale, window):
-        """One warpgroup's 64 rows: acc = sum of weights times values, row_sums = sums of weights, over `count` tiles of keys."""
+    def attend(acc, row_sums, words, base, work, at, tile, own, scale, window):
+        """One warpgroup's 64 rows of the work at `at`: acc = sum of weights times values, row_sums = sums of weights."""
+        first_position = work[at + FIRST_POSITION]
         lane, consumer = int32(own % 32), int32(own // 128)
         position = int32(first_position + own // 32 * 16 + lane // 4)  # of the thread's first row
         query, keys = uint32(base + consumer * 64 * row_bytes), uint32(base + query_bytes)
@@ -111,9 +121,10 @@ def make_consumer(dtype, shape):
         for half in range(2):
             maxima[half] = float32(MINUS_INFINITY)
             sums[half] = float32(0.0)
+            origins[half] = float32(0.0)
 
         # The last tile of keys comes first: it has the diagonal, and the rows behind the context.
-        first_key = int32((stop_tile - 1) * key_tile)
+        first_key = int32((work[at + STOP_TILE] - 1) * key_tile)
         stage, parity = slot_of(tile)
         mbarrier_wait_parity(keys_full + BARRIER_BYTES * stage, parity)
         start_scores(scores, query, uint32(keys + stage * key_bytes))
@@ -121,20 +132,17 @@ def make_consumer(dtype, shape):
         keep_registers(scores, score_count)
         release(keys_empty + BARRIER_BYTES * stage)
         mask_scores(scores, first_key, position, window, lane)
+        from_origins = choose_origins(scores, maxima, origins, scale)
         raise_maxima(scores, maxima, factors, scale)
-        from_origins = choose_origins(maxima, origins, scale)
-        if from_origins:
-            subtract_origins(scores, origins)
-            for half in range(2):
-                maxima[half] -= origins[half]
         weigh_scores(scores, maxima, sums, factors, scale)
         leave_sums(sums, row_sums, own)
         pack_weights(scores, weights)
+        context_len = work[at + CONTEXT_LEN]
         if first_key + key_tile > context_len:
             mbarrier_wait_parity(values_full + BARRIER_BYTES * stage, parity)
             clear_rows(words, uint32(values + stage * key_bytes), int32(context_len - first_key), key_tile, own)
 
-        for _ in range(1, count):
+        for _ in range(1, work[at + COUNT]):
             before, parity_before = slot_of(tile)
             tile += 1
             stage, parity = slot_of(tile)
@@ -152,7 +160,7 @@ def make_consumer(dtype, shape):
             first_seen_by_all = last_seen_by_all + 64 - window if window > 0 else 0
             if from_origins or first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all:
                 mask_scores(scores, first_key, position, window, lane)
-                subtract_origins(scores, origins)
+                from_origins = choose_origins(scores, maxima, origins, scale)
             raise_maxima(scores, maxima, factors, scale)
             weigh_scores(scores, maxima, sums, factors, scale)
             leave_sums(sums, row_sums, own)
@@ -166,6 +174,7 @@ def make_consumer(dtype, shape):
         mbarrier_arrive(queries_empty)
         stage, parity = slot_of(tile)
         mbarrier_wait_parity(values_full + BARRIER_BYTES * stage, parity)
+        visible_start = work[at + VISIBLE_START]
         if first_key < visible_start:
             clear_rows(words, uint32(values + stage * key_bytes), 0, int32(visible_start - first_key), own)
         start_output(acc, weights, uint32(values + stage * key_bytes))

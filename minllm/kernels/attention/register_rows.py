@@ -21,7 +21,7 @@ HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would 
 def make_row_functions(keys, columns, dtype):
     """Device functions for a warpgroup's scores [64, keys] and output [64, columns].
 
-    (mask_scores, raise_maxima, choose_origins, subtract_origins, weigh_scores, rescale, pack_weights). maxima, sums, factors and origins
+    (mask_scores, choose_origins, raise_maxima, weigh_scores, rescale, pack_weights). maxima, sums, factors and origins
     have an element for each half; dtype is that of the 16-bit weights.
     """
     pack = pack_bf16x2 if dtype == "bfloat16" else pack_f16x2
@@ -39,6 +39,33 @@ def make_row_functions(keys, columns, dtype):
                         scores[4 * block + 2 * half + i] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)
+    def highest_of(scores, half):
+        """The highest score of a row, for all of its four lanes."""
+        highest = float32(MINUS_INFINITY)
+        for block in range(key_blocks):
+            highest = max(highest, max(scores[4 * block + 2 * half], scores[4 * block + 2 * half + 1]))
+        highest = max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 1))
+        return max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 2))
+
+    @cuda.jit(device=True)
+    def choose_origins(scores, maxima, origins, scale):
+        """Scores of rows whose first keys are huge count from an origin, the highest of those keys; whether a row of the warp has one.
+
+        scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
+        a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
+        """
+        for half in range(2):
+            highest = finite_or_zero(highest_of(scores, half))
+            if maxima[half] == float32(MINUS_INFINITY) and abs(highest * scale) > float32(HUGE):
+                origins[half] = highest
+        if cuda.any_sync(ALL_LANES, origins[0] != float32(0.0) or origins[1] != float32(0.0)):
+            for block in range(key_blocks):
+                for i in range(4):
+                    scores[4 * block + i] -= origins[i // 2]
+            return True
+        return False
+
+    @cuda.jit(device=True)
     def raise_maxima(scores, maxima, factors, scale):
         """Take the scores into the rows' maxima; factors: what older weights are to be multiplied by.
 
@@ -46,34 +73,11 @@ def make_row_functions(keys, columns, dtype):
         stays, the accumulator needs no rescaling.
         """
         for half in range(2):
-            highest = maxima[half]
-            for block in range(key_blocks):
-                highest = max(highest, max(scores[4 * block + 2 * half], scores[4 * block + 2 * half + 1]))
-            highest = max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 1))
-            highest = max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 2))
+            highest = max(maxima[half], highest_of(scores, half))
             if highest * scale <= maxima[half] * scale + float32(GROWTH):
                 highest = maxima[half]
             factors[half] = ex2((maxima[half] - finite_or_zero(highest)) * scale)
             maxima[half] = highest
-
-    @cuda.jit(device=True)
-    def choose_origins(maxima, origins, scale):
-        """Whether a row of the warp has a huge maximum; `origins` is then what to subtract from its scores, and from its maximum, else 0.
-
-        scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
-        a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
-        """
-        for half in range(2):
-            huge = abs(finite_or_zero(maxima[half]) * scale) > float32(HUGE)
-            origins[half] = maxima[half] if huge else float32(0.0)
-        return cuda.any_sync(ALL_LANES, origins[0] != float32(0.0) or origins[1] != float32(0.0))
-
-    @cuda.jit(device=True)
-    def subtract_origins(scores, origins):
-        """Scores count from their rows' origins from here on."""
-        for block in range(key_blocks):
-            for i in range(4):
-                scores[4 * block + i] -= origins[i // 2]
 
     @cuda.jit(device=True)
     def weigh_scores(scores, maxima, sums, factors, scale):
@@ -104,7 +108,7 @@ def make_row_functions(keys, columns, dtype):
             for half in range(2):
                 weights[2 * block + half] = pack(scores[4 * block + 2 * half], scores[4 * block + 2 * half + 1])
 
-    return mask_scores, raise_maxima, choose_origins, subtract_origins, weigh_scores, rescale, pack_weights
+    return mask_scores, choose_origins, raise_maxima, weigh_scores, rescale, pack_weights
 
 
 @functools.cache
