@@ -319,24 +319,33 @@ roofline(
 # Decode stands on the slope, at about 1 FLOP a byte: no faster arithmetic would help it. Prefill has left the slope,
 # and the multiplier is the limit.
 #
-# ## A detective case: too good to be true
+# ## Exercises
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(1)
+
+# %% [markdown]
+# ## A detective case: worse than chance
 #
-# A colleague measures a model in a hurry and reports that it knows the text almost by heart. Here is the measurement:
+# A colleague measures the model in a hurry, and reports that it is no good at all. Here is the measurement:
 
 # %%
 suspicious = -np.log2(p[np.arange(len(sample_ids) - 1) + 1, sample_ids[1:]])
 print(f"{suspicious.mean():.2f} bits a token, where we found {bits.mean():.2f}")
+assert suspicious.mean() > 12
 
 # %% [markdown]
-# The figure is wrong. Compare the line with ours above, then say which question it asks the model.
+# A blind guess among 4,096 tokens costs 12 bits. How can a model know *less* than nothing? Compare the line with ours above,
+# then say which question it asks the model.
 #
 # ??? question "What happened?"
 #
 #     It takes row $i + 1$ for token $i + 1$. That row was computed *after* the model saw token $i + 1$, and scores
-#     token $i + 2$. So it asks how probable it is that a token repeats itself. The number is not small but large:
-#     nothing was learned by heart, and the report was made from a number nobody had predicted. A blind guess costs 12
-#     bits. Anything above that means that the model is *surprised more than chance*, and that two arrays are out of
-#     step.
+#     token $i + 2$. So it asks how probable it is that a token repeats itself. That is rare, and the model knows it: its
+#     answers are worse than a blind guess because it knows something, and is asked something else. A figure above 12 bits
+#     is never a model that is too weak. It says that two arrays are out of step.
 
 # %% [markdown]
 # ## What next, and which measurement says so

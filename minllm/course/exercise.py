@@ -1,9 +1,10 @@
 """What an exercise is: a marked part of one of the package's files, to be written again by a reader, and the ladder that checks it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -11,12 +12,13 @@ class Rung:
     """One named case of a ladder.
 
     name: what is tried. catches: the misconception that fails here, a sentence. run(entry): raises what `checks.ladder` explains
-    (Mismatch, SimulationError, anything else) if the reader's entry does not hold. needs_gpu: skipped, with a reason, without one.
+    (Mismatch, SimulationError, anything else) if the reader's entry does not hold, and may return a remark. needs_gpu: skipped, with a
+    reason, without one.
     """
 
     name: str
     catches: str
-    run: Callable[[Callable], None]
+    run: Callable[[Callable], str | None]
     needs_gpu: bool = False
 
 
@@ -27,7 +29,8 @@ class Exercise:
     lesson: its number. title: a line for lists. task: what to write, for the hint that stands in the region's place. hints: further
     help, one step after the other. entry: the function that the rungs call, a name in `module` or "other.module:name" where the launcher
     lives in another file. stage: the engine's stage that a solution can be plugged into, if there is one; own_launcher: its launcher
-    there, as "module:name", if that is not the entry; most_rows: the most rows of x, or new tokens of a sequence, that it takes.
+    there, as "module:name", if that is not the entry; most_rows: the most rows of x, or new tokens of a sequence, that it takes;
+    simulated_options: the launcher's keyword arguments in the simulator.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Exercise:
     stage: str | None = None
     own_launcher: str | None = None
     most_rows: int | None = None
+    simulated_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:

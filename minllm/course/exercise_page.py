@@ -28,7 +28,7 @@ def show_exercises(lesson: int) -> Exercises:
 def exercise_markdown(exercise: Exercise) -> str:
     """One exercise: what to write, how to check it, hints."""
     parts = [
-        f"### Exercise: {exercise.title[0].lower() + exercise.title[1:]} (`{exercise.name}`)",
+        f"### Exercise: {lowered(exercise.title)} (`{exercise.name}`)",
         exercise.task,
         f"```\nminllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
         f'In a notebook: `from minllm.course.checks import check`, then `check("{exercise.name}", my_kernel)`.',
@@ -36,6 +36,11 @@ def exercise_markdown(exercise: Exercise) -> str:
         closed("What the checks try", "\n".join(f"- **{rung.name}**: {rung.catches}" for rung in exercise.rungs), "abstract"),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def lowered(title: str) -> str:
+    """A title within a line: its first letter small, unless that is a symbol or an abbreviation."""
+    return title[0].lower() + title[1:] if title[1:2].islower() else title
 
 
 def closed(title: str, body: str, kind: str = "tip") -> str:

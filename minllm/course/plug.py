@@ -25,4 +25,5 @@ def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
         raise ExerciseError(f"{path} does not pass its check yet, at {report.failed.rung.name!r}: minllm check {path} says more")
     place, _, launcher = exercise.launcher.partition(":")
     module = copy_with(place, exercise.module, run_source(text, path, path.stem))
-    return OwnKernel(stage, getattr(module, launcher), getattr(module, "workspace_shapes", None), exercise.most_rows)
+    shapes = getattr(module, "workspace_shapes", None)
+    return OwnKernel(stage, getattr(module, launcher), shapes, exercise.most_rows, exercise.simulated_options)

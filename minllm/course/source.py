@@ -24,31 +24,46 @@ EXERCISE_MARKER = re.compile(r"^\s*# (?:end )?exercise\b.*\n", re.MULTILINE)
 class Source:
     """A piece of a file: shows itself as a highlighted block with its place, and with notes below."""
 
-    def __init__(self, path: str, first_line: int, text: str, notes: Mapping[str, str]):
-        self.path, self.first_line, self.text = path, first_line, text
+    def __init__(self, path: str, first_line: int, last_line: int, text: str, notes: Mapping[str, str]):
+        self.path, self.first_line, self.last_line, self.text = path, first_line, last_line, text
         self.annotated, self.notes = annotate(text, notes)
 
     def _repr_markdown_(self) -> str:
-        last_line = self.first_line + self.text.count("\n")
         block = f"~~~~python\n{self.annotated}\n~~~~"
         listed = "\n".join(f"{number}.  {note}" for number, note in enumerate(self.notes, 1))
-        place = f"*[{self.path}](../{self.path}), lines {self.first_line} to {last_line}*"
+        place = f"*[{self.path}](../{self.path}), lines {self.first_line} to {self.last_line}*"
         return "\n\n".join(part for part in (block, listed, place) if part)
 
     def __repr__(self) -> str:
         return f"# {self.path}, line {self.first_line}\n{self.text}"
 
 
-def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool = True) -> Source:
-    """The source of a function, class, kernel or kernel factory of this package; `docstring=False` leaves its docstring out."""
+def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool = True, part: str = "") -> Source:
+    """The source of a function, class, kernel or kernel factory of this package; `docstring=False` leaves its docstring out.
+
+    part: the name of a function inside it, where only that is wanted.
+    """
     function = plain_function(subject)
     try:
         lines, first_line = inspect.getsourcelines(function)
         path = Path(inspect.getsourcefile(function)).resolve().relative_to(ROOT.resolve()).as_posix()
     except (OSError, TypeError, ValueError) as error:
         raise LessonError(f"{subject!r} has no source in this package: give a function, class or kernel of minllm.") from error
+    if part:
+        lines, first_line = lines_of_part(lines, first_line, part)
     text = EXERCISE_MARKER.sub("", textwrap.dedent("".join(lines))).rstrip()
-    return Source(path, first_line, text if docstring else without_docstring(text), notes or {})
+    last_line = first_line + len(lines) - 1  # in the file, where markers and docstring stand too
+    return Source(path, first_line, last_line, text if docstring else without_docstring(text), notes or {})
+
+
+def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[str], int]:
+    """(the lines of the function called `part` among these, its decorators included, the number of the first)."""
+    (whole,) = ast.parse(textwrap.dedent("".join(lines))).body
+    for node in ast.walk(whole):
+        if node is not whole and isinstance(node, ast.FunctionDef) and node.name == part:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return lines[first - 1 : node.end_lineno], first_line + first - 1
+    raise LessonError(f"There is no function {part!r} inside the source that begins at line {first_line}.")
 
 
 def show_docstring(module: ModuleType) -> Source:
@@ -56,7 +71,7 @@ def show_docstring(module: ModuleType) -> Source:
     path = Path(module.__file__).resolve().relative_to(ROOT.resolve()).as_posix()
     text = inspect.getsource(module)
     node = ast.parse(text).body[0]
-    return Source(path, node.lineno, "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]), {})
+    return Source(path, node.lineno, node.end_lineno, "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]), {})
 
 
 def plain_function(subject):

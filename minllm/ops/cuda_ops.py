@@ -18,10 +18,12 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels import attention as attention_kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul
+from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul, matmul_silu_and_multiply, takes_wgmma
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
+from minllm.kernels.matmul.gemv import gated_gemv
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
@@ -45,6 +47,7 @@ class CudaOps:
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
+        self.counts: dict[tuple[int, ...], Any] = {}
         if not simulated:
             from minllm.runtime.device import current_device
             from minllm.runtime.memory import device_memory
@@ -125,7 +128,7 @@ class CudaOps:
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
-        if name == "split_kv" and batch.max_query_len != 1:  # it takes single tokens; a prompt needs another even where it was asked for
+        if name in attention_kernels.DECODE_VARIANTS and batch.max_query_len != 1:  # a prompt needs another even where one was asked for
             name = attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
         variant = attention_kernels.VARIANTS[name]
         own = self.own.get("attention")
@@ -133,7 +136,7 @@ class CudaOps:
         if own is not None and own.takes(batch.max_query_len):
             variant, launch_attention = own, own.launch
         shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
-        workspace = {scratch: self.empty(shape, dtype) for scratch, (shape, dtype) in shapes.items()}
+        workspace = make_workspace(shapes, self.empty, self._counts)
         out = self.empty(query.shape, self.dtype)
         launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
@@ -145,9 +148,14 @@ class CudaOps:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
-        both = self.linear(x, gate_up)  # [T, 2 * intermediate]
-        activated = self.empty((both.shape[0], both.shape[1] // 2), self.dtype)
-        self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
+        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+        if self._gates_by_gemv(x):
+            gated_gemv(x, gate_up, activated, self.stream)
+        elif self._fuses_gate(x, gate_up):
+            matmul_silu_and_multiply(x, gate_up, activated, self.stream)
+        else:
+            both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+            self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
         return self.linear(activated, down)
 
     def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:
@@ -172,6 +180,12 @@ class CudaOps:
         sample(logits, sampling, out, SampleScratch.allocate(self.empty, rows, vocab, sampling), self.stream)
         return out
 
+    def _counts(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Zeros that kernels count in and leave as zeros: made once, used by all calls on the stream."""
+        if shape not in self.counts:
+            self.counts[shape] = self.zeros(shape, dtype)
+        return self.counts[shape]
+
     def _rows(self, x: Any, rows: Any) -> Any:
         """x[rows]: looking rows up is what an embedding does."""
         out = self.empty((rows.shape[0], x.shape[1]), x.dtype)
@@ -181,6 +195,16 @@ class CudaOps:
     def _launcher(self, stage: str, launcher: Any) -> Any:
         """A stage's launcher: the package's, or the one that was given instead."""
         return self.own[stage].launch if stage in self.own else launcher
+
+    def _fuses_gate(self, x: Any, gate_up: Any) -> bool:
+        """Whether gate and up are multiplied and joined by one kernel: where wgmma multiplies and nobody asked for another."""
+        asked = {"matmul", "silu_and_multiply"} & {*self.own, *self.variants}
+        return not asked and takes_wgmma(x, gate_up)
+
+    def _gates_by_gemv(self, x: Any) -> bool:
+        """The same for few rows, where gemv multiplies, or was asked for."""
+        own = {"matmul", "silu_and_multiply"} & self.own.keys()
+        return not own and x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv"
 
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)

@@ -8,7 +8,7 @@ On a GPU it runs there. On a CPU it runs in the simulator, and all else in NumPy
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minllm.errors import KernelArgumentError
@@ -21,12 +21,14 @@ class OwnKernel:
     """A launcher for a stage.
 
     most_rows: the most rows of x, or new tokens of a sequence, that it takes; larger calls go to the package's kernel.
+    simulated_options: keyword arguments for the simulator, where tiles that suit a GPU would be slow.
     """
 
     stage: str
     launch: Callable
     workspace_shapes: Callable | None = None  # attention's
     most_rows: int | None = None
+    simulated_options: Mapping[str, Any] = field(default_factory=dict)
 
     def takes(self, rows: int) -> bool:
         """Whether it can do a call of so many rows."""

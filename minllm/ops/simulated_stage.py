@@ -31,7 +31,8 @@ class SimulatedStageOps(NumpyOps):
     def simulate(self, stage: str, *arguments) -> None:
         """Call a stage's launcher, and count it."""
         started = time.monotonic()
-        self.kernels[stage].launch(*arguments)
+        own = self.kernels[stage]
+        own.launch(*arguments, **own.simulated_options)
         self.launches[stage] += 1
         self.seconds[stage] += time.monotonic() - started
 

@@ -43,6 +43,13 @@ def mbarrier_arrive_cluster(address):
     mbarrier_at(address).arrive()
 
 
+def mbarrier_arrive_relaxed_cluster(address):
+    """mbarrier_arrive_relaxed_cluster(address): the same, but nothing that this thread has written is shown to those who wait: enough for
+    a reader that is done, and without the fence, which waits for all of the thread's stores. PTX ISA, "mbarrier.arrive",
+    .relaxed.cluster.shared::cluster."""
+    mbarrier_at(address).arrive()
+
+
 def mbarrier_arrive_expect_tx(address, byte_count):
     """mbarrier_arrive_expect_tx(address, byte_count): one arrival, and `byte_count` more bytes are to be delivered before the phase
     completes. PTX ISA, "mbarrier.arrive", .expect_tx."""
@@ -103,6 +110,9 @@ mbarrier_init = barrier_instruction("mbarrier.init.shared::cta.b64 [$0], $1;", "
 mbarrier_inval = barrier_instruction("mbarrier.inval.shared::cta.b64 [$0];", "r", mbarrier_inval)
 mbarrier_arrive = barrier_instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", "r", mbarrier_arrive)
 mbarrier_arrive_cluster = barrier_instruction("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", "r", mbarrier_arrive_cluster)
+mbarrier_arrive_relaxed_cluster = barrier_instruction(
+    "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [$0];", "r", mbarrier_arrive_relaxed_cluster
+)
 mbarrier_arrive_expect_tx = barrier_instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "rr", mbarrier_arrive_expect_tx)
 mbarrier_expect_tx = barrier_instruction("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", "rr", mbarrier_expect_tx)
 mbarrier_try_wait_parity = barrier_instruction(

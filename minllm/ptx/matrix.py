@@ -1,8 +1,8 @@
-"""ldmatrix and stmatrix: 8x8 tiles of 16-bit elements between shared memory and a warp's registers, as mma.sync holds them.
+"""ldmatrix, stmatrix and movmatrix: 8x8 tiles of 16-bit elements in a warp's registers, as mma.sync holds them, and in shared memory.
 
 Fragments live in `cuda.local.array`s, which the compiler keeps in registers where they are indexed by constants. Lane l of a warp holds,
 of each tile, one word: the elements (l // 4, 2 * (l % 4)) and the next, or with .trans the element (2 * (l % 4), l // 4) and the one below.
-PTX ISA, "ldmatrix" and "stmatrix".
+PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.machine import collective, current_thread
 
@@ -113,3 +113,17 @@ ldmatrix_x1, ldmatrix_x2, ldmatrix_x4 = (make_ldmatrix(tiles, False) for tiles i
 ldmatrix_x1_trans, ldmatrix_x2_trans, ldmatrix_x4_trans = (make_ldmatrix(tiles, True) for tiles in (1, 2, 4))
 stmatrix_x1, stmatrix_x2, stmatrix_x4 = (make_stmatrix(tiles, False) for tiles in (1, 2, 4))
 stmatrix_x1_trans, stmatrix_x2_trans, stmatrix_x4_trans = (make_stmatrix(tiles, True) for tiles in (1, 2, 4))
+
+
+def transpose_tile(values):
+    """One 8x8 tile, a word a lane, turned: rows become columns."""
+    tile = np.array([values[lane] for lane in range(32)], np.uint32).view(np.uint16).reshape(8, 8)
+    return dict(enumerate(np.ascontiguousarray(tile.T).view(np.uint32).reshape(32)))
+
+
+def movmatrix_trans(word):
+    """movmatrix_trans(word) -> uint32: transpose the 8x8 tile of which every lane brings its word. PTX ISA, "movmatrix"."""
+    return collective("movmatrix_trans", int(word), transpose_tile)
+
+
+movmatrix_trans = instruction("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "r", "r", emulation=movmatrix_trans, convergent=True)

@@ -138,6 +138,46 @@ store_128_emulation.__name__ = "store_128"
 emulated(store_128, store_128_emulation)
 
 
+def load_32_emulation(array, index):
+    """load_32(array, index) -> uint32: 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "ld"."""
+    return int(array.window(index, 4).view(np.uint32)[0])
+
+
+@intrinsic
+def load_32(typing_context, array, index):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        return builder.load(builder.bitcast(pointer, I32.as_pointer()), align=4)
+
+    return types.uint32(array, index), lower
+
+
+load_32_emulation.__name__ = "load_32"
+emulated(load_32, load_32_emulation)
+
+
+def prefetch_l2_emulation(array, index):
+    """prefetch_l2(array, index): start fetching the line of global memory with element `index` to the L2 cache. PTX ISA,
+    "prefetch"."""
+    if not 0 <= int(index) < array.size:
+        fail(f"a prefetch of element {int(index)} of the {array} of {array.size} elements")
+
+
+@intrinsic
+def prefetch_l2(typing_context, array, index):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        value = assembly("prefetch.global.L2 [$0];", ["l"], ir.VoidType(), [I64])
+        call_assembly(builder, value, [builder.ptrtoint(pointer, I64)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), lower
+
+
+prefetch_l2_emulation.__name__ = "prefetch_l2"
+emulated(prefetch_l2, prefetch_l2_emulation)
+
+
 def store_32_emulation(array, index, word):
     """store_32(array, index, word): write 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "st"."""
     array.window(index, 4, kind="write")[:] = np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.uint8)

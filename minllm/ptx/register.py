@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.registers import set_registers
 
@@ -73,5 +73,12 @@ def keep_registers(typing_context, array, count):
     return types.void(array, count), lower
 
 
+def keep_register(value):
+    """keep_register(value) -> uint32: the same number, kept in a register from here on; an address, for example, that the compiler would
+    rather compute again in every round of a loop. PTX ISA, "mov"."""
+    return int(value)
+
+
+keep_register = instruction("mov.b32 $0, $1;", "r", "r", emulation=keep_register, touches_memory=True)
 keep_registers_emulation.__name__ = "keep_registers"
 emulated(keep_registers, keep_registers_emulation)

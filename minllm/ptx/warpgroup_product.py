@@ -79,7 +79,9 @@ def multiply(threads, calls, accumulators):
         accumulators[id(accumulator)] = gather(arrays, product.n, threads) if add else None, arrays
     matrix, arrays = accumulators[id(accumulator)]
     with np.errstate(all="ignore"):
-        accumulators[id(accumulator)] = (matrix + left @ right.T if add else left @ right.T), arrays
+        # In float64 the 16 products and their sum are exact as a rule, so that an element does not depend on its place in the matrix.
+        summed = (left.astype(np.float64) @ right.astype(np.float64).T).astype(np.float32)
+        accumulators[id(accumulator)] = (matrix + summed if add else summed), arrays
 
 
 def floats(words, dtype):

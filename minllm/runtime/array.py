@@ -12,17 +12,18 @@ class DeviceArray:
     """A C-contiguous array on the GPU, with as much of NumPy's interface as a forward pass needs.
 
     `pointer` is the address of the first element. `block` owns the memory and is shared by all views; when the last of them is
-    dropped, the memory goes back to its pool. `kernel_parameters` is where the launcher keeps what it derives from the others.
+    dropped, the memory goes back to its pool. `kernel_parameter` is where the launcher keeps what it derives from the others.
     """
 
-    __slots__ = ("pointer", "shape", "dtype", "block", "memory", "kernel_parameters")
+    __slots__ = ("pointer", "shape", "dtype", "block", "memory", "kernel_parameter")
 
     def __init__(self, pointer: int, shape: tuple[int, ...], dtype: Any, block: Any, memory: Any):
         self.pointer = pointer
-        self.shape = tuple(int(extent) for extent in shape)
+        self.shape = tuple(map(int, shape))
         self.dtype = np.dtype(dtype)
         self.block = block
         self.memory = memory  # copies and fills: see memory.CudaMemory
+        self.kernel_parameter = None
 
     @property
     def ndim(self) -> int:

@@ -160,6 +160,8 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
         nvvm.set_launch_bounds(entry, options["launch_bounds"])
         if lineinfo:
             library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
+        if compute_capability < (9, 0):  # no kernel overlaps another there: the instructions would not assemble, and are not needed
+            library._llvm_strs = [re.sub('"griddepcontrol[^"]*"', '""', text) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
         library._link_all(linker, target, ignore_nonlto=False)
     return linker, entry.name, "sm_{}{}{}".format(*target)

@@ -4,8 +4,9 @@
     matmul_kernel[grid, block, None, shared_bytes](weight_map, ...)
 
 A NumPy array gives the map that the simulator understands, a DeviceArray one with the driver's 128-byte descriptor in GPU memory; both
-go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them. The descriptor lies in memory that may have held
-another one before: the thread that starts copies calls `ptx.fence_proxy_tensormap_acquire` first, so that the copy engine looks again.
+go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them. A descriptor says nothing but address, shape,
+dtype, box, swizzle and fill, so it is made once for all arrays that agree in those, and a launch finds it in a dictionary. It is kept
+as long as the process lives, because graphs may hold its address, in memory that never held another one.
 
 The array is C-contiguous, and the box counts elements along its axes, in its order. A tile lies in shared memory C-contiguous too, but for
 the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a line is 128 bytes, so that
@@ -13,16 +14,19 @@ reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Ele
 are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
 """
 
-import ctypes
+import functools
 import math
+import struct
 
 import ml_dtypes
 import numpy as np
 from numba.cuda import types
 
 from minllm.errors import DeviceError, KernelArgumentError
+from minllm.runtime.device import check_driver
 
 DESCRIPTOR_BYTES = 128
+PAGE_BYTES = 1 << 16  # GPU memory that is allocated at a time, for 512 descriptors
 LARGEST_BOX = 256  # elements along one axis
 DATA_TYPES = {
     np.dtype(ml_dtypes.bfloat16): "BFLOAT16",
@@ -43,9 +47,12 @@ DATA_TYPES = {
 SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZLE_128B"}
 FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
 
+DESCRIPTORS = {}  # (address, shape, dtype, box, swizzle, fill) -> address of the descriptor
+free_places = []  # addresses of allocated descriptors that were never used
+
 
 class TensorMap:
-    """An array and the box in which it is copied; `descriptor` is a DeviceArray of 128 bytes for arrays on a GPU, else None."""
+    """An array and the box in which it is copied; `descriptor` is the address of 128 bytes on the GPU, None for a NumPy array."""
 
     numba_type = types.uint64  # kernels take the descriptor's address
 
@@ -65,11 +72,11 @@ class TensorMap:
         return math.prod(self.box) * self.array.dtype.itemsize
 
     @property
-    def kernel_parameters(self):
-        """The launch parameter: the descriptor's address."""
+    def kernel_parameter(self):
+        """The launch parameter: the descriptor's address (see parameters.py)."""
         if self.descriptor is None:
             raise KernelArgumentError("a GPU was given the tensor map of a NumPy array: copy the array there, then make its map")
-        return (ctypes.c_uint64(self.descriptor.pointer),)
+        return TensorMap, struct.pack("<Q", self.descriptor)
 
 
 def tensor_map(array, box, swizzle=128, fill="zeros"):
@@ -79,8 +86,14 @@ def tensor_map(array, box, swizzle=128, fill="zeros"):
     Raises KernelArgumentError for what the copy engine does not allow.
     """
     box = tuple(int(extent) for extent in box)
-    check_map(array, box, swizzle, fill)
-    descriptor = None if isinstance(array, np.ndarray) else encode(array, box, swizzle, fill)
+    if isinstance(array, np.ndarray):
+        check_map(array, box, swizzle, fill)
+        return TensorMap(array, box, swizzle, fill)
+    key = array.pointer, array.shape, array.dtype, box, swizzle, fill
+    descriptor = DESCRIPTORS.get(key)
+    if descriptor is None:
+        check_map(array, box, swizzle, fill)
+        descriptor = DESCRIPTORS[key] = keep(encode(array, box, swizzle, fill))
     return TensorMap(array, box, swizzle, fill, descriptor)
 
 
@@ -108,11 +121,8 @@ def check_map(array, box, swizzle, fill):
 
 
 def encode(array, box, swizzle, fill):
-    """The driver's descriptor of an array on the GPU, in GPU memory."""
+    """The driver's descriptor of an array on the GPU, as 16 words of 64 bits."""
     from cuda.bindings import driver
-
-    from minllm.runtime.device import check_driver
-    from minllm.runtime.memory import to_device
 
     def name(group, value):
         return getattr(getattr(driver, f"CUtensorMap{group}"), f"CU_TENSOR_MAP_{value}")
@@ -137,4 +147,25 @@ def encode(array, box, swizzle, fill):
     words = np.array([int(word) for word in encoded.opaque], np.uint64)
     if words.nbytes != DESCRIPTOR_BYTES:
         raise DeviceError(f"the driver's tensor map has {words.nbytes} bytes, not {DESCRIPTOR_BYTES}")
-    return to_device(words)
+    return words
+
+
+def keep(words):
+    """The address of a copy of a descriptor on the GPU; made on a stream of its own, because a capture may be under way on another."""
+    from cuda.bindings import driver
+
+    if not free_places:
+        page = int(check_driver(driver.cuMemAlloc(PAGE_BYTES), "allocate tensor maps"))
+        free_places.extend(range(page, page + PAGE_BYTES, DESCRIPTOR_BYTES))
+    address, stream = free_places.pop(), copy_stream()
+    check_driver(driver.cuMemcpyHtoDAsync(address, words.ctypes.data, words.nbytes, stream), "copy a tensor map to the GPU")
+    check_driver(driver.cuStreamSynchronize(stream), "wait for a tensor map's copy")
+    return address
+
+
+@functools.cache
+def copy_stream():
+    """The driver's stream on which descriptors are copied: it waits for no other."""
+    from cuda.bindings import driver
+
+    return check_driver(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "create a stream")

@@ -15,7 +15,7 @@ from greenlet import getcurrent
 
 from minllm.sim.arrays import fail
 from minllm.sim.machine import SHARED_MEMORY_BYTES, block_scheduler_switch
-from minllm.sim.transfer import end_transfer, start_transfer
+from minllm.sim.transfer import CHUNK, end_transfer, start_transfer
 
 RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address the offset alone
 
@@ -170,6 +170,7 @@ class BulkStore:
     def read(self):
         """Take the source's bytes, if that has not happened yet."""
         if self.data is None:
+            check_fenced(self.transfer)
             self.data = self.read_source()
             end_transfer(self.transfer, [getcurrent()])
 
@@ -177,6 +178,21 @@ class BulkStore:
         """Read and write."""
         self.read()
         self.write(self.data)
+
+
+def check_fenced(transfer):
+    """Fail where a copy is about to read what threads have stored without a fence.proxy.async since. Only where somebody watches."""
+    if transfer is None:
+        return
+    block, chunks = transfer.block, transfer.chunks
+    seen, stored = (memory.reshape(-1, CHUNK)[chunks] for memory in (asynchronous_view(block), block.shared))
+    stale = (seen != stored).any(1)
+    if stale.any():
+        address = int(chunks[stale.argmax()]) * CHUNK
+        fail(
+            f"{transfer.unit} that this thread has started reads {block.shared_name(address)} (address {address}) and does not see what "
+            "threads have stored there: no fence.proxy.async stands between the stores and the copy"
+        )
 
 
 def commit_stores():

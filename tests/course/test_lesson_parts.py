@@ -26,6 +26,17 @@ def test_source_on_a_page_is_the_files_own(subject):
     own = [line for line in lines if "# exercise:" not in line and "# end exercise" not in line]
     assert own[: len(shown.text.splitlines())] == shown.text.splitlines()
     assert f"(../{shown.path})" in shown._repr_markdown_()
+    file_lines = (ROOT / shown.path).read_text().splitlines()
+    assert file_lines[shown.last_line - 1].strip() in (shown.text.splitlines()[-1].strip(), "# end exercise")
+
+
+def test_a_part_of_a_factory_is_shown_by_its_name():
+    shown = show_source(rms_norm.rms_norm_vector_kernel, part="rms_norm_vector_kernel", docstring=False)
+    lines = (ROOT / shown.path).read_text().splitlines()
+    assert shown.text.startswith("@kernel") and "def rms_norm_vector_kernel(x" in shown.text
+    assert lines[shown.first_line - 1].strip() == shown.text.splitlines()[0] and "return rms_norm_vector_kernel" not in shown.text
+    with pytest.raises(LessonError, match="no function 'other'"):
+        show_source(rms_norm.rms_norm_vector_kernel, part="other")
 
 
 def test_a_docstring_can_be_left_out():

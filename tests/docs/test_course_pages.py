@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
 PLANNED = sorted((ROOT / "docs" / "planned").glob("[0-9][0-9]_*.md"))
 TAGS = {"hide-input", "fold", "hide"}
-SECTIONS = ("predict", "detective", "what next", "sources")
+SECTIONS = ("predict", "exercises", "detective", "what next", "sources")
 ENTRY = re.compile(r"^### (.+?) · (.+?) \{ #([\w-]+) \}$", re.MULTILINE)
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
@@ -32,6 +32,7 @@ def test_a_lesson_has_its_parts(lesson):
     assert "What you will be able to do" in text
     assert "Prediction(" in text and ".against(" in text
     assert "show_source(" in text
+    assert f"show_exercises({int(lesson.name[:2])})" in text
 
 
 @each_lesson

@@ -8,9 +8,20 @@ same to the last bit.
 import numpy as np
 import pytest
 
+from minllm.kernels.matmul.wgmma import HOPPER
+from minllm.runtime.device import current_device
 from minllm.runtime.kernel import Simulation
+from minllm.runtime.tensor_map import TensorMap, tensor_map
 from minllm.sim import simulate
 from tests.sim.every_kernel import ROUNDED, ROUNDING, ROWS
+
+
+def twin(argument, twins, device):
+    """What the GPU is given in an argument's place: an array's copy there, or the tensor map of one."""
+    if isinstance(argument, TensorMap):
+        array = twins.get(id(argument.array))
+        return tensor_map(device.array(argument.array) if array is None else array, argument.box, argument.swizzle, argument.fill)
+    return twins.get(id(argument), argument)
 
 
 def run_on_both(row, device, monkeypatch):
@@ -22,7 +33,7 @@ def run_on_both(row, device, monkeypatch):
 
         def run(*arguments):
             twins = {id(a): device.array(a) for a in arguments if isinstance(a, np.ndarray)}
-            simulation.kernel[grid, block, None, shared_bytes, cluster](*(twins.get(id(a), a) for a in arguments))
+            simulation.kernel[grid, block, None, shared_bytes, cluster](*(twin(a, twins, device) for a in arguments))
             simulate(simulation.kernel, grid, block, *arguments, shared_bytes=shared_bytes, cluster=cluster)
             for number, host in enumerate(arguments):
                 if id(host) in twins:
@@ -37,6 +48,8 @@ def run_on_both(row, device, monkeypatch):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
+    if "wgmma" in name and current_device().compute_capability != HOPPER:
+        pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
     found = run_on_both(ROWS[name], device, monkeypatch)
     assert {kernel for kernel, *_ in found} >= set(ROWS[name].kernels)
     for kernel, number, there, here in found:

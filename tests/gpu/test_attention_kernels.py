@@ -6,7 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.kernels.attention import VARIANTS, flash_attention_1, flash_attention_2, flash_attention_3, materialized, split_kv
+from minllm.kernels.attention import (
+    VARIANTS,
+    flash_attention_1,
+    flash_attention_2,
+    flash_attention_3,
+    materialized,
+    split_kv,
+    split_tensor_core,
+)
+from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
@@ -14,13 +23,16 @@ from tests.kernels.attention.case_lists import (
     FLOAT32_TILES,
     HOPPER_CASES,
     LADDER_CASES,
+    RAGGED_CASES,
     REAL_DECODES,
     REAL_PROMPTS,
     SPLIT_CASES,
+    SPLIT_SHAPES,
     TENSOR_CORE_CASES,
     TILE_SHAPE_CASES,
     TILE_SHAPES,
     TILES,
+    in_16_bits,
 )
 from tests.kernels.attention.cases import AttentionCase, run_variant
 from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
@@ -79,6 +91,20 @@ def test_split_kv(device, case, splits):
     run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits)
 
 
+@pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES] + RAGGED_CASES, ids=str)
+@pytest.mark.parametrize("shape", SPLIT_SHAPES, ids=str)
+def test_split_tensor_core_with_small_blocks(device, case, shape):
+    for options in (dict(splits=3, shape=shape), dict(sm_count=3, shape=shape)):
+        run_variant(device, split_tensor_core, in_16_bits(case), workspace_options=options, **options)
+
+
+@pytest.mark.parametrize("case", REAL_DECODES, ids=str)
+@pytest.mark.parametrize("splits", [None, 1, 7])
+def test_split_tensor_core(device, case, splits):
+    first, second = (run_variant(device, split_tensor_core, case, workspace_options={"splits": splits}, splits=splits) for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_two_runs_give_the_same_bits(device, name):
     case = REAL_DECODES[3]
@@ -104,6 +130,8 @@ def test_caches_of_more_than_2_31_elements(device, name, dtype):
     out = device.array(np.full(query.shape, np.nan, dtype))
     VARIANTS[name].attention(
         *inputs, out, *(device.array(array) for array in batch), 128**-0.5,
-        workspace={key: device.array(np.full(size, np.nan, of)) for key, (size, of) in workspace.items()},
+        workspace=make_workspace(
+            workspace, lambda size, of: device.array(np.full(size, np.nan, of)), lambda size, of: device.array(np.zeros(size, of))
+        ),
     )  # fmt: skip
     np.testing.assert_allclose(np.asarray(device.host(out)).astype(np.float64), expected, rtol=0, atol=0.02)

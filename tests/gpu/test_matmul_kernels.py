@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from minllm.kernels.matmul import VARIANTS, gemv, tensor_core, tiled
+from minllm.kernels.matmul.wgmma import HOPPER
+from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
+from minllm.runtime.device import current_device
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned
+from tests.kernels.matmul import wgmma_cases
 from tests.kernels.matmul.cases import (
     CASES,
     DTYPES,
@@ -19,15 +23,25 @@ from tests.kernels.matmul.cases import (
 )
 
 LARGE_SHAPES = [(127, 129, 1031), (128, 256, 2048), (129, 257, 2040), (257, 1003, 520), (613, 509, 4104), (1, 4099, 4096), (8, 2053, 8191)]
+WGMMA_LARGE_SHAPES = [(128, 256, 2048), (257, 1003, 520), (1111, 2056, 4104)]
 MODEL_SHAPES = [(1, 3072, 2048), (1, 2048, 2048), (1, 16384, 2048), (1, 2048, 8192), (5, 1003, 344), (8, 6144, 4096), (2, 50257, 768)]
 LARGE_CASES = [
     *spread("naive", LARGE_SHAPES, DTYPES),
     *spread("tiled", LARGE_SHAPES, DTYPES, with_tilings("tile", tiled.TILES)),
     *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", tensor_core.TILINGS)),
     *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16)),
+    *spread("vectorized", LARGE_SHAPES, DTYPES),
+    *spread("wgmma", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16), [(), *with_tilings("tiling", WGMMA_TILINGS)]),
     *spread("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES),
 ]
 RANK_OVER_2_31 = (1_050_000, 2056)  # rows and columns of a weight of more than 2**31 elements
+
+
+@pytest.fixture(autouse=True)
+def hopper_for_wgmma(request):
+    """wgmma's cases need a GPU that has it."""
+    if "wgmma" in request.node.name and current_device().compute_capability != HOPPER:
+        pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
 
 
 @pytest.mark.parametrize("case", CASES + LARGE_CASES, ids=str)
@@ -56,7 +70,17 @@ def test_every_tiling_of_gemv(k, tiling, device):
         check_product(Case("gemv", 1, 1003, k, dtype, dtype, True, (("tiling", gemv.GemvTiling(*tiling)),)), device)
 
 
-@pytest.mark.parametrize(("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("gemv", 1), ("gemv", 8)])
+@pytest.mark.parametrize("case", [*wgmma_cases.GATED, (1111, 1032, 520, BFLOAT16, None), (300, 264, 4104, FLOAT16, None)], ids=str)
+def test_wgmma_with_the_gate(case, device):
+    wgmma_cases.check_gated(*case, device)
+
+
+@pytest.mark.parametrize("case", [*wgmma_cases.RESIDUALS, (1111, 2056, 520, BFLOAT16, BFLOAT16, None)], ids=str)
+def test_wgmma_with_bias_and_residual(case, device):
+    wgmma_cases.check_residual(*case, device)
+
+
+@pytest.mark.parametrize(("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("wgmma", 16), ("gemv", 1), ("gemv", 8)])
 def test_weights_of_more_than_2_31_elements(variant, m, device):
     n, k = RANK_OVER_2_31
     dtype = FLOAT16

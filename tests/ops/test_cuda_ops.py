@@ -1,11 +1,13 @@
 """The kernels' operations in the simulator, against the NumPy ones: the same small model, forward by forward."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling import build_sampling_tensors
 from minllm.models.decoder import forward
+from minllm.ops import cuda_ops
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import NormWeights
@@ -39,6 +41,7 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
 BY_NAME = [
     {"attention": "flash_attention_1"},
     {"attention": "split_kv", "matmul": "naive"},
+    {"attention": "split_tensor_core"},
     {"attention": "materialized", "matmul": "gemv"},
 ]
 
@@ -49,6 +52,22 @@ def test_variants_by_name_give_the_same(variants):
     ours = logits_of(CudaOps("float32", variants, simulated=True), "llama", chunks, True)
     theirs = logits_of(NumpyOps("float32"), "llama", chunks, True)
     np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs), rtol=0, atol=2e-5 * np.abs(theirs[0]).max())
+
+
+def test_a_gate_is_fused_where_wgmma_multiplies_and_nobody_asked_for_another(monkeypatch):
+    monkeypatch.setattr(cuda_ops, "takes_wgmma", lambda x, weight: True)
+    fused, launch = [], cuda_ops.matmul_silu_and_multiply
+    monkeypatch.setattr(cuda_ops, "matmul_silu_and_multiply", lambda *arguments: (fused.append(1), launch(*arguments)))
+    random = np.random.default_rng(2)
+    x, gate_up, down = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((9, 16), (48, 16), (16, 24)))
+    expected = NumpyOps("bfloat16").gated_mlp(x, gate_up, down, "silu").astype(np.float32)
+    for variants, count in ((None, 1), ({"matmul": "gemv"}, 1)):
+        found = CudaOps("bfloat16", variants, simulated=True).gated_mlp(x, gate_up, down, "silu").astype(np.float32)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
+        assert len(fused) == count
+    few = CudaOps("bfloat16", simulated=True).gated_mlp(x[:5], gate_up, down, "silu").astype(np.float32)  # by gemv, which is fused too
+    np.testing.assert_allclose(few, expected[:5], rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
+    assert len(fused) == 1
 
 
 def test_unknown_variants_and_dtypes_are_refused():

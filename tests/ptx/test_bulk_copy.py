@@ -156,4 +156,4 @@ def test_maps_that_the_copy_engine_cannot_use(array, options, complaint):
 
 def test_a_gpu_refuses_the_map_of_a_host_array():
     with pytest.raises(KernelArgumentError, match="copy the array there"):
-        _ = tensor_map(np.zeros((4, 32), F32), (4, 32)).kernel_parameters
+        _ = tensor_map(np.zeros((4, 32), F32), (4, 32)).kernel_parameter

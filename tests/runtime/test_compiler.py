@@ -1,6 +1,5 @@
 """Compiling without a GPU, and what the disk keeps of it."""
 
-import ctypes
 import json
 import re
 from types import SimpleNamespace
@@ -13,7 +12,8 @@ from numba.cuda import types
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
 from minllm.runtime import compiler
-from minllm.runtime.kernel import array_parameters, flatten, kernel, three_dimensions
+from minllm.runtime.kernel import kernel, three_dimensions
+from minllm.runtime.parameters import parameter
 
 
 def make_scale(factor):
@@ -82,12 +82,6 @@ def test_arguments_that_no_kernel_takes(value, message):
         compiler.argument_type(value)
 
 
-def test_arrays_reach_the_kernel_in_numbas_layout():
-    array = SimpleNamespace(dtype=np.dtype(np.float16), shape=(2, 3, 4), ndim=3, pointer=4096)
-    words = [word.value for word in array_parameters(array)]
-    assert words == [0, 0, 24, 2, 4096, 2, 3, 4, 24, 8, 2]
-
-
 def test_as_many_parameters_are_passed_as_numba_expects():
     def function(matrix, nothing, count, factor, vector):
         if nothing is None:
@@ -99,9 +93,9 @@ def test_as_many_parameters_are_passed_as_numba_expects():
     numba_types = [compiler.argument_type(argument) for argument in arguments]
     ptx, _ = cuda.compile_ptx(function, types.void(*numba_types), device=False, abi="numba", cc=(9, 0))
     expected = re.findall(r"\.param \.(\w+)", ptx)
-    values = [value for argument in arguments for value in flatten(argument)]
-    sizes = {"u64": 8, "u32": 4, "f32": 4}
-    assert [ctypes.sizeof(value) for value in values] == [sizes[name] for name in expected]
+    packed = [parameter(argument)[1] for argument in arguments]
+    assert [len(values) // 8 for values in packed] == [9, 1, 1, 1, 7]
+    assert expected == ["u64"] * 10 + ["u32", "f32"] + ["u64"] * 7
 
 
 def test_sizes_of_grids():

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from minllm.runtime import memory
-from minllm.runtime.kernel import Launch, flatten
+from minllm.errors import KernelArgumentError
+from minllm.runtime import tensor_map as maps
+from minllm.runtime.kernel import driver_configuration
+from minllm.runtime.parameters import parameter
 from minllm.runtime.tensor_map import DESCRIPTOR_BYTES, tensor_map
 
 DATA_TYPE, SWIZZLE, FILL = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle, driver.CUtensorMapFloatOOBfill
@@ -17,18 +19,19 @@ DATA_TYPE, SWIZZLE, FILL = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
 @pytest.fixture
 def told(monkeypatch):
     """The fields that the driver was given, and what was copied to the GPU."""
-    seen = SimpleNamespace()
+    seen = SimpleNamespace(encoded=0)
 
     def encode(*fields):
-        seen.fields = fields
+        seen.fields, seen.encoded = fields, seen.encoded + 1
         return driver.CUresult.CUDA_SUCCESS, driver.CUtensorMap()
 
-    def to_device(host):
-        seen.copied = host
-        return SimpleNamespace(pointer=0x7000)
+    def keep(words):
+        seen.copied = words
+        return 0x7000
 
     monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
-    monkeypatch.setattr(memory, "to_device", to_device)
+    monkeypatch.setattr(maps, "keep", keep)
+    monkeypatch.setattr(maps, "DESCRIPTORS", {})
     return seen
 
 
@@ -44,12 +47,44 @@ def test_the_driver_counts_axes_from_the_fastest(told):
     assert (numbers(extents), numbers(strides), numbers(box), numbers(steps)) == ([64, 5, 7], [128, 640], [32, 3, 2], [1, 1, 1])
     assert swizzle == SWIZZLE.CU_TENSOR_MAP_SWIZZLE_64B and fill == FILL.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
     assert told.copied.nbytes == DESCRIPTOR_BYTES and made.box_bytes == 2 * 3 * 64
-    assert [word.value for word in flatten(made)] == [0x7000]
+    assert parameter(made)[1] == (0x7000).to_bytes(8, "little")
+
+
+def test_a_descriptor_is_made_once_for_all_arrays_that_agree(told):
+    def array(shape=(64, 64), pointer=0x1000, dtype=np.float16):
+        return SimpleNamespace(shape=shape, dtype=np.dtype(dtype), pointer=pointer)
+
+    for _ in range(2):
+        assert tensor_map(array(), (8, 64)).descriptor == 0x7000
+    assert told.encoded == 1
+    others = [(array((32, 64)), (8, 64)), (array(pointer=0x2000), (8, 64)), (array(dtype=ml_dtypes.bfloat16), (8, 64)), (array(), (16, 64))]
+    for i, (other, box) in enumerate(others):
+        tensor_map(other, box)
+        assert told.encoded == 2 + i
+    with pytest.raises(KernelArgumentError, match="does not start at a multiple of 16"):
+        tensor_map(array(pointer=0x1004), (8, 64))
+
+
+def test_descriptors_are_copied_to_places_of_their_own(monkeypatch):
+    copied, success = [], driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(maps, "free_places", [])
+    monkeypatch.setattr(maps, "copy_stream", lambda: 5)
+    monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (success, 0x10000 * (1 + len(copied))))
+    monkeypatch.setattr(driver, "cuMemcpyHtoDAsync", lambda place, _, size, stream: (success, copied.append((place, size, stream)))[:1])
+    monkeypatch.setattr(driver, "cuStreamSynchronize", lambda stream: (success,))
+    places = [maps.keep(np.zeros(16, np.uint64)) for _ in range(maps.PAGE_BYTES // DESCRIPTOR_BYTES + 1)]
+    assert len(set(places)) == len(places) and all(place % DESCRIPTOR_BYTES == 0 for place in places)
+    assert copied == [(place, DESCRIPTOR_BYTES, 5) for place in places]
 
 
 def test_a_launch_with_clusters_counts_blocks():
-    configuration = Launch(None, (4, 6), 128, None, 1000, (2, 3)).driver_configuration(7)
+    configuration = driver_configuration((4, 6, 1), (128, 1, 1), 1000, 7, (2, 3, 1), False)
     assert (configuration.gridDimX, configuration.gridDimY, configuration.gridDimZ) == (4, 6, 1)
     assert (configuration.blockDimX, configuration.sharedMemBytes, int(configuration.hStream)) == (128, 1000, 7)
     size = configuration.attrs[0].value.clusterDim
     assert (configuration.numAttrs, size.x, size.y, size.z) == (1, 2, 3, 1)
+
+
+def test_a_dependent_launch_says_so():
+    configuration = driver_configuration((4, 6, 1), (128, 1, 1), 0, 7, None, True)
+    assert configuration.numAttrs == 1 and configuration.attrs[0].value.programmaticStreamSerializationAllowed == 1

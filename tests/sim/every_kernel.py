@@ -23,6 +23,7 @@ from minllm.kernels.attention import (
     flash_attention_3,
     materialized,
     split_kv,
+    split_tensor_core,
 )
 from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
@@ -33,6 +34,9 @@ from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.kernels.matmul.vectorized import matmul_vectorized
+from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
+from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.rope.rotate import rope
@@ -73,6 +77,7 @@ FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of floa
 APPROXIMATE = "2**x and 1/x are approximate on a GPU (PTX ISA: 2**-22 and 1 unit in the last place), and rounded exactly here"
 ROUNDED = {
     "matmul_tiled_kernel": FUSED,
+    "matmul_vectorized_kernel": FUSED,
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
@@ -180,8 +185,16 @@ def embedding_by_elements():
 def rotary_positions():
     T, N, D, b = 3, 5, 64, 2
     moved = Expected(dict(x=T * N * D * b, cos_sin=T * N * D * 4, out=T * N * D * b), dict(cos_sin=T * D * 4), operations=3 * T * N * D)
-    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D))
+    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D), True)
     return run, {"rope_kernel": moved}, ("positions",)
+
+
+@row
+def rope_by_vectors():
+    T, heads, D, b = 2, 4, 32, 2  # a thread turns its part of two heads with the angles that it loaded
+    head = T * heads * D * b
+    run = partial(rope, numbers(T, heads, D), integers(1, 3), numbers(8, D, dtype=FLOAT32), numbers(T, heads, D))
+    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=2 * T * D * 4), dict(cos_sin=T * D * 4))}, ("positions",)
 
 
 @row
@@ -210,6 +223,19 @@ def qkv_rope_and_append():
     run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+@row
+def qkv_rope_and_append_by_elements():
+    T, heads, kv_heads, D, b = 2, 3, 1, 6, 2
+    N = heads + 2 * kv_heads
+    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
+    tables = numbers(8, D, dtype=FLOAT32), True, numbers(D), numbers(D)
+    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
     return run, {"qkv_rope_append_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 
@@ -242,6 +268,38 @@ def tensor_core_product():
     asked = dict(x=blocks * steps * tiling.tile_m * tiling.tile_k * b, weight=blocks * steps * tiling.tile_n * tiling.tile_k * b)
     moved = Expected(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
     return partial(matmul_tensor_core, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_tensor_core_kernel": moved}
+
+
+@row
+def vectorized_product():
+    M, N, K, tile, b = 32, 48, 16, 16, 4
+    asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
+    arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
+    return partial(matmul_vectorized, *arrays, tile=tile), {"matmul_vectorized_kernel": moved}
+
+
+@row
+def wgmma_product():
+    M, N, K, b = 256, 128, 128, 2
+    tiling = WgmmaTiling(1, 64, 2, 2)
+    tiles = M // tiling.tile_m * (N // tiling.tile_n)
+    asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b // tiling.cluster, out_map=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums: tensor cores cut off bits where the simulator rounds
+    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
+
+
+@row
+def wgmma_product_with_silu():
+    M, F, K, b = 64, 128, 64, 2
+    tiling = WgmmaTiling(1, 128, 2)
+    tiles = M // tiling.tile_m * (2 * F // tiling.tile_n)
+    asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b, out_map=M * F * b)
+    moved = Expected(asked, dict(x_map=M * K * b), 4 * M * F * K)
+    x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
+    gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
+    return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 
 @row
@@ -383,6 +441,21 @@ def split_kv_of_a_decode_step():
     }
     run = partial(split_kv.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, kernels, LENS
+
+
+@row
+def split_tensor_core_of_a_decode_step():
+    context, heads, kv_heads, D, b, splits, warps = 256, 4, 2, 64, 2, 2, 4
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states = splits * heads * 4
+    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, query=splits * warps * heads * D * b)
+    parts_at_once = 8  # the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
+    different = dict(query=heads * D * b, part_out=2 * states * D)
+    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
+    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
+    return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
 
 
 # Sampling: R rows of V logits.

@@ -76,7 +76,7 @@ def fenced(code: str, folded: bool = False) -> str:
 def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
     """What stands below a cell: Markdown as it is, a placeholder for the rest, whose HTML is appended to `outputs`."""
     parts = []
-    for area in cell.select(".jp-OutputArea-output"):
+    for area in joined(cell.select(".jp-OutputArea-output")):
         source = held_markdown(area)
         if source is not None:
             parts.append(source.strip())
@@ -84,6 +84,18 @@ def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
             parts.append(f'<div data-output="{len(outputs)}"></div>')
             outputs.append(output_html(area))
     return parts
+
+
+def joined(areas: list[Tag]) -> list[Tag]:
+    """The outputs of a cell; what it printed in several portions, as slow or long cells do, in one."""
+    found = []
+    for area in areas:
+        printed = area.get("data-mime-type") == "application/vnd.jupyter.stdout" and area.find("pre")
+        if printed and found and found[-1].get("data-mime-type") == area["data-mime-type"]:
+            found[-1].find("pre").extend(list(area.find("pre").contents))
+        else:
+            found.append(area)
+    return found
 
 
 def output_html(area: Tag) -> str:

@@ -7,11 +7,14 @@ import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
 from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # of a sequence's queries at each end, that are computed again on the host
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
+# Sequences x keys of decode steps.
+DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
 
 def prefill_flops(sequences: int, tokens: int, heads: int, head_dim: int) -> int:
@@ -37,21 +40,39 @@ def prefill_case(
     """Causal attention of whole prompts; contiguous: each in one block of the cache."""
     work = prefill_flops(sequences, tokens, heads, head_dim)
     sizes = (sequences, tokens, tokens, heads, kv_heads, head_dim)
-    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work, tokens if contiguous else BLOCK_SIZE)
+    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work, layout="contiguous" if contiguous else "")
+
+
+def ragged_lengths(sequences: int, context: int) -> np.ndarray:
+    """Lengths from an eighth of `context` to all of it, in no order, the first the longest."""
+    return context - context * 7 * (np.arange(sequences) * 37 % sequences) // (8 * sequences)
 
 
 def decode_case(
-    variant: str, sequences: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
+    variant: str,
+    sequences: int,
+    context: int,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: np.dtype = BFLOAT16,
+    layout: str = "",
+    peers: tuple[str, ...] = PEERS,
 ) -> KernelCase:
-    """Attention of one new token a sequence."""
-    work = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
-    return attention_case("decode attention", variant, sequences, 1, context, heads, kv_heads, head_dim, dtype, TB_S, work)
+    """Attention of one new token a sequence. layout: "" for blocks of 16, "contiguous" for a block a sequence, "ragged" for blocks of 16
+    and lengths up to `context`, for which there are no peers."""
+    lengths = ragged_lengths(sequences, context) if layout == "ragged" else np.full(sequences, context)
+    work = key_value_bytes(1, int(lengths.sum()), kv_heads, head_dim, dtype.itemsize)
+    sizes = (sequences, 1, context, heads, kv_heads, head_dim, dtype)
+    return attention_case("decode attention", variant, *sizes, TB_S, work, lengths, layout, () if layout == "ragged" else peers)
 
 
 def attention_case(
-    benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, block_size=BLOCK_SIZE
+    benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS
 ) -> KernelCase:
-    """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included."""
+    """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included, or as many as `lengths` says."""
+    lengths = np.full(sequences, context) if lengths is None else lengths
+    block_size = context if layout == "contiguous" else BLOCK_SIZE
 
     def prepare(ops, noise, sets):
         blocks = -(-context // block_size)  # of a sequence
@@ -64,7 +85,7 @@ def attention_case(
             key_cache=ops.array(key_cache),
             value_cache=ops.array(value_cache),
             query_start=ops.array(np.arange(sequences + 1, dtype=np.int32) * tokens),
-            context_lens=ops.array(np.full(sequences, context, np.int32)),
+            context_lens=ops.array(lengths.astype(np.int32)),
         )
         queries = [query, *(noise.array(query.shape, dtype) for _ in range(sets - 1))]
         inputs = [
@@ -73,7 +94,7 @@ def attention_case(
         ]
         module, scale = VARIANTS[variant], head_dim**-0.5
         shapes = module.workspace_shapes(query, key_cache, tables[0])
-        workspace = {name: ops.empty(shape, np.dtype(scratch_dtype)) for name, (shape, scratch_dtype) in shapes.items()}
+        workspace = make_workspace(shapes, ops.empty, ops.zeros)
         order = ("query", "key_cache", "value_cache", "out", "query_start", "context_lens", "block_tables")
 
         def launch(arrays):
@@ -81,7 +102,7 @@ def attention_case(
                 *(arrays[name] for name in order), scale, max_query_len=tokens, workspace=workspace, stream=ops.stream
             )  # fmt: skip
 
-        expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, context, scale)
+        expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, lengths, scale)
         return Prepared(
             [lambda arrays=arrays: launch(arrays) for arrays in inputs],
             inputs,
@@ -91,19 +112,18 @@ def attention_case(
 
     set_bytes = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
-    layout = ", contiguous" if block_size == context else ""
-    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout}"
-    peers = PEERS if dtype == BFLOAT16 else ()  # neither takes float32
+    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout and ', ' + layout}"
+    peers = peers if dtype == BFLOAT16 else ()  # neither takes float32
     return KernelCase("attention", benchmark, case, variant, dtype, unit, work, set_bytes, prepare, peers)
 
 
-def sampled_rows(query, key_cache, value_cache, block_tables, tokens, context, scale) -> dict[int, np.ndarray]:
+def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:
     """Row of `query` -> [heads, head_dim] in float32: the first and last rows of the first and last sequences."""
     rows, expected = min(tokens, SAMPLE_ROWS), {}
     for sequence in {0, len(block_tables) - 1}:
         for first in {0, tokens - rows}:
             start = sequence * tokens + first
-            batch = [np.array([0, rows]), np.array([context - tokens + first + rows]), block_tables[sequence : sequence + 1]]
+            batch = [np.array([0, rows]), np.array([lengths[sequence] - tokens + first + rows]), block_tables[sequence : sequence + 1]]
             out = attention_reference(query[start : start + rows].astype(np.float32), key_cache, value_cache, *batch, scale)
             expected.update(zip(range(start, start + rows), out, strict=True))
     return expected
@@ -118,4 +138,8 @@ def cases() -> list[KernelCase]:
         prefill.append(prefill_case("flash_attention_3", sequences, tokens))
     decode = [decode_case("materialized", 1, 1024)]
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
-    return [*prefill, *decode, decode_case("split_kv", 1, 600, head_dim=64)]
+    decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in ("contiguous", "ragged")]
+    decode += [decode_case("split_tensor_core", sequences, context) for sequences, context in ((1, 1024), (64, 1024))]
+    decode += [decode_case("split_unified_maximum", *sizes, layout="contiguous") for sizes in ((1, 8192), (64, 4096))]
+    decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
+    return [*prefill, *decode]

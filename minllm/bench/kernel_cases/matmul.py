@@ -48,8 +48,10 @@ def cases() -> list[KernelCase]:
     """M x N x K as the record names them: tokens x output features x input features."""
     ladder = [matmul_case("naive", 2048, 2048, 2048)]
     for size in (2048, 4096):
-        ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "tensor_core")]
-    ladder += [matmul_case(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled")]
-    ladder.append(matmul_case("tensor_core", 2048, 6144, 4096))
+        ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", "wgmma")]
+    ladder += [matmul_case(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled", "vectorized")]
+    ladder.append(matmul_case("wgmma", 8192, 8192, 8192))
+    for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)):
+        ladder += [matmul_case(variant, 2048, n, k) for variant in ("tensor_core", "wgmma")]
     one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]
     return [*ladder, *(matmul_case("gemv", 1, n, k) for n, k in one_row), matmul_case("gemv", 8, 6144, 4096)]

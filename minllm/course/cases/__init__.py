@@ -20,8 +20,10 @@ NAMES = (
     "last_tile",
     "hanging_norm",
     "rising_scores",
+    "lagging_rows",
     "every_fourth_token",
     "short_neighbour",
+    "long_batch",
 )  # fmt: skip
 
 

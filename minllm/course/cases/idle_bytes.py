@@ -14,7 +14,7 @@ NEIGHBOURS = 4  # sectors of 32 bytes that a request of 32 neighbouring float32 
 
 @kernel
 def matrix_vector_kernel(matrix, vector, out):
-    """out[row] = matrix[row] . vector, blocks of 32 threads; matrix [rows, columns]. The launch has 32 threads a row, or one."""
+    """out[row] = matrix[row] . vector, a thread a row; matrix [rows, columns]. Blocks of 32 threads, more of them than rows need."""
     row = cuda.blockIdx.x * 32 + cuda.threadIdx.x
     if row < matrix.shape[0]:
         total = float32(0.0)
@@ -25,7 +25,7 @@ def matrix_vector_kernel(matrix, vector, out):
 
 @kernel
 def mended_kernel(matrix, vector, out):
-    """The same with a warp for each row; blocks beyond the last row have nothing to do."""
+    """The same, a warp a row."""
     lane = cuda.threadIdx.x
     row = cuda.blockIdx.x
     if row < matrix.shape[0]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
 from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
@@ -41,7 +42,9 @@ def ladder(small, long, suspects=None, **options):
 
 def plain_rungs():
     """For the three kernels of the first rung."""
-    return ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,)))
+    advice = "the sum is not held in a float32 variable, or is computed for keys that the row does not see."
+    fast = speed.rung("minllm.kernels.attention.materialized:attention", speed_problems.attention("materialized", 1, 512, 512), advice)
+    return *ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,))), fast
 
 
 def flash_rungs():
@@ -52,7 +55,9 @@ def flash_rungs():
         return [(forgot, attend(case, arrays, combine=without_rescale(TILE)))]
 
     sizes = dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(TILE + 5,))
-    return ladder(*sizes, suspects, warps=1)
+    place, problem = "minllm.kernels.attention.flash_attention_1:attention", speed_problems.attention("flash_attention_1", 1, 512, 512)
+    advice = "the lanes' numbers are combined more often than once for the maximum and once for the sum."
+    return *ladder(*sizes, suspects, warps=1), speed.rung(place, problem, advice)
 
 
 def softmax(softmax_in_place, scores):

@@ -5,6 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -116,6 +117,8 @@ EXERCISES = (
             Rung("sizes around a warp", "more pairs than lanes, more heads than warps.", turn_sizes),
             Rung("part of a head", "what lies behind rotary_dim passes unchanged.", lambda rope: turn(rope, 2, 2, 10, rotary_dim=6)),
             Rung("bfloat16", "stored in 16 bits, turned in 32.", lambda rope: turn(rope, 2, 2, 8, dtype=BFLOAT16)),
+            speed.rung("minllm.kernels.rope.rotate:rope", speed_problems.rope,
+                       "neighbouring lanes do not take neighbouring pairs, or a pair's components are loaded more than once."),
         ),
     ),
     Exercise(
@@ -140,6 +143,8 @@ EXERCISES = (
                  lambda append: [appended(append, [2, 5], row=row) for row in (1, 127, 129, 259)]),
             Rung("bfloat16", "a copy, whatever the dtype.", lambda append: appended(append, [4, 1], dtype=BFLOAT16)),
             Rung("byte budget", "each element is read once and written once.", append_budget),
+            speed.rung("minllm.kernels.kv.append:append", speed_problems.append,
+                       "neighbouring threads do not copy neighbouring elements, or all elements fall to few threads."),
         ),
     ),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
@@ -123,6 +124,8 @@ EXERCISES = (
                  lambda f: decode(f, AttentionCase((1,), (19,), block_size=2))),
             Rung("several sequences and splits", "splits without keys leave the identity, and are not read.",
                  lambda f: decode(f, AttentionCase((1, 1, 1), (1, 40, 17)), 3)),
+            speed.rung("minllm.kernels.attention.split_kv:attention", speed_problems.attention("split_kv", 32, 1, 2048),
+                       "something is computed for every key that is needed once for all of them, or an array left the registers."),
         ),
     ),  # fmt: skip
     Exercise(

@@ -5,6 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -102,6 +103,8 @@ EXERCISES = (
                  lambda silu: gate(silu, np.float32([[-1000, 1000, -88, 1, 1, 1]]))),
             Rung("bfloat16", "numbers are stored in 16 bits and computed in 32.", lambda silu: gate(silu, gates(2, 9, BFLOAT16))),
             Rung("byte budget", "two elements are read for each that is written.", gate_budget),
+            speed.rung("minllm.kernels.activation.silu:silu_and_multiply", speed_problems.silu,
+                       "neighbouring threads do not take neighbouring elements, or a thread does more than its own."),
         ),
     ),
     Exercise(
@@ -126,6 +129,8 @@ EXERCISES = (
             Rung("bfloat16 with positions", "the sum is formed in float32.",
                  lambda embedding: rows_of(embedding, [2, 0], 9, 3, True, BFLOAT16)),
             Rung("byte budget", "every element is read once.", row_budget),
+            speed.rung("minllm.kernels.embedding.lookup:embedding", speed_problems.embedding,
+                       "neighbouring threads do not take neighbouring elements: i and i + BLOCK belong to one thread, i and i + 1 do not."),
         ),
     ),
 )  # fmt: skip

@@ -32,7 +32,7 @@ MEANINGS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a rung: "passed", "FAILED", "skipped" or "not reached", and the message."""
+    """What became of a rung: "passed", "FAILED", "skipped" or "not reached", and a message: of one that passed, what it found out."""
 
     rung: Rung
     status: str
@@ -65,10 +65,12 @@ class Report:
             lines.append(f"  {result.status:<12} {result.rung.name}")
             if result.status == "FAILED":
                 lines.append(textwrap.indent(f"{result.message}\nWhat this case is about: {result.rung.catches}", " " * 15))
-            elif result.status == "skipped":
-                lines.append(f"{'':15}{result.message}")
+            elif result.message:
+                lines.append(textwrap.indent(result.message, " " * 15))
         passed = sum(result.status == "passed" for result in self.results)
-        lines.append(f"\n{'Passed' if self.passed else 'Not yet'}: {passed} of {len(self.results)} cases.")
+        skipped = sum(result.status == "skipped" for result in self.results)
+        rest = f", {skipped} skipped" if skipped else ""
+        lines.append(f"\n{'Passed' if self.passed else 'Not yet'}: {passed} of {len(self.results)} cases{rest}.")
         if self.passed and self.exercise.stage:
             lines.append(f"It can generate text now: minllm generate --variant {self.exercise.stage}=FILE.py")
         return "\n".join(lines)
@@ -93,8 +95,11 @@ def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = ""
 
 def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float) -> Result:
     """What became of one rung."""
-    message = complaint(run, file, seconds, detect=not rung.needs_gpu)
-    return Result(rung, "passed") if message is None else Result(rung, "FAILED", message)
+    remarks = []
+    message = complaint(lambda: remarks.append(run()), file, seconds, detect=not rung.needs_gpu)
+    if message is not None:
+        return Result(rung, "FAILED", message)
+    return Result(rung, "passed", remarks[0] if isinstance(remarks[0], str) else "")
 
 
 def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool = True) -> str | None:

@@ -5,6 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -113,6 +114,8 @@ EXERCISES = (
                     advice="something is read in every step that is needed once, or out holds the running sum: take a variable.",
                 ),
             ),
+            speed.rung("minllm.kernels.matmul.naive:matmul_naive", speed_problems.product(1024),
+                       "literals such as 0.0 are float64 and make the whole sum so: begin with float32(0.0)."),
         ),  # fmt: skip
     ),
     Exercise(
@@ -122,6 +125,7 @@ EXERCISES = (
         module="minllm.kernels.matmul.tiled",
         entry="matmul_tiled",
         stage="matmul",
+        simulated_options=dict(tile=(4, 32, 2)),
         task="For first_k = 0, tile_k, 2 tile_k, ... below K: all threads copy both tiles (copy_tile), wait, and add up for each "
         "k of the tile "
         "total[i, j] += x_tile[k, ty + i * across] * weight_tile[k, tx + j * across]; and wait again before the next copy.",
@@ -141,6 +145,8 @@ EXERCISES = (
                     advice="each thread copies its share of a tile, once: copy_tile spreads the elements over the block.",
                 ),
             ),
+            speed.rung("minllm.kernels.matmul.tiled:matmul_tiled", speed_problems.product(2048),
+                       "x_tile is read again for each output: read a thread's values of x once a step, and keep them in a local array."),
         ),  # fmt: skip
     ),
 )

@@ -5,6 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -120,6 +121,11 @@ EXERCISES = (
             Rung("residual", "the sum with the residual is normalised, and kept for the next layer.", with_residual),
             Rung("bfloat16", "the sum is rounded to the dtype before it is normalised; squares are added in float32.", as_rounded),
             Rung("byte budget", "every element of the row comes from memory once.", budget),
+            speed.rung(
+                "minllm.kernels.normalization.rms_norm:rms_norm",
+                speed_problems.rms_norm,
+                "the row is loaded twice, or element by element: load and store move 16 bytes of a thread at a time.",
+            ),
         ),
     ),
 )

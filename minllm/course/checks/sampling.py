@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.sampling_params import SamplingParams
@@ -152,6 +153,7 @@ EXERCISES = (
             Rung("equal logits", "the lowest id wins, so that the result does not depend on the machine.", ties),
             Rung("several rows", "each row has its own winner.", lambda argmax: greedy(argmax, np.random.default_rng(0).random((3, 77)))),
             Rung("minus infinity and NaN", "-inf is allowed, NaN is never chosen.", lambda argmax: greedy(argmax, [[-np.inf, np.nan, -3]])),
+            speed.rung("minllm.kernels.sampling.argmax:argmax", speed_problems.argmax, "more than five rounds of two shuffles."),
         ),
     ),
     Exercise(

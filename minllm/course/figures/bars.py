@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, over_lines, text_width, titled
 from minllm.course.figures.scale import Scale, short
 
 WIDTH, ROW, BAR = 640.0, 26.0, 16.0
@@ -34,6 +34,10 @@ def bars(
     least = min(item.value for item in items if item.value > 0) / 2 if log else 0.0
     x = Scale(least, most or 1.0, name_width, WIDTH - value_width, log)
     drawn = [label(0, FONT_SIZE, title, font_weight=600)]
+    if limit is not None:
+        bottom = top + ROW * len(items)
+        drawn.append(element("line", x1=x(limit), x2=x(limit), y1=top - 6, y2=bottom, stroke=MUTED, stroke_dasharray="4 3"))
+        drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
     for row, item in enumerate(items):
         y = top + row * ROW
         end = x(item.value)
@@ -44,14 +48,10 @@ def bars(
                 element("rect", x=name_width, y=y, width=max(1.0, end - name_width), height=BAR, rx=2, fill=colour(item.colour)),
                 f"{item.name}: {text}",
             ),
-            label(end + 6, y + 13, text),
+            over_lines(end + 6, y + 13, text),
         ]
         if item.remark:
-            drawn.append(label(end + 12 + text_width(text), y + 13, item.remark, fill=MUTED))
-    if limit is not None:
-        bottom = top + ROW * len(items)
-        drawn.append(element("line", x1=x(limit), x2=x(limit), y1=top - 6, y2=bottom, stroke=MUTED, stroke_dasharray="4 3"))
-        drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
+            drawn.append(over_lines(end + 12 + text_width(text), y + 13, item.remark, fill=MUTED))
     drawn.insert(1, element("line", x1=name_width, x2=name_width, y1=top - 6, y2=top + ROW * len(items), stroke=GRID))
     spoken = "; ".join(f"{item.name} {short(item.value)} {unit}" for item in items)
     return Figure(

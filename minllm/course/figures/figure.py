@@ -16,6 +16,7 @@ COLOURS = (
 )
 MUTED = "var(--course-muted, #7d8590)"
 GRID = "var(--course-grid, #80808055)"
+PAGE = "var(--course-page, transparent)"  # what lies behind
 FONT_SIZE = 13
 CHARACTER = 0.56 * FONT_SIZE  # about the mean width of one, to leave room for labels
 
@@ -50,6 +51,12 @@ def label(x: float, y: float, text: str, anchor: str = "start", **attributes: ob
     """A line of text; `anchor` is start, middle or end."""
     attributes.setdefault("fill", "currentColor")
     return element("text", html.escape(text, quote=False), x=float(x), y=float(y), text_anchor=anchor, **attributes)
+
+
+def over_lines(x: float, y: float, text: str, anchor: str = "start", **attributes: object) -> str:
+    """A line of text that lines of the figure may cross: it has a rim in the page's colour (none in a notebook)."""
+    rim = {"paint_order": "stroke", "stroke": PAGE, "stroke_width": 4, "stroke_linejoin": "round"}
+    return label(x, y, text, anchor, **rim, **attributes)
 
 
 def titled(mark: str, tooltip: str) -> str:

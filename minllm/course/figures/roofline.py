@@ -9,7 +9,7 @@ Left of the ridge the slope of memory bounds a kernel, right of it the flat roof
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, over_lines, text_width, titled
 from minllm.course.figures.plane import HEIGHT, RIGHT, WIDTH, Plane
 from minllm.course.figures.scale import short
 
@@ -80,5 +80,5 @@ def dot_names(dots: Sequence[Dot], plane: Plane) -> list[str]:
         ):
             py += FONT_SIZE
         taken.append((left, left + width, py))
-        drawn.append(label(left, py, dot.name))
+        drawn.append(over_lines(left, py, dot.name))
     return drawn

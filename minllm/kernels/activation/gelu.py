@@ -6,7 +6,7 @@
 T tokens of F features of b bytes: about 10 T F FLOPs (tanh; the exact form's erf is a polynomial of some 20); reads T F b bytes and
 writes as many; arithmetic intensity about 5 / b (2.5 FLOP a byte in bf16), so memory sets the time.
 
-A thread computes one 16-byte vector, loaded and stored whole.
+A thread computes two 16-byte vectors, both loaded before either is used.
 """
 
 import functools
@@ -17,10 +17,12 @@ from numba import cuda, float32
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import vector_access, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 
-BLOCK = 64
+BLOCK = 128
+VECTORS_A_THREAD = 2
 SQRT_HALF = math.sqrt(0.5)
 TWICE_SQRT_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
 UNKNOWN_FORMULA = 'approximate is {!r}; it must be "none" (the exact GELU) or "tanh"'
@@ -63,8 +65,9 @@ def gelu_kernel(approximate):
     """Any number of features, an element a thread."""
     formula = FORMULAS[approximate]
 
-    @kernel
+    @kernel(dependent_launch=True)
     def gelu_kernel(x, out):  # both [T, features]
+        wait_for_predecessors()
         i = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
         if i < out.shape[1]:
             out[cuda.blockIdx.x, i] = formula(float32(x[cuda.blockIdx.x, i]))
@@ -74,19 +77,26 @@ def gelu_kernel(approximate):
 
 @functools.cache
 def gelu_vector_kernel(approximate, dtype):
-    """The kernel that computes a vector of `dtype` a thread, for rows that are whole, aligned vectors."""
+    """The kernel that computes vectors of `dtype`, for rows that are whole, aligned vectors."""
     formula = FORMULAS[approximate]
     width, load, store = vector_access(dtype)
+    held = VECTORS_A_THREAD * width
 
-    @kernel
-    def gelu_vector_kernel(x, out):  # both [T, features]
-        values = cuda.local.array(width, float32)
-        i = (cuda.blockIdx.y * BLOCK + cuda.threadIdx.x) * width
-        if i < out.shape[1]:
-            load(x, cuda.blockIdx.x * out.shape[1] + i, values, 0)
-            for k in range(width):
-                values[k] = formula(values[k])
-            store(out, cuda.blockIdx.x * out.shape[1] + i, values, 0)
+    @kernel(dependent_launch=True)
+    def gelu_vector_kernel(x, out):  # both [T, features], of which the kernel sees T * features elements in a row
+        wait_for_predecessors()
+        values = cuda.local.array(held, float32)
+        first, size = cuda.blockIdx.x * VECTORS_A_THREAD * BLOCK + cuda.threadIdx.x, out.shape[0] * out.shape[1]
+        for v in range(VECTORS_A_THREAD):
+            i = (first + v * BLOCK) * width
+            if i < size:
+                load(x, i, values, v * width)
+        for v in range(VECTORS_A_THREAD):
+            i = (first + v * BLOCK) * width
+            if i < size:
+                for k in range(v * width, (v + 1) * width):
+                    values[k] = formula(values[k])
+                store(out, i, values, v * width)
 
     return gelu_vector_kernel
 
@@ -101,6 +111,7 @@ def gelu(x, out, approximate="none", stream=None):
     tokens, features = x.shape
     check_array("out", out, (x.dtype,), tokens=tokens, features=features)
     if vectors := vectors_a_row(features, x, out):
-        launch(gelu_vector_kernel(approximate, x.dtype), (tokens, ceil_div(vectors, BLOCK)), BLOCK, (x, out), stream)
+        grid = ceil_div(tokens * vectors, VECTORS_A_THREAD * BLOCK)
+        launch(gelu_vector_kernel(approximate, x.dtype), grid, BLOCK, (x, out), stream)
     else:
         launch(gelu_kernel(approximate), (tokens, ceil_div(features, BLOCK)), BLOCK, (x, out), stream)

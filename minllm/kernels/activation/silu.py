@@ -5,7 +5,7 @@
 T tokens of I intermediate elements of b bytes: 6 T I FLOPs (the reciprocal counted as one, the exponential as two: a product
 and a power of 2); reads 2 T I b bytes and writes T I b; arithmetic intensity 2 / b (1 FLOP a byte in bf16), so memory sets the time.
 
-A thread computes one 16-byte vector: two loads that do not wait for each other, and one store. Blocks are small, so that a single
+A thread computes two 16-byte vectors: four loads that do not wait for each other, and two stores. Blocks are small, so that a single
 token already spreads over many multiprocessors.
 """
 
@@ -16,10 +16,12 @@ from numba import cuda, float32
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import vector_access, vectors_a_row
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 64
+VECTORS_A_THREAD = 2
 
 
 def silu_and_multiply_reference(gate_up):
@@ -34,9 +36,10 @@ def silu_and_multiply_reference(gate_up):
         return (gate / (1 + np.exp(-gate)) * up).astype(gate_up.dtype, copy=False)
 
 
-@kernel
+@kernel(dependent_launch=True)
 def silu_and_multiply_kernel(gate_up, out):
     """Any intermediate size, an element a thread: gate_up [T, 2 * I], out [T, I]."""
+    wait_for_predecessors()
     token, intermediate = cuda.blockIdx.x, out.shape[1]
     i = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
     # exercise: activation.silu
@@ -48,20 +51,27 @@ def silu_and_multiply_kernel(gate_up, out):
 
 @functools.cache
 def silu_and_multiply_vector_kernel(dtype):
-    """The kernel that computes a vector of `dtype` a thread, for rows that are whole, aligned vectors."""
+    """The kernel that computes vectors of `dtype`, for rows that are whole, aligned vectors."""
     width, load, store = vector_access(dtype)
+    held = VECTORS_A_THREAD * width
 
-    @kernel
+    @kernel(dependent_launch=True)
     def silu_and_multiply_vector_kernel(gate_up, out):
+        wait_for_predecessors()
         token, intermediate = cuda.blockIdx.x, out.shape[1]
-        gate, up = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        i = (cuda.blockIdx.y * BLOCK + cuda.threadIdx.x) * width
-        if i < intermediate:
-            load(gate_up, token * 2 * intermediate + i, gate, 0)
-            load(gate_up, (token * 2 + 1) * intermediate + i, up, 0)
-            for k in range(width):
-                gate[k] *= sigmoid(gate[k]) * up[k]
-            store(out, token * intermediate + i, gate, 0)
+        gate, up = cuda.local.array(held, float32), cuda.local.array(held, float32)
+        first = cuda.blockIdx.y * VECTORS_A_THREAD * BLOCK + cuda.threadIdx.x
+        for v in range(VECTORS_A_THREAD):
+            i = (first + v * BLOCK) * width
+            if i < intermediate:
+                load(gate_up, token * 2 * intermediate + i, gate, v * width)
+                load(gate_up, (token * 2 + 1) * intermediate + i, up, v * width)
+        for v in range(VECTORS_A_THREAD):
+            i = (first + v * BLOCK) * width
+            if i < intermediate:
+                for k in range(v * width, (v + 1) * width):
+                    gate[k] *= sigmoid(gate[k]) * up[k]
+                store(out, token * intermediate + i, gate, v * width)
 
     return silu_and_multiply_vector_kernel
 
@@ -75,6 +85,7 @@ def silu_and_multiply(gate_up, out, stream=None):
     tokens, intermediate = out.shape
     check_array("gate_up", gate_up, (out.dtype,), tokens=tokens, gate_and_up=2 * intermediate)
     if vectors := vectors_a_row(intermediate, gate_up, out):
-        launch(silu_and_multiply_vector_kernel(out.dtype), (tokens, ceil_div(vectors, BLOCK)), BLOCK, (gate_up, out), stream)
+        grid = (tokens, ceil_div(vectors, VECTORS_A_THREAD * BLOCK))
+        launch(silu_and_multiply_vector_kernel(out.dtype), grid, BLOCK, (gate_up, out), stream)
     else:
         launch(silu_and_multiply_kernel, (tokens, ceil_div(intermediate, BLOCK)), BLOCK, (gate_up, out), stream)

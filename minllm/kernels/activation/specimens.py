@@ -10,7 +10,7 @@ WIDE = ("LDG*128*", "STG*128*")
 
 
 def specimens():
-    """All of them. Memory is the limit, and 24 blocks of 2 warps fill most of a multiprocessor's slots."""
+    """All of them. Memory is the limit: blocks that fill most of a multiprocessor's slots, or half of them with two loads a thread."""
     for dtype in FLOAT_DTYPES:
         both = (array(dtype.name, 2), array(dtype.name, 2))
         yield Specimen(f"activation/silu/elements/{dtype}", silu_and_multiply_kernel, both, SILU_BLOCK, blocks=24)
@@ -18,6 +18,6 @@ def specimens():
         yield Specimen(f"activation/silu/vectors/{dtype}", kernel, both, SILU_BLOCK, blocks=24, contains=WIDE)
         for approximate in FORMULAS:
             name = "gelu_tanh" if approximate == "tanh" else "gelu"
-            yield Specimen(f"activation/{name}/elements/{dtype}", gelu_kernel(approximate), both, BLOCK, blocks=24)
+            yield Specimen(f"activation/{name}/elements/{dtype}", gelu_kernel(approximate), both, BLOCK, blocks=12)
             kernel = gelu_vector_kernel(approximate, dtype)
-            yield Specimen(f"activation/{name}/vectors/{dtype}", kernel, both, BLOCK, blocks=24, contains=WIDE)
+            yield Specimen(f"activation/{name}/vectors/{dtype}", kernel, both, BLOCK, blocks=8, contains=WIDE)

@@ -3,7 +3,8 @@
 Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says
 what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty
 where it needs none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the
-dictionary as `workspace`; its contents need not be set, and may be used for something else between calls. Without a workspace a
+dictionary as `workspace`. Floats need not be set, and may be used for something else between calls; counts (int32) are zeros before
+the first call, and every call leaves them zeros: make_workspace(...) makes them so. Without a workspace a
 launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
 """
 
@@ -92,7 +93,7 @@ def scratch_arrays(workspace, shapes, query):
     if workspace is None:
         missing = "attention was called on a GPU without its workspace; allocate what workspace_shapes(...) lists: "
         check(isinstance(query, np.ndarray) or not shapes, missing + ", ".join(shapes))
-        return {name: np.full(shape, np.nan, dtype) for name, (shape, dtype) in shapes.items()}
+        return make_workspace(shapes, lambda shape, dtype: np.full(shape, np.nan, dtype), np.zeros)
     for name, (shape, dtype) in shapes.items():
         check(name in workspace, f"the workspace lacks {name!r}; workspace_shapes(...) lists what it must hold")
         array = workspace[name]
@@ -101,3 +102,8 @@ def scratch_arrays(workspace, shapes, query):
             f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {np.dtype(dtype).name} {tuple(shape)}",
         )
     return workspace
+
+
+def make_workspace(shapes, empty, zeros):
+    """An array for each name in `shapes`: zeros(shape, dtype) for counts, which must begin as zeros, empty(shape, dtype) for all others."""
+    return {name: (zeros if dtype == "int32" else empty)(shape, np.dtype(dtype)) for name, (shape, dtype) in shapes.items()}

@@ -12,13 +12,18 @@ from minllm.kernels.attention import (
     materialized_projection,
     split_kv,
     split_merge,
+    split_tensor_core,
 )
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
+from minllm.kernels.attention.split_shape import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
+# Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
+SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
 SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
@@ -44,6 +49,8 @@ def specimens():
     yield from flash_attention_2_float32_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
+    for dtype in HALF_DTYPES:
+        yield from split_tensor_core_specimens(dtype.name)
 
 
 def materialized_specimens(dtype):
@@ -120,3 +127,21 @@ def split_kv_specimens(dtype):
         kernel, threads = split_merge.make_merge_kernel(head_dim)
         arguments = (*states(3), array(dtype, 3), array(INT32, 1), array(INT32, 1), INT32, INT32)
         yield Specimen(f"attention/split_merge/{head_dim}/{dtype}", kernel, arguments, threads, blocks=6)
+
+
+def split_tensor_core_specimens(dtype):
+    """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
+    parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
+    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32)
+    for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
+        for capability, targets, line_heads in SPLIT_TARGETS:
+            shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
+            kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, group, splits, shape)
+            details = f"{head_dim}/group_{group}{'/fixed' if splits else ''}/{shape.blocks}x{shape.warps}x{shape.stages}"
+            name = f"attention/split_tensor_core/{details}/{dtype}"
+            contains = (*TENSOR_CORES, "MOVM.16.MT88")
+            yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)
+    shape = shape_for(128, 4, 8, MULTIPROCESSORS[9, 0].block_shared_bytes)
+    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, unified=True)
+    name, hopper = f"attention/split_unified_maximum/128/group_4/{dtype}", ((9, 0),)
+    yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)

@@ -10,14 +10,16 @@ Source: Radford et al. 2018, "Improving Language Understanding by Generative Pre
 import functools
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 
-from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import vector_access, vectors_a_row
 from minllm.ptx import load_128, store_128
 from minllm.runtime.kernel import check, kernel, launch
 
-BLOCK = 256
+BLOCK = 128
+VECTORS_A_THREAD = 4
 
 
 def embedding_reference(token_ids, embedding, positions=None, position_embedding=None):
@@ -32,9 +34,10 @@ def embedding_reference(token_ids, embedding, positions=None, position_embedding
     return (rows.astype(wide, copy=False) + position_embedding[positions].astype(wide, copy=False)).astype(embedding.dtype, copy=False)
 
 
-@kernel
+@kernel(dependent_launch=True)
 def embedding_kernel(token_ids, embedding, positions, position_embedding, has_positions, out):
     """Any hidden size, an element a thread: token_ids, positions [T]; embedding [vocabulary, H]; position_embedding [P, H]; out [T, H]."""
+    wait_for_predecessors()
     token = cuda.blockIdx.x
     row = token_ids[token]
     # exercise: embedding.lookup
@@ -53,9 +56,22 @@ def embedding_vector_kernel(dtype, has_positions):
     """The kernel that moves a vector of `dtype` a thread: the arrays of `embedding_kernel`, their rows whole, aligned vectors."""
     width, load, store = vector_access(dtype)
     step = BLOCK * width
+    words = 4 * VECTORS_A_THREAD
 
-    @kernel
+    @cuda.jit(device=True)
+    def copy_vectors(table, row, out, at, hidden, i):
+        """out[at + i], table[row + i] and every `step` elements on: a thread's vectors, all loaded before the first is stored."""
+        held = cuda.local.array(words, uint32)
+        for v in range(VECTORS_A_THREAD):
+            if i + v * step < hidden:
+                held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3] = load_128(table, row + i + v * step)
+        for v in range(VECTORS_A_THREAD):
+            if i + v * step < hidden:
+                store_128(out, at + i + v * step, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
+
+    @kernel(dependent_launch=True)
     def embedding_vector_kernel(token_ids, embedding, positions, position_embedding, out):
+        wait_for_predecessors()
         token, hidden = cuda.blockIdx.x, out.shape[1]
         row = token_ids[token] * hidden
         i = cuda.threadIdx.x * width
@@ -67,10 +83,10 @@ def embedding_vector_kernel(dtype, has_positions):
                 for k in range(width):
                     values[k] += shift[k]
                 store(out, token * hidden + i, values, 0)
+                i += step
             else:
-                word0, word1, word2, word3 = load_128(embedding, row + i)
-                store_128(out, token * hidden + i, word0, word1, word2, word3)
-            i += step
+                copy_vectors(embedding, row, out, token * hidden, hidden, i)
+                i += VECTORS_A_THREAD * step
 
     return embedding_vector_kernel
 
@@ -91,10 +107,9 @@ def embedding(token_ids, embedding, out, positions=None, position_embedding=None
         check_array("position_embedding", position_embedding, (embedding.dtype,), positions=None, hidden=hidden)
     else:  # a kernel's arguments are always arrays: these stand in, and are not read
         positions, position_embedding = token_ids, embedding
-    if vectors := vectors_a_row(hidden, embedding, position_embedding, out):
-        block = min(BLOCK, ceil_div(vectors, 32) * 32)
+    if vectors_a_row(hidden, embedding, position_embedding, out):
         chosen = embedding_vector_kernel(embedding.dtype, has_positions)
-        launch(chosen, tokens, block, (token_ids, embedding, positions, position_embedding, out), stream)
+        launch(chosen, tokens, BLOCK, (token_ids, embedding, positions, position_embedding, out), stream)
     else:
         arguments = (token_ids, embedding, positions, position_embedding, int(has_positions), out)
         launch(embedding_kernel, tokens, BLOCK, arguments, stream)

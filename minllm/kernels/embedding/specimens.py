@@ -6,12 +6,12 @@ from minllm.kernels.specimen import INT32, Specimen, array
 
 
 def specimens():
-    """All of them. Memory is the limit, so most of the multiprocessor is to be filled: 6 blocks of 256 threads."""
+    """All of them. Memory is the limit, so most of the multiprocessor is to be filled: 12 blocks of 128 threads."""
     for dtype in FLOAT_DTYPES:
         indices, matrix = array(INT32, 1), array(dtype.name, 2)
         elements = (indices, matrix, indices, matrix, INT32, matrix)
         vectors = (indices, matrix, indices, matrix, matrix)
-        yield Specimen(f"embedding/elements/{dtype}", embedding_kernel, elements, BLOCK, blocks=6)
+        yield Specimen(f"embedding/elements/{dtype}", embedding_kernel, elements, BLOCK, blocks=12)
         for has_positions, name in ((False, "vectors"), (True, "vectors_with_positions")):
             kernel = embedding_vector_kernel(dtype, has_positions)
-            yield Specimen(f"embedding/{name}/{dtype}", kernel, vectors, BLOCK, blocks=6, contains=("LDG*128*", "STG*128*"))
+            yield Specimen(f"embedding/{name}/{dtype}", kernel, vectors, BLOCK, blocks=12, contains=("LDG*128*", "STG*128*"))

@@ -10,8 +10,9 @@ many written, besides T D * 4 of the table and 2 D b of the norms, for which eve
 about 3 / b (1.5 FLOP a byte in bf16), so memory sets the time. Five separate kernels would move the queries and keys three times
 more, and at one token each of them would cost a launch.
 
-One warp a head, four heads a block. A lane holds pairs of components 32 apart, and both components of a pair: the norm is then one
-warp-wide sum, and the turn needs no exchange at all.
+`qkv_rope_append_vector.py` holds the form for heads whose halves are whole 16-byte vectors, which is almost every model's; here is
+the one for any head. One warp a head, four heads a block. A lane holds pairs of components 32 apart, and both components of a pair: the
+norm is then one warp-wide sum, and the turn needs no exchange at all.
 Sources: Su et al. 2021, "RoFormer"; the Qwen team 2025, "Qwen3 Technical Report", section 2 (QK norm); vLLM's slot mapping.
 """
 
@@ -22,10 +23,12 @@ from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append import append_reference, check_caches
+from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.reduction import warp_sum
-from minllm.kernels.rope.rotate import check_cos_sin, rope_reference
+from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
 from minllm.runtime.kernel import check, kernel, launch
 
 WARP = 32
@@ -109,11 +112,12 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
             if second < head_dim:
                 row[second] = b[r]
 
-    @kernel
+    @kernel(dependent_launch=True)
     def qkv_rope_append_kernel(qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache, value_cache, epsilon):
         # qkv [T, (heads + 2 * kv_heads) * head_dim], positions, slot_mapping [T], cos_sin [positions, rotary_dim],
         # q_norm, k_norm [head_dim], query [T, heads, head_dim], caches [slots, kv_heads, head_dim].
         # Unsigned indices: one that might be negative costs instructions that wrap it around.
+        wait_for_predecessors()
         token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & 31
         head = uint32(cuda.blockIdx.y) * HEADS_A_BLOCK + uint32(cuda.threadIdx.y)
         heads, kv_heads = query.shape[1], key_cache.shape[1]
@@ -177,6 +181,15 @@ def qkv_rope_append(
         cos_sin = qkv
     by_slot = (num_blocks * block_size, kv_heads, head_dim)
     arrays = (qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache.reshape(by_slot), value_cache.reshape(by_slot))
+    operands = (qkv, query, key_cache, value_cache, q_norm, k_norm)
+    turned = rotary_dim or head_dim  # where nothing turns, pairs half a head apart serve as well
+    vectors = vectors_of_half_a_head(head_dim, turned, interleaved, cos_sin, *operands)
+    if 0 < vectors <= THREADS and (vectors & (vectors - 1) == 0 or not has_norm):
+        all_heads, side_by_side = heads + 2 * kv_heads, THREADS // vectors
+        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm)
+        grid, block = (tokens, ceil_div(all_heads, side_by_side)), (vectors, side_by_side)
+        launch(chosen, grid, block, (*arrays, float(epsilon)), stream)
+        return
     grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_A_BLOCK))
     chosen = qkv_rope_append_kernel(head_dim, rotary_dim, bool(interleaved), has_norm)
     launch(chosen, grid, (WARP, HEADS_A_BLOCK), (*arrays, float(epsilon)), stream)

@@ -3,6 +3,7 @@
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.kv.append import BLOCK, append_kernel, append_vector_kernel
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
+from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
@@ -12,10 +13,17 @@ HEADS = {
     "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most that a lane holds
     "80_interleaved_with_norm": (80, 40, True, True),
 }
+# The same for heads whose halves are whole vectors: (head_dim, with positions, with QK norm).
+VECTOR_HEADS = {
+    "64": (64, True, False),
+    "128_without_positions": (128, False, False),
+    "128": (128, True, False),
+    "128_with_norm": (128, True, True),
+}
 
 
 def specimens():
-    """All of them. Memory is the limit: 12 blocks of 4 warps a multiprocessor, three quarters of its warps."""
+    """All of them. Memory is the limit: 12 blocks of 4 warps, three quarters of a multiprocessor's, or fewer with more loads each."""
     for dtype in FLOAT_DTYPES:
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)
         rows = (matrix, matrix, matrix, matrix, indices)
@@ -28,3 +36,9 @@ def specimens():
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             kernel = qkv_rope_append_kernel(*head)
             yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_A_BLOCK, blocks=12)
+        for name, head in VECTOR_HEADS.items():
+            angles = array(FLOAT32, 2) if head[1] else matrix
+            norms = (line, line) if head[2] else (matrix, matrix)
+            arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
+            kernel, wide = qkv_rope_append_vector_kernel(dtype, *head), ("LDG*128*", "STG*128*")
+            yield Specimen(f"kv/qkv_rope_append/vectors/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)

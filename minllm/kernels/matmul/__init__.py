@@ -3,7 +3,9 @@
     reference     the equation in NumPy
     naive         one thread an output element
     tiled         tiles in shared memory, a block of outputs in each thread's registers
+    vectorized    the same with 128-bit loads, and the next tile on its way
     tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
+    wgmma         Hopper's copy engine and tensor cores beside the threads, with fused epilogues
     gemv          up to 8 rows, at the speed of memory: decoding
 
 All variants are called alike, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N,
@@ -18,20 +20,38 @@ from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.kernels.matmul.vectorized import matmul_vectorized
+from minllm.kernels.matmul.wgmma import fits, has_wgmma, matmul_silu_and_multiply, matmul_wgmma
 from minllm.runtime.kernel import check
 
-VARIANTS = {"naive": matmul_naive, "tiled": matmul_tiled, "tensor_core": matmul_tensor_core, "gemv": matmul_gemv}
+VARIANTS = {
+    "naive": matmul_naive,
+    "tiled": matmul_tiled,
+    "vectorized": matmul_vectorized,
+    "tensor_core": matmul_tensor_core,
+    "wgmma": matmul_wgmma,
+    "gemv": matmul_gemv,
+}
+FEWEST_ROWS_OF_WGMMA = 65  # fewer would leave half of every tile of 128 rows empty
 
 
-def choose(m: int, n: int, k: int, dtype: np.dtype | type | str) -> str:
-    """The variant for x [m, k] and weight [n, k] of `dtype`.
+def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, hopper: bool = False) -> str:
+    """The variant for x [m, k] and weight [n, k] of `dtype`; hopper: whether the GPU has wgmma, and they are aligned for it.
 
     gemv while every weight is used so few times that memory is the limit; then tensor cores for half precision, and tiles for float32,
     because tensor cores would round its inputs to 10 bits.
     """
     if m <= MAX_ROWS_OF_X:
         return "gemv"
-    return "tensor_core" if np.dtype(dtype) in HALF_DTYPES else "tiled"
+    if np.dtype(dtype) not in HALF_DTYPES:
+        return "vectorized"
+    return "wgmma" if hopper and m >= FEWEST_ROWS_OF_WGMMA else "tensor_core"
+
+
+def takes_wgmma(x, weight) -> bool:
+    """Whether wgmma is what `matmul` would choose for these arrays on the GPU; in the simulator tensor_core is, which runs faster there."""
+    hopper = not isinstance(x, np.ndarray) and has_wgmma(x) and fits(x, weight)
+    return choose(x.shape[0], weight.shape[0], x.shape[1], x.dtype, hopper) == "wgmma"
 
 
 def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:
@@ -45,7 +65,7 @@ def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> Non
     check(variant in known, f"there is no matmul variant {variant!r}: choose one of {', '.join(known)}")
     if variant == "auto":
         m, n, k = check_arguments(x, weight, out, bias)
-        variant = choose(m, n, k, x.dtype)
+        variant = "wgmma" if takes_wgmma(x, weight) else choose(m, n, k, x.dtype)
     VARIANTS[variant](x, weight, out, bias, stream)
 
 
@@ -59,6 +79,10 @@ __all__ = [
     "matmul_gemv",
     "matmul_naive",
     "matmul_reference",
+    "matmul_silu_and_multiply",
     "matmul_tensor_core",
     "matmul_tiled",
+    "matmul_vectorized",
+    "matmul_wgmma",
+    "takes_wgmma",
 ]

@@ -3,15 +3,18 @@
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import gemv, tensor_core, tiled
+from minllm.kernels.matmul import gemv, tensor_core, tiled, vectorized, wgmma
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
+from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
 
 STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
+WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
 # (rows of x, N, K, with bias): one matrix for each tiling that launches choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
+GATED_SHAPES = ((1, 16384, 2048), (1, 28672, 4096), (4, 16384, 2048), (8, 28672, 4096))
 
 
 def operands(dtype, out_dtype=None, bias=True):
@@ -29,9 +32,14 @@ def specimens():
         for tile, tile_k, per_thread in tiled.TILES:
             kernel, threads = tiled.tiled_kernel(tile, tile_k, per_thread), (tile // per_thread) ** 2
             yield Specimen(f"matmul/tiled/{tile}/{name}", kernel, operands(name), threads, blocks=2)
+        for tile in vectorized.TILES:
+            kernel, threads = vectorized.vectorized_kernel(tile, name), (tile // vectorized.PER_THREAD) ** 2
+            contains = ("LDG.E.128*", "LDS.128")
+            yield Specimen(f"matmul/vectorized/{tile}/{name}", kernel, operands(name), threads, blocks=2, contains=contains)
         yield from gemv_specimens(name)
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
+        yield from wgmma_specimens(dtype.name)
 
 
 def gemv_specimens(dtype):
@@ -43,6 +51,11 @@ def gemv_specimens(dtype):
         arguments, threads = operands(dtype, "float32", bias=False), tiling.warps * gemv.WARP
         name = f"matmul/gemv/{m}x{n}x{k}/{dtype}"
         yield Specimen(name, kernel, arguments, threads, blocks=warps // tiling.warps, contains=STREAMED)
+    for m, n, k in GATED_SHAPES:
+        tiling = gemv.choose_gated_tiling(m, n, k)
+        kernel, warps = gemv.gemv_kernel(m, k, dtype, tiling, True, gated=True), 24 if m <= 4 else 16
+        name, blocks = f"matmul/gemv/gated/{m}x{n}x{k}/{dtype}", warps // tiling.warps
+        yield Specimen(name, kernel, operands(dtype, bias=False), tiling.warps * gemv.WARP, blocks, contains=STREAMED)
     tiling = gemv.choose_tiling(8, 2048, 2047)
     kernel = gemv.gemv_kernel(8, 2047, dtype, tiling, False)
     yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, operands(dtype), tiling.warps * gemv.WARP, blocks=4)
@@ -59,3 +72,30 @@ def tensor_core_specimens(dtype):
     kernel = tensor_core.tensor_core_kernel(tiling, dtype, False, False)
     arguments = operands(dtype, "float32")
     yield Specimen(f"matmul/tensor_core/elements/{dtype}", kernel, arguments, tiling.threads, 4, tiling.shared_bytes, TENSOR_CORES)
+
+
+def wgmma_specimens(dtype):
+    """Hopper alone: all tilings, plain, gated, with everything fused, and with outputs that the copy engine cannot store."""
+    matrix, vector = array(dtype, 2), array(dtype, 1)
+    for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
+        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}"
+        yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
+        if tiling.tile_n % 128 == 0:
+            tiling = tiling._replace(chunks=1)
+            yield wgmma_specimen(f"{name}/silu/{dtype}", tiling, dtype, types.none, types.none, matrix, gated=True)
+    if dtype != "bfloat16":
+        return  # the same instructions but for one letter
+    large = WGMMA_TILINGS[0]
+    yield wgmma_specimen(f"matmul/wgmma/cluster/{dtype}", large._replace(cluster=2), dtype, types.none, types.none, matrix)
+    yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
+    yield wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
+    yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
+    yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
+
+
+def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
+    """One of them."""
+    kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, out == array(dtype, 2))
+    arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32)
+    contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA
+    return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))

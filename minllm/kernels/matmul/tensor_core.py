@@ -38,12 +38,13 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles, make_store_pair
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
+from minllm.kernels.matmul.tile_order import make_tile_order
 from minllm.kernels.vector import address, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 
 WARP = 32
-TILES_OF_M_IN_A_GROUP = 8
 BLOCKS_TO_FILL_A_GPU = 128
+tile_at = make_tile_order(8)
 
 WAIT_FOR_ALL_BUT = (ptx.cp_async_wait_group_0, ptx.cp_async_wait_group_1, ptx.cp_async_wait_group_2, ptx.cp_async_wait_group_3)
 
@@ -92,17 +93,6 @@ TILINGS = (
 TILING_BY_ELEMENTS = TensorCoreTiling(64, 64, 32, 2, 2, 2)  # copies that wait in registers leave less room for outputs, and need no ring
 
 
-@cuda.jit(device=True)
-def tile_of_block(block, tiles_m, tiles_n):
-    """The (row, column) of the tile that a block owns: groups of TILES_OF_M_IN_A_GROUP tiles of m, each group walked down m first."""
-    blocks_in_a_group = TILES_OF_M_IN_A_GROUP * tiles_n
-    group = block // blocks_in_a_group
-    inside = block - group * blocks_in_a_group
-    first = group * TILES_OF_M_IN_A_GROUP
-    height = min(tiles_m - first, TILES_OF_M_IN_A_GROUP)  # the last group may be lower
-    return first + inside % height, inside // height
-
-
 @functools.cache
 def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, paired: bool):
     """The kernel for x and weight of `dtype`.
@@ -132,7 +122,7 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
         lane, warp = thread & uint32(31), thread >> uint32(5)
         warp_m, warp_n = warp // uint32(warps_n), warp % uint32(warps_n)
         tiles_m, tiles_n = (out.shape[0] + tile_m - 1) // tile_m, (out.shape[1] + tile_n - 1) // tile_n
-        tile_row, tile_column = tile_of_block(int32(cuda.blockIdx.x), int32(tiles_m), int32(tiles_n))
+        tile_row, tile_column = tile_at(int32(cuda.blockIdx.x), int32(tiles_m), int32(tiles_n))
         first_row, first_column = tile_row * tile_m, tile_column * tile_n
         total = cuda.local.array(totals, float32)
         for i in range(totals):

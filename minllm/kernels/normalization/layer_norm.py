@@ -18,8 +18,9 @@ from numba import cuda, float32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
-from minllm.kernels.reduction import block_sum
+from minllm.kernels.reduction import block_moments, block_sum, merge_moments
 from minllm.kernels.vector import vector_access
 from minllm.runtime.kernel import kernel, launch
 
@@ -44,9 +45,10 @@ def layer_norm_reference(x, weight, bias, epsilon, residual=None):
     return normalized.astype(x.dtype, copy=False), new_residual
 
 
-@kernel
+@kernel(dependent_launch=True)
 def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, epsilon):
     """Any hidden size: the block walks its row three times. x, residual, out: [T, H]; weight, bias: [H]."""
+    wait_for_predecessors()
     token, hidden = cuda.blockIdx.x, x.shape[1]
     partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
     total = float32(0)
@@ -80,40 +82,42 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
     width, load, store = vector_access(dtype)
     held = pieces * width
 
-    @kernel(launch_bounds=(1024, 1))
+    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
     def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
-        partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        partials = cuda.shared.array((3, 32), float32)
         values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
-        total = float32(0)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                load(weight, i, weights, at)  # no kernel writes it, so its way here may overlap the predecessor
+        wait_for_predecessors()
+        count = mean = deviations = float32(0)  # of what this thread holds: one exchange over the block then gives those of the row
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
                 load(x, row + i, values, at)
-                load(weight, i, weights, at)  # before the barriers, so that the waits overlap
                 if has_residual:
                     load(residual, row + i, addend, 0)
                     for k in range(width):
                         values[at + k] += addend[k]
                     store(residual, row + i, values, at)
+                total = squares = float32(0)
                 for k in range(width):
                     total += values[at + k]
-        mean = block_sum(total, partials) / float32(hidden)
-        sum_of_squares = float32(0)
+                total *= float32(1 / width)
+                for k in range(width):
+                    squares += (values[at + k] - total) * (values[at + k] - total)
+                count, mean, deviations = merge_moments(count, mean, deviations, float32(width), total, squares)
+        _, mean, deviations = block_moments(count, mean, deviations, partials)
+        inverse_deviation = libdevice.rsqrtf(deviations / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
                 for k in range(width):
-                    values[at + k] -= mean
-                    sum_of_squares += values[at + k] * values[at + k]
-        inverse_deviation = libdevice.rsqrtf(block_sum(sum_of_squares, square_partials) / float32(hidden) + epsilon)
-        for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
-            if i < hidden:
-                for k in range(width):
-                    values[at + k] *= inverse_deviation * weights[at + k]
+                    values[at + k] = (values[at + k] - mean) * (inverse_deviation * weights[at + k])
                 if has_bias:
                     load(bias, i, addend, 0)
                     for k in range(width):

@@ -18,6 +18,7 @@ from numba import cuda, float32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_sum
 from minllm.kernels.vector import vector_access
@@ -41,9 +42,10 @@ def rms_norm_reference(x, weight, epsilon, residual=None):
     return normalized.astype(x.dtype, copy=False), new_residual
 
 
-@kernel
+@kernel(dependent_launch=True)
 def rms_norm_kernel(x, residual, has_residual, weight, out, epsilon):
     """Any hidden size: the block walks its row twice. x, residual, out: [T, H]; weight: [H]."""
+    wait_for_predecessors()
     token, hidden = cuda.blockIdx.x, x.shape[1]
     partials = cuda.shared.array(32, float32)
     sum_of_squares = float32(0)
@@ -69,20 +71,24 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
     width, load, store = vector_access(dtype)
     held = pieces * width
 
-    @kernel(launch_bounds=(1024, 1))
+    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
     def rms_norm_vector_kernel(x, residual, weight, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
         partials = cuda.shared.array(32, float32)
         values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                load(weight, i, weights, at)  # no kernel writes it, so its way here may overlap the predecessor
+        wait_for_predecessors()
         sum_of_squares = float32(0)
         # exercise: normalization.rms_norm
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
                 load(x, row + i, values, at)
-                load(weight, i, weights, at)  # before the barrier, so that the two waits overlap
                 if has_residual:
                     load(residual, row + i, addend, 0)
                     for k in range(width):

@@ -5,18 +5,25 @@
 T tokens of N heads of D components of b bytes: 3 T N D FLOPs; reads T N D b bytes and T D * 4 of the table (which the heads share
 through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLOP a byte in bf16), so memory sets the time.
 
-One warp a head; a lane turns every 32nd pair, and holds both of its components before it writes either, so that `out` may be `x`.
+Threads to data: a thread takes 16 bytes of a head's first half and the 16 bytes half a head behind them, which are their partners, and
+holds both before it writes either, so that `out` may be `x`. Its cosines and sines, float32 and so as many bytes as two heads of bf16,
+serve several heads. Heads that are not whole vectors, and interleaved pairs, take the first form: one warp a head, an element at a time.
 The forward uses the same turn inside `kv/qkv_rope_append.py`, where it costs no traffic at all.
 """
+
+import functools
 
 import numpy as np
 from numba import cuda, float32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.vector import load_4_float32, vector_access, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 
 WARP = 32
 HEADS_A_BLOCK = 4
+THREADS = 128  # a block of the vector kernel, about
+HEADS_A_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
 
 
 def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_factor=1.0):
@@ -78,6 +85,66 @@ def rope_kernel(x, positions, cos_sin, out, interleaved):
         i += WARP
 
 
+def make_turn(dtype, head_dim):
+    """Device functions for a thread that holds a vector of a head's first half and the one half a head behind it.
+
+    (load_angles(cos_sin, position, i, cosine, sine), turn(a, b, at, cosine, sine)) for components i... of the half: the first fills
+    two local arrays of a vector's width, the second turns a[at : at + width] against b[at : at + width], in place.
+    """
+    width, half = vector_access(dtype)[0], head_dim // 2
+
+    @cuda.jit(device=True)
+    def load_angles(cos_sin, position, i, cosine, sine):
+        for k in range(0, width, 4):
+            load_4_float32(cos_sin, position * head_dim + i + k, cosine, k)
+            load_4_float32(cos_sin, position * head_dim + half + i + k, sine, k)
+
+    @cuda.jit(device=True)
+    def turn(a, b, at, cosine, sine):
+        for k in range(width):
+            a[at + k], b[at + k] = a[at + k] * cosine[k] - b[at + k] * sine[k], b[at + k] * cosine[k] + a[at + k] * sine[k]
+
+    return load_angles, turn
+
+
+@functools.cache
+def rope_vector_kernel(dtype, head_dim):
+    """The kernel for heads of `head_dim` components of `dtype`, all of which turn, half-split, in whole aligned vectors."""
+    width, load, store = vector_access(dtype)
+    half, held = head_dim // 2, HEADS_A_THREAD * width
+    load_angles, turn = make_turn(dtype, head_dim)
+
+    @kernel
+    def rope_vector_kernel(x, positions, cos_sin, out):
+        """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, head_dim]. A block: (vectors of half a head, heads)."""
+        token, heads = cuda.blockIdx.x, x.shape[1]
+        i = cuda.threadIdx.x * width
+        first = cuda.blockIdx.y * cuda.blockDim.y * HEADS_A_THREAD + cuda.threadIdx.y
+        a, b = cuda.local.array(held, float32), cuda.local.array(held, float32)
+        for r in range(HEADS_A_THREAD):
+            head = first + r * cuda.blockDim.y
+            if head < heads:
+                load(x, (token * heads + head) * head_dim + i, a, r * width)
+                load(x, (token * heads + head) * head_dim + half + i, b, r * width)
+        cosine, sine = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        load_angles(cos_sin, positions[token], i, cosine, sine)
+        for r in range(HEADS_A_THREAD):
+            head = first + r * cuda.blockDim.y
+            if head < heads:
+                turn(a, b, r * width, cosine, sine)
+                store(out, (token * heads + head) * head_dim + i, a, r * width)
+                store(out, (token * heads + head) * head_dim + half + i, b, r * width)
+
+    return rope_vector_kernel
+
+
+def vectors_of_half_a_head(head_dim, rotary_dim, interleaved, cos_sin, *arrays):
+    """How many vectors half a head has, where pairs lie half a head apart, all of them turn, and all is aligned; else 0."""
+    if interleaved or rotary_dim != head_dim or head_dim % 2 or not vectors_a_row(head_dim // 2, cos_sin):
+        return 0
+    return vectors_a_row(head_dim // 2, *arrays)
+
+
 def check_cos_sin(cos_sin, head_dim):
     """Raise KernelArgumentError unless `cos_sin` is a table for heads of `head_dim` components."""
     check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, rotary_dim=None)
@@ -98,5 +165,10 @@ def rope(x, positions, cos_sin, out, interleaved=False, stream=None):
     check_array("out", out, (x.dtype,), tokens=tokens, heads=heads, head_dim=head_dim)
     check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
     check_cos_sin(cos_sin, head_dim)
+    if vectors := vectors_of_half_a_head(head_dim, cos_sin.shape[1], interleaved, cos_sin, x, out):
+        side_by_side = min(max(1, THREADS // vectors), ceil_div(heads, HEADS_A_THREAD))
+        grid, block = (tokens, ceil_div(heads, side_by_side * HEADS_A_THREAD)), (vectors, side_by_side)
+        launch(rope_vector_kernel(x.dtype, head_dim), grid, block, (x, positions, cos_sin, out), stream)
+        return
     grid = (tokens, ceil_div(heads, HEADS_A_BLOCK))
     launch(rope_kernel, grid, (WARP, HEADS_A_BLOCK), (x, positions, cos_sin, out, int(interleaved)), stream)

@@ -13,6 +13,7 @@ key and value, context length 0 makes its attention zeros; it keeps its place in
 import numpy as np
 from numba import cuda, int32
 
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -32,11 +33,12 @@ def advance_reference(new_tokens, token_ids, positions, slot_mapping, context_le
     context_lens[:] = np.where(active, following + 1, 0)
 
 
-@kernel
+@kernel(dependent_launch=True)
 def advance_kernel(
     new_tokens, token_ids, positions, slot_mapping, context_lens, block_tables, limits, step, output_counts, counts_tokens, block_size
 ):  # fmt: skip
     """int32 [B] all but block_tables [B, max_blocks] and output_counts [B, vocab] (read only if counts_tokens)."""
+    wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     # exercise: sampling.advance
     if row < new_tokens.shape[0]:

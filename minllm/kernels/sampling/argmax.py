@@ -10,6 +10,7 @@ Mapping: a thread reads four neighbouring tokens by one 128-bit load where rows 
 import numpy as np
 from numba import cuda, float32, int32
 
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -88,9 +89,10 @@ def store_block_argmax(value, token, part_values, part_tokens):
             part_tokens[cuda.blockIdx.y, cuda.blockIdx.x] = token
 
 
-@kernel
+@kernel(dependent_launch=True)
 def argmax_parts_kernel(logits, part_values, part_tokens):
     """logits float32 [R, vocab]; part_values float32, part_tokens int32 [R, parts]: the best of each part."""
+    wait_for_predecessors()
     row = cuda.blockIdx.y
     first = int32(cuda.blockIdx.x * PART + cuda.threadIdx.x * 4)
     best = float32(-np.inf)
@@ -105,9 +107,10 @@ def argmax_parts_kernel(logits, part_values, part_tokens):
     store_block_argmax(best, best_token, part_values, part_tokens)
 
 
-@kernel
+@kernel(dependent_launch=True)
 def argmax_of_parts_kernel(part_values, part_tokens, out):
     """part_values float32, part_tokens int32 [R, parts]; out int32 [R]. One warp a row."""
+    wait_for_predecessors()
     row = cuda.blockIdx.x
     best = float32(-np.inf)
     best_token = int32(NO_TOKEN)

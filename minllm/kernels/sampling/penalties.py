@@ -15,6 +15,7 @@ Mapping: a thread a token, a grid row a row of the batch, in two kernels. Both m
 import numpy as np
 from numba import cuda, float32, int32
 
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.argmax import check_logits
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
@@ -40,9 +41,10 @@ def penalize_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndar
     return x
 
 
-@kernel
+@kernel(dependent_launch=True)
 def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, presence_penalty, frequency_penalty, out):
     """logits, out float32 [R, vocab]; prompt_mask uint8 [R, vocab]; output_counts int32 [R, vocab]; penalties float32 [R]."""
+    wait_for_predecessors()
     token = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     row = cuda.blockIdx.y
     # exercise: sampling.penalties
@@ -61,9 +63,10 @@ def penalize_kernel(logits, prompt_mask, output_counts, repetition_penalty, pres
     # end exercise
 
 
-@kernel
+@kernel(dependent_launch=True)
 def ban_stop_tokens_kernel(logits, stop_token_ids, step, min_tokens, out):
     """logits, out float32 [R, vocab]; stop_token_ids int32 [R, S], -1 = none; step, min_tokens int32 [R]."""
+    wait_for_predecessors()
     token = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     row = cuda.blockIdx.y
     if token < logits.shape[1]:

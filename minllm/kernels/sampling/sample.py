@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.argmax import (
     NO_TOKEN,
     PART,
@@ -53,9 +54,10 @@ def sample_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarra
     return token_ids
 
 
-@kernel
+@kernel(dependent_launch=True)
 def draw_parts_kernel(logits, thresholds, temperature, seed, step, part_values, part_tokens):
     """logits float32 [R, vocab]; thresholds, temperature float32 [R]; seed uint32 [R, 2]; step int32 [R]; part_* [R, parts]."""
+    wait_for_predecessors()
     row = cuda.blockIdx.y
     scale = temperature[row]
     threshold = thresholds[row]

@@ -15,6 +15,7 @@ import math
 import numpy as np
 from numba import cuda, float32, int64, uint32
 
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.argmax import check_logits
 from minllm.kernels.sampling.radix_select import BINS, GROUPS, THREADS, UNIT, WARPS, block_maximum, ordered_inverse, select_key
 from minllm.kernels.sampling.tensors import SamplingTensors
@@ -59,9 +60,10 @@ def _target(top_p: np.float32, total: np.int64) -> np.int64:
     return max(np.int64(1), np.int64(np.ceil(np.float64(top_p) * np.float64(total))))
 
 
-@kernel(launch_bounds=(THREADS, 1))
+@kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
 def thresholds_kernel(logits, temperature, top_k, top_p, min_p, out):
     """logits float32 [R, vocab]; temperature, top_p, min_p, out float32 [R]; top_k int32 [R]. One block a row."""
+    wait_for_predecessors()
     warp_values = cuda.shared.array(WARPS, float32)
     low = cuda.shared.array(BINS, uint32)
     high = cuda.shared.array(BINS, uint32)

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from minllm.kernels.attention.hopper_tiles import TileShape
+from minllm.kernels.attention.split_shape import SplitShape
 from tests.kernels.attention.cases import AttentionCase
 
 BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16
@@ -82,6 +83,20 @@ SPLIT_CASES = [  # with the number of splits
     (AttentionCase((1,), (5,), heads=2, kv_heads=2, head_dim=136), 2),  # 34 chunks of float32 on 32 lanes: two each
     (AttentionCase((1,), (9,), heads=2, head_dim=256, dtype=BFLOAT16), 1),
 ]
+
+RAGGED_CASES = [  # for blocks that take parts of several heads and sequences
+    AttentionCase((1,) * 5, (33, 1, 0, 70, 16), heads=4, head_dim=16, dtype=BFLOAT16),
+    AttentionCase((1,) * 35, tuple(5 * i % 37 for i in range(35)), heads=2, head_dim=8, dtype=FLOAT16, block_size=8),  # over 32
+    AttentionCase((1, 0, 1, 1), (50, 70, 12, 90), heads=12, kv_heads=1, head_dim=16, dtype=BFLOAT16, sliding_window=30, block_size=32),
+    AttentionCase((1, 1), (40, 95), heads=2, kv_heads=1, head_dim=72, dtype=FLOAT16, block_size=5),
+]
+SPLIT_SHAPES = [SplitShape(1, 16, 2, 1), SplitShape(2, 16, 3, 1), SplitShape(1, 32, 4, 2)]
+
+
+def in_16_bits(case):
+    """The case in bfloat16 where it is in float32."""
+    return case.with_dtype(BFLOAT16) if case.dtype is np.float32 else case
+
 
 # Real sizes: prompts, chunks of prompts, ragged batches.
 REAL_PROMPTS = [

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
+from minllm.kernels.attention.arguments import make_workspace
+
 GUARD_ROWS = 3  # rows of NaN before and after the output that must stay as they are
 
 
@@ -182,7 +184,9 @@ def run_variant(device, module, case, seed=0, workspace_options=None, **options)
         arrays.scale,
         case.sliding_window,
         max_query_len=max(1, *case.query_lens),
-        workspace={name: device.array(np.full(shape, np.nan, dtype)) for name, (shape, dtype) in shapes.items()},
+        workspace=make_workspace(
+            shapes, lambda *size: device.array(np.full(size[0], np.nan, size[1])), lambda *size: device.array(np.zeros(*size))
+        ),
         **options,
     )
     guarded_out = np.asarray(device.host(guarded_out))

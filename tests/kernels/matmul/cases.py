@@ -13,9 +13,10 @@ import numpy as np
 from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.gemv import GemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
+from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
-UNIT = {"naive": 2.0**-24, "tiled": 2.0**-24, "gemv": 2.0**-24, "tensor_core": 2.0**-23}
+UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(("tensor_core", "wgmma"), 2.0**-23)
 
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
 SHAPES = [
@@ -36,7 +37,11 @@ SHAPES = [
     (33, 18, 32),
 ]
 MANY_ROWS = [shape for shape in SHAPES if shape[0] > 8]
+VECTORIZED_SHAPES = [shape for shape in SHAPES if shape[2] % 8 == 0]  # the others go to tiled
 FEW_ROWS = [shape for shape in SHAPES if shape[0] <= 8]
+
+# Around tiles of 64 and 128 and steps of 64; K that is no multiple of 8 goes to tensor_core.
+WGMMA_SHAPES = [(1, 1, 8), (17, 15, 47), (64, 64, 64), (65, 72, 72), (63, 136, 136), (129, 65, 40), (200, 201, 192)]
 
 # Small tilings, so that small shapes have edges and several blocks, and rings turn over.
 SMALL_TILES = [(8, 8, 2), (16, 4, 4)]
@@ -45,6 +50,7 @@ SMALL_TENSOR_CORE_TILINGS = [
     TensorCoreTiling(32, 32, 32, 1, 2, 3),
     TensorCoreTiling(16, 32, 64, 1, 2, 4),
 ]
+SMALL_WGMMA_TILINGS = [WgmmaTiling(1, 64, 2), WgmmaTiling(1, 128, 3, 2, 2, 1), WgmmaTiling(2, 64, 2, 2)]
 SMALL_GEMV_TILINGS = [GemvTiling(1, 1, 1), GemvTiling(2, 2, 2), GemvTiling(3, 1, 1), GemvTiling(1, 4, 1, 2), GemvTiling(2, 4, 2, 4)]
 
 
@@ -62,7 +68,7 @@ class Case:
     options: tuple = ()
 
     def __str__(self):
-        tiling = "".join(f"-{'x'.join(map(str, value))}" for _, value in self.options)
+        tiling = "".join(f"-{'x'.join(map(str, value)) if isinstance(value, tuple) else value}" for _, value in self.options)
         out = f"->{self.out_dtype}" if self.out_dtype != self.dtype else ""
         return f"{self.variant}-{self.m}x{self.n}x{self.k}-{self.dtype}{out}{'-bias' if self.bias else ''}{tiling}"
 
@@ -88,6 +94,9 @@ DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
 CASES = [
     *spread("naive", SHAPES, DTYPES),
     *spread("tiled", SHAPES, DTYPES, with_tilings("tile", SMALL_TILES)),
+    *spread("vectorized", [(17, 15, 47), *VECTORIZED_SHAPES], DTYPES, [(("tile", 16),)]),
+    *spread("vectorized", [(33, 47, 24)], DTYPES, [(("tile", 32),)]),
+    *spread("wgmma", WGMMA_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_WGMMA_TILINGS)),
     *spread("tensor_core", SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_TENSOR_CORE_TILINGS)),
     *spread("gemv", FEW_ROWS, DTYPES, with_tilings("tiling", SMALL_GEMV_TILINGS)),
 ]

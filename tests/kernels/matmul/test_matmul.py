@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul import VARIANTS, choose, gemv, matmul, matmul_reference, tensor_core, tiled
-from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
+from minllm.kernels.matmul.gemv import GemvTiling
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
     CASES,
     SMALL_GEMV_TILINGS,
     SMALL_TENSOR_CORE_TILINGS,
+    SMALL_WGMMA_TILINGS,
     Case,
     check_exact_product,
     check_product,
@@ -26,7 +28,9 @@ pytestmark = [
 SMALL_OPTIONS = {
     "naive": (),
     "tiled": (("tile", (8, 8, 2)),),
+    "vectorized": (("tile", 16),),
     "tensor_core": (("tiling", SMALL_TENSOR_CORE_TILINGS[0]),),
+    "wgmma": (("tiling", SMALL_WGMMA_TILINGS[0]),),
     "gemv": (("tiling", SMALL_GEMV_TILINGS[1]),),
 }
 
@@ -110,6 +114,26 @@ def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
     assert out[row, column] == alone[0, 0]
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (1, 5, 19), (3, 9, 264), (8, 4, 64)])
+@pytest.mark.parametrize("tiling", [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 2)])
+def test_a_gated_product_is_silu_of_one_half_times_the_other(m, intermediate, k, dtype, tiling, device):
+    x, gate_up = random((m, k), dtype, 0), random((2 * intermediate, k), dtype, 1)
+    out = poisoned(device, (m, intermediate), dtype)
+    gemv.gated_gemv(device.array(x), device.array(gate_up), out.array, tiling=tiling)
+    gate, up = np.split(x.astype(np.float64) @ gate_up.astype(np.float64).T, 2, axis=1)
+    unit = {FLOAT32: 2.0**-17, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}[np.dtype(dtype)]
+    np.testing.assert_allclose(np.asarray(out.result(), np.float64), gate / (1 + np.exp(-gate)) * up, rtol=unit, atol=unit * np.sqrt(k) / 4)
+
+
+def test_a_gated_product_refuses_what_has_no_two_halves():
+    x, out = np.zeros((1, 16), BFLOAT16), np.zeros((1, 3), BFLOAT16)
+    with pytest.raises(KernelArgumentError, match="gate_and_up=6"):
+        gemv.gated_gemv(x, np.zeros((5, 16), BFLOAT16), out)
+    with pytest.raises(KernelArgumentError, match="rows are even"):
+        gemv.gated_gemv(x, np.zeros((6, 16), BFLOAT16), out, tiling=GemvTiling(1, 2, 1))
+
+
 def test_the_reference_is_the_equation():
     x, weight, bias = random((3, 5), np.float32, 0), random((4, 5), np.float32, 1), random(4, np.float32, 2)
     expected = [
@@ -130,7 +154,9 @@ def test_the_reference_is_the_equation():
 def test_the_choice_of_a_variant():
     assert choose(1, 2048, 2048, "bfloat16") == choose(8, 100, 100, np.float32) == "gemv"
     assert choose(9, 2048, 2048, ml_dtypes.bfloat16) == choose(512, 7, 9, np.float16) == "tensor_core"
-    assert choose(9, 2048, 2048, np.float32) == "tiled"
+    assert choose(9, 2048, 2048, np.float32) == choose(512, 7, 9, "float32", hopper=True) == "vectorized"
+    assert choose(65, 2048, 2048, "bfloat16", hopper=True) == "wgmma"
+    assert choose(64, 2048, 2048, "bfloat16", hopper=True) == choose(65, 2048, 2048, "bfloat16") == "tensor_core"
     for m, n, dtype in ((3, 7, BFLOAT16), (9, 7, FLOAT32), (9, 6, FLOAT16)):
         x, weight, out = random((m, 24), dtype, 0), random((n, 24), dtype, 1), np.empty((m, n), np.float32)
         matmul(x, weight, out)

@@ -24,16 +24,32 @@ def test_the_large_tile_multiplies_without_a_pause():
     assert not any(opcode.startswith(("BRA", "BAR", "DEPBAR")) for opcode in between)
 
 
+@pytest.mark.parametrize("name", ["128x256", "128x256/silu", "cluster", "bias"])
+def test_wgmma_s_products_are_not_serialised(name):
+    found = opcodes(all_specimens()[f"matmul/wgmma/{name}/bfloat16"].compile(HOPPER).sass())
+    products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
+    assert len(products) == 4  # a step of 64 of K
+    between = found[products[0] : products[-1]]
+    assert not any(opcode.startswith(("WARPGROUP", "S2R", "LD", "BRA", "BAR")) for opcode in between)
+    waits = [i for i, opcode in enumerate(found) if opcode.startswith("WARPGROUP.DEPBAR")]
+    assert len(waits) == 2 and waits[0] > products[-1]  # for the step before, and at the end of a tile for all
+    assert waits[0] - products[0] < 60  # few instructions a step: addresses are kept, descriptors need an addition
+
+
 @pytest.mark.parametrize(
     "tiling", [gemv.GemvTiling(1, 8, 4), gemv.GemvTiling(2, 4, 4), gemv.GemvTiling(2, 4, 2), gemv.GemvTiling(1, 8, 4, 2)]
 )
 def test_gemv_issues_all_loads_of_weights_before_it_multiplies(tiling):
-    kernel = gemv.gemv_kernel(1, 8192, "bfloat16", tiling, True)
+    kernel = gemv.gemv_kernel(1, 65536, "bfloat16", tiling, True)  # so long that the loop is not unrolled
     compiled = kernel.compile(*operands("bfloat16", bias=False), compute_capability=HOPPER)
     found = opcodes(compiled.sass())
     weights = [i for i, opcode in enumerate(found) if opcode.startswith("LDG.E.NA") and ".128" in opcode]  # NA: past L1
     products = [i for i, opcode in enumerate(found) if opcode.startswith("FFMA")]
-    assert len(weights) == tiling.rows * tiling.unroll
-    assert weights[-1] < products[0]
+    step = tiling.rows * tiling.unroll
+    steps = [weights[i : i + step] for i in range(0, len(weights), step)]  # the first, and the loop
+    assert len(weights) == 2 * step
+    assert not any(loads[0] < product < loads[-1] for loads in steps for product in products)
+    wait = found.index("ACQBULK")  # for the kernel's predecessor: only once the first loads are on their way
+    assert steps[0][-1] < wait < products[0] and found.count("ACQBULK") == 1
     assert any(opcode.startswith("LDG.E.128") for opcode in found)  # x
     assert compiled.registers <= 80

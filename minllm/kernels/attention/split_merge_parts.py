@@ -1,0 +1,181 @@
+"""Putting attention states together in one launch: those of a block's warps, and those of the blocks that share a head.
+
+A block that has taken all keys of a head writes the output. One that has taken a part leaves its state in memory and counts itself in;
+the last of the head's blocks to arrive merges all parts, in the order of the keys, so that the result is the same bit by bit whichever
+block that is. It sets the count back to zero for the next launch.
+
+    M = max_s m_s          out = sum_s exp(m_s - M) o_s / sum_s exp(m_s - M) l_s          (online_softmax.py, for any number of states)
+
+FLOPs: 2 * head_dim a state and head. Bytes: 4 * (head_dim + 2) a state and head, written and read once.
+"""
+
+import functools
+import math
+
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.split_plan import quotient
+from minllm.kernels.reduction import warp_sum
+from minllm.ptx import ex2
+
+FULL_WARP = 0xFFFFFFFF
+MINUS_INFINITY = -math.inf
+PARTS_AT_ONCE = 8  # parts of a head whose loads are in flight together
+
+
+@cuda.jit(device=True)
+def sum_over_rows(value):
+    """The sum of a column's values over the eight rows of lanes."""
+    value += cuda.shfl_xor_sync(FULL_WARP, value, 4)
+    value += cuda.shfl_xor_sync(FULL_WARP, value, 8)
+    return value + cuda.shfl_xor_sync(FULL_WARP, value, 16)
+
+
+@cuda.jit(device=True)
+def warp_max(value):
+    """The largest `value` of the warp's lanes, in every lane."""
+    for distance in (16, 8, 4, 2, 1):
+        value = max(value, cuda.shfl_xor_sync(FULL_WARP, value, distance))
+    return value
+
+
+@cuda.jit(device=True)
+def place_of_part(first_place, part):
+    """Where a part of a head lies: each block has two places, its run's first head in the even one, its last, if another, in the odd."""
+    return uint32(first_place if part == 0 else (uint32(first_place) // 2 + part) * 2)
+
+
+def pitch_of(head_dim):
+    """float32 from one head's output to the next in shared memory: lanes of four heads and eight dims fall into different banks."""
+    return -(-head_dim // 32) * 32 + 4
+
+
+@functools.cache
+def make_merges(head_dim, heads, warps):
+    """(share_states, write_whole, write_part, arrive, merge_parts) for up to `heads` query heads a block, a multiple of 8."""
+    threads = 32 * warps
+    steps, columns = -(-head_dim // 16), heads // 8
+    dims_each = -(-head_dim // 32)  # of a lane
+    buffer_count = PARTS_AT_ONCE * dims_each
+
+    @cuda.jit(device=True)
+    def share_states(maxima, sums, acc, shared_states, heads_left):
+        """Write this warp's state to shared memory: [warps, heads] twice, and [warps, heads, head_dim]."""
+        warp_max, warp_sum, warp_out = shared_states
+        warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
+        for column in range(columns):
+            for i in range(2):
+                head = int32(8 * column + lane % 4 * 2 + i)
+                total = sum_over_rows(sums[2 * column + i])
+                if head < heads_left:
+                    if lane < 4:
+                        warp_max[uint32(warp), uint32(head)] = maxima[2 * column + i]
+                        warp_sum[uint32(warp), uint32(head)] = total
+                    for step in range(steps):
+                        for half in range(2):
+                            dim = int32(16 * step + 8 * half + lane // 4)
+                            if dim < head_dim:
+                                warp_out[uint32(warp), uint32(head), uint32(dim)] = acc[4 * (step * columns + column) + 2 * half + i]
+
+    @cuda.jit(device=True)
+    def merge_warps(warp_max, warp_sum, warp_out, head, dim, scale):
+        """(maximum, sum, output at `dim`) of the block's state of one head."""
+        maximum = float32(MINUS_INFINITY)
+        for w in range(warps):
+            maximum = max(maximum, warp_max[w, head])
+        shift = finite_or_zero(maximum)
+        total, result = float32(0.0), float32(0.0)
+        for w in range(warps):
+            weight = ex2((warp_max[w, head] - shift) * scale)
+            total += weight * warp_sum[w, head]
+            result += weight * warp_out[w, head, dim]
+        return maximum, total, result
+
+    @cuda.jit(device=True)
+    def write_whole(shared_states, out, row, first_head, heads_left, scale):
+        """The output of a head whose keys this block has taken alone."""
+        warp_max, warp_sum, warp_out = shared_states
+        i = int32(cuda.threadIdx.x)
+        while i < heads_left * head_dim:
+            head = uint32(quotient(i, head_dim))
+            dim = uint32(i - head * head_dim)
+            _, total, result = merge_warps(warp_max, warp_sum, warp_out, head, dim, scale)
+            out[uint32(row), uint32(first_head + head), dim] = result * reciprocal_or_zero(total)
+            i = int32(i + threads)
+
+    @cuda.jit(device=True)
+    def write_part(shared_states, parts_in_memory, place, heads_left, scale):
+        """The block's state of a head that it shares with other blocks."""
+        warp_max, warp_sum, warp_out = shared_states
+        part_max, part_sum, part_out, _ = parts_in_memory
+        i = int32(cuda.threadIdx.x)
+        while i < heads_left * head_dim:
+            head = uint32(quotient(i, head_dim))
+            dim = uint32(i - head * head_dim)
+            maximum, total, result = merge_warps(warp_max, warp_sum, warp_out, head, dim, scale)
+            part_out[place, head, dim] = result
+            if dim == 0:
+                part_max[place, head] = maximum
+                part_sum[place, head] = total
+            i = int32(i + threads)
+
+    @cuda.jit(device=True)
+    def arrive(parts_in_memory, first_place, arrived):
+        """Count this block in at the head whose first part lies at first_place; tells all threads how many blocks came before."""
+        arrivals = parts_in_memory[3]
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            cuda.threadfence()  # what this block has written is seen before its arrival
+            arrived[0] = cuda.atomic.add(arrivals, uint32(first_place) // 2, 1)
+            cuda.threadfence()  # and what the others have written, after theirs
+        cuda.syncthreads()
+        return arrived[0]
+
+    @cuda.jit(device=True)
+    def merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale):
+        """Merge `parts` states, in this order, of every head and write the output: a warp a head. The first lies at
+        first_place. The count of arrivals is zero again afterwards."""
+        part_max, part_sum, part_out, arrivals = parts_in_memory
+        warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
+        if cuda.threadIdx.x == 0:
+            arrivals[uint32(first_place) // 2] = 0
+        acc = cuda.local.array(dims_each, float32)
+        numbers = cuda.local.array(buffer_count, float32)
+        head = int32(warp)
+        while head < heads_left:
+            maximum, total = float32(MINUS_INFINITY), float32(0.0)
+            for i in range(dims_each):
+                acc[i] = float32(0.0)
+            chunk = int32(0)
+            while chunk < parts:  # online softmax over PARTS_AT_ONCE parts at a time, whose loads are all issued at once
+                part_maximum, part_total = float32(MINUS_INFINITY), float32(0.0)
+                if lane < PARTS_AT_ONCE and chunk + lane < parts:  # a lane a part
+                    place = place_of_part(first_place, int32(chunk + lane))
+                    part_maximum = part_max[place, uint32(head)]
+                    part_total = part_sum[place, uint32(head)]
+                for j in range(PARTS_AT_ONCE):
+                    place = place_of_part(first_place, min(int32(chunk + j), int32(parts - 1)))
+                    for i in range(dims_each):
+                        numbers[j * dims_each + i] = part_out[place, uint32(head), uint32(min(int32(lane + 32 * i), head_dim - 1))]
+                largest = max(maximum, warp_max(part_maximum))
+                shift = finite_or_zero(largest)
+                correction = ex2((maximum - shift) * scale)
+                weight = ex2((part_maximum - shift) * scale)  # 0 beyond the last part
+                maximum = largest
+                total = total * correction + weight * part_total
+                for i in range(dims_each):
+                    acc[i] *= correction
+                for j in range(PARTS_AT_ONCE):
+                    part_weight = cuda.shfl_sync(FULL_WARP, weight, j)
+                    for i in range(dims_each):
+                        acc[i] += part_weight * numbers[j * dims_each + i]
+                chunk += PARTS_AT_ONCE
+            inverse = reciprocal_or_zero(warp_sum(total))
+            for i in range(dims_each):
+                dim = int32(lane + 32 * i)
+                if dim < head_dim:
+                    out[uint32(row), uint32(first_head + head), uint32(dim)] = acc[i] * inverse
+            head += warps
+
+    return share_states, write_whole, write_part, arrive, merge_parts

@@ -1,0 +1,309 @@
+"""Flash-Decoding on tensor cores: the fastest kernel of decode steps, level with memory where a context is long.
+
+The idea is split_kv.py's: split the context over many blocks, read each key once for all query heads of its KV head, merge states. All
+that counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/s for a microsecond are 36 KB a multiprocessor), and to
+lose no time before the first and after the last of them. What this rung does about it, each part in a file of its own:
+
+    split_ring    every warp has a ring of 16-key tiles in shared memory, filled by cp.async: 100 KB and more a multiprocessor are under
+                  way, and no warp ever waits for another
+    split_tile    both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns
+    split_fold    online softmax in the registers of the scores
+    split_plan    ragged contexts laid on a line of tiles and cut into equal runs, a block each, planned on the device; the ring runs on
+                  over the end of a head, so that memory works while a head is finished
+    split_merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
+    split_shape   warps, stages and blocks
+
+FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
+* itemsize a key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
+
+What was measured on an H200 (32/8 heads of 128, bfloat16; the last column is cuDNN's): one sequence of 8192 keys 2.1 TB/s (2.2), one of
+131072 4.0 (3.8), 16 of 8192 4.1 (4.4), 64 of 4096 4.26 (4.5), 256 of 1024 4.2 (4.5). Small things that mattered: 32-bit instead of 64-bit
+divisions in the plan took 2 of 11 microseconds off a short context, and fetching block tables to L2 while the plan is made some more; the
+queries of the next head are loaded ahead. And what did not help: copies of whole rows by the copy engine, a lane a row, are issued one
+after another (2.4 TB/s with four warps, level with cp.async only with eight), and fetching 256 bytes to L2 for a miss instead of 128.
+"""
+
+import functools
+import math
+
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.attention import split_kv
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_fold import make_folds, make_guard
+from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
+from minllm.kernels.attention.split_plan import (
+    CURSOR_FIELDS,
+    CUT_FIELDS,
+    FIRST,
+    HEAD,
+    LEFT,
+    LINE,
+    SEQUENCE,
+    TILE,
+    TILES,
+    make_fair_plan,
+    make_fixed_plan,
+    make_walk,
+    quotient,
+    visible_keys,
+)
+from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST, make_ring, stage_bytes_of
+from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_of
+from minllm.kernels.attention.split_tile import make_tile_products
+from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
+from minllm.runtime.kernel import check, kernel, launch
+
+MINUS_INFINITY = -math.inf
+
+
+@functools.cache
+def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False):
+    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape; unified: one maximum
+    for all scores (split_unified_maximum.py)."""
+    head_tiles, heads_here = head_tiles_of(group, head_dim)
+    heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
+    warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
+    begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
+    _, advance = make_walk(tile)
+    stages, wait_for_oldest = shape.stages, WAIT_FOR_OLDEST[shape.stages]
+    fetch = make_ring(head_dim, block_size, head_tiles, keys, warps)
+    load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads)
+    fold_running, fold_unified = make_folds(head_dim, keys, heads)
+    left_band = make_guard(dtype, warps)
+    share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
+    stage_bytes, shared_bytes = stage_bytes_of(head_dim, keys), ring_bytes_of(head_dim, shape)
+    ring_bytes = shared_bytes // warps
+    steps = -(-head_dim // 16)
+    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
+    query_count, out_count, score_count, state_count = steps * heads // 4, steps * heads // 2, keys * heads // 32, heads // 4
+    state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
+
+    @cuda.jit(device=True)
+    def prefetch_block_tables(block_tables):
+        """All blocks together have the tables fetched to the L2 cache, a line a thread, while the plan is made."""
+        entry = uint32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 32)
+        if entry < block_tables.shape[0] * block_tables.shape[1]:
+            prefetch_l2(block_tables, entry)
+
+    @cuda.jit(device=True)
+    def heads_of(head):
+        """(first query head, query heads) of a head of the line."""
+        kv_head = quotient(head, head_tiles)
+        head_tile = int32(head - kv_head * head_tiles)
+        return int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
+
+    @cuda.jit(device=True)
+    def clear(maxima, sums, acc, maximum):
+        """The state of no keys, with -inf or a unified maximum."""
+        for i in range(out_count):
+            acc[i] = float32(0.0)
+        for i in range(state_count):
+            maxima[i] = maximum
+            sums[i] = float32(0.0)
+
+    @cuda.jit(device=True)
+    def write_zeros(out, batch):
+        """Rows of sequences without keys; the blocks take a sequence each in turn."""
+        query_start, context_lens, _, _ = batch
+        sequence = uint32(cuda.blockIdx.x)
+        while sequence < context_lens.shape[0]:
+            row = uint32(query_start[sequence])
+            if context_lens[sequence] == 0 and query_start[uint32(sequence + 1)] > row:
+                for head in range(out.shape[1]):
+                    dim = uint32(cuda.threadIdx.x)
+                    while dim < head_dim:
+                        out[row, uint32(head), dim] = float32(0.0)
+                        dim = uint32(dim + threads)
+            sequence = uint32(sequence + cuda.gridDim.x)
+
+    @kernel(launch_bounds=(threads, shape.blocks))
+    def split_tensor_core_kernel(
+        query,  # [tokens, heads, head_dim]
+        key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
+        value_cache,  # the same
+        out,  # [tokens, heads, head_dim]
+        part_max,  # [2 * blocks, heads of a block]
+        part_sum,  # the same
+        part_out,  # [2 * blocks, heads of a block, head_dim]
+        arrivals,  # [blocks], zeros before and after
+        query_start,  # [sequences + 1]
+        context_lens,  # [sequences]
+        block_tables,  # [sequences, max_blocks]
+        scale,  # times log2(e): exponentials are to base 2
+        sliding_window,
+        first_key,
+        phi,  # the unified maximum, in units of q . k
+    ):
+        rings = cuda.shared.array(0, uint32, alignment=128)
+        warp_max = cuda.shared.array(state_shape, float32)
+        warp_sum = cuda.shared.array(state_shape, float32)
+        warp_out = cuda.shared.array(out_shape, float32)
+        arrived = cuda.shared.array(1, int32)
+        shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
+        batch, cache = (query_start, context_lens, sliding_window, first_key), (key_cache, value_cache, block_tables)
+        warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
+        line_heads = int32(key_cache.shape[2] * head_tiles)
+        ring = uint32(shared_address(rings, 0) + warp * ring_bytes)
+
+        prefetch_block_tables(block_tables)
+        ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
+        now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
+        following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
+        cut = cuda.local.array(CUT_FIELDS, int32)
+        begin(ahead, cut, line_heads, batch)
+        for i in range(CURSOR_FIELDS):
+            now[i] = ahead[i]
+        line = cut[LINE]
+        for stage in range(stages - 1):
+            fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+        stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
+
+        fragments = cuda.local.array(query_count, uint32)
+        next_fragments = cuda.local.array(query_count, uint32)
+        acc = cuda.local.array(out_count, float32)
+        scores = cuda.local.array(score_count, float32)
+        maxima = cuda.local.array(state_count, float32)
+        sums = cuda.local.array(state_count, float32)
+        if load_early and now[LEFT] > 0:
+            first_head, heads_left = heads_of(now[HEAD])
+            load_query(next_fragments, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
+        rescued = False  # whether the unified maximum has failed these tiles, which are taken again with the running one
+        while now[LEFT] > 0:  # a head, or a part of one
+            row = query_start[uint32(now[SEQUENCE])]
+            first_head, heads_left = heads_of(now[HEAD])
+            start, stop = visible_keys(now[SEQUENCE], batch)
+            position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
+            tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
+            clear(maxima, sums, acc, phi if unified and not rescued else float32(MINUS_INFINITY))
+            highest = float32(MINUS_INFINITY)
+            if load_early:
+                for i in range(query_count):
+                    fragments[i] = next_fragments[i]
+            else:
+                load_query(fragments, query, row, first_head, heads_left, lane)
+            for i in range(CURSOR_FIELDS):
+                following[i] = now[i]
+            advance(following, tiles, line_heads, batch)
+            if load_early and following[LEFT] > 0:  # its queries travel while this head's keys are computed on
+                next_head, next_heads = heads_of(following[HEAD])
+                load_query(next_fragments, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
+            for _ in range(tiles):
+                fetch(ahead, line_heads, batch, cache, warp, lane, free_stage)
+                wait_for_oldest()
+                cuda.syncwarp()
+                score_tile(scores, fragments, stage, lane)
+                mask_tile(scores, position, start, stop, lane)
+                if unified and not rescued:
+                    highest = fold_unified(scores, maxima, sums, highest, scale)
+                else:
+                    fold_running(scores, maxima, sums, acc, scale)
+                multiply_values(acc, scores, stage, lane)
+                cuda.syncwarp()  # all lanes have read the stage, which is filled next
+                position = int32(position + tile)
+                free_stage = stage
+                stage = uint32(stage + stage_bytes)
+                if stage == ring + ring_bytes:
+                    stage = ring
+
+            share_states(maxima, sums, acc, shared_states, heads_left)
+            cuda.syncthreads()
+            if unified:
+                if not rescued and cuda.syncthreads_or(left_band(warp_sum, highest, heads_left)):
+                    rescued = True
+                    cp_async_wait_group_0()  # what was fetched meanwhile is fetched again
+                    cuda.syncwarp()
+                    for i in range(CURSOR_FIELDS):
+                        ahead[i] = now[i]
+                    for i in range(stages - 1):
+                        fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + i * stage_bytes))
+                    stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
+                    if load_early:
+                        load_query(next_fragments, query, row, first_head, heads_left, lane)
+                    continue
+                rescued = False
+            if tiles == now[TILES]:
+                write_whole(shared_states, out, row, first_head, heads_left, scale)
+            else:
+                place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
+                write_part(shared_states, parts_in_memory, place, heads_left, scale)
+                first_place, parts = parts_of_head(now, cut, line)
+                if arrive(parts_in_memory, first_place, arrived) == parts - 1:
+                    merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
+            cuda.syncthreads()  # nobody reads the shared states any more
+            line = int32(line + tiles)
+            for i in range(CURSOR_FIELDS):
+                now[i] = following[i]
+        write_zeros(out, batch)
+
+    return split_tensor_core_kernel, threads, shared_bytes
+
+
+def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None):
+    """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
+    if str(query.dtype) == "float32":
+        return split_kv.workspace_shapes(query, key_cache, block_tables, splits, sm_count)
+    sizes = sizes_of(query, key_cache, block_tables)
+    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count))
+    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    return {
+        "part_max": ((2 * blocks, heads), "float32"),
+        "part_sum": ((2 * blocks, heads), "float32"),
+        "part_out": ((2 * blocks, heads, sizes.head_dim), "float32"),
+        "arrivals": ((blocks,), "int32"),
+    }
+
+
+def attention(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    workspace=None,
+    stream=None,
+    splits=None,
+    sm_count=132,
+    shape=None,
+):
+    """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
+
+    float32 goes to split_kv. splits: cut every context into so many shares, for results that do not depend on the batch; by default
+    the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares. shape: a SplitShape.
+    Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    check_single_tokens("split_tensor_core", sizes, max_query_len, splits)
+    if str(query.dtype) == "float32":
+        split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        return
+    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape)
+
+
+def check_single_tokens(name, sizes, max_query_len, splits):
+    """Raise KernelArgumentError for more than one new token a sequence, or no splits."""
+    check(
+        max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
+        f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
+        f"{max_query_len}: use flash_attention_2",
+    )
+    check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
+
+
+def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None):
+    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k."""
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
+    dtype = str(query.dtype)
+    shape = shape or shape_of(sizes, sm_count)
+    scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
+    states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
+    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None)
+    numbers = (float(scale * LOG2_E), int(sliding_window), 0, float(phi or 0.0))
+    arguments = (query, key_cache, value_cache, out, *states, query_start, context_lens, block_tables, *numbers)
+    launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)

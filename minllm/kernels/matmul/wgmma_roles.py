@@ -1,0 +1,116 @@
+"""The two roles in a block of the wgmma product: what its producer does, and what its consumers do.
+
+Both walk through the same tiles of out and the same steps of K, each at its own pace; the ring's barriers keep them within as many steps
+of each other as there are stages. Stage and phase are counted alike: the phase changes whenever the ring has turned over.
+
+Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (warp specialisation).
+"""
+
+from numba import cuda, float32, int32, uint32, uint64
+
+from minllm import ptx
+from minllm.kernels.matmul.tile_order import make_tile_order
+from minllm.kernels.matmul.wgmma_epilogue import CHUNK_BYTES, WARP_ROWS, make_copy_chunk, make_output_pair, make_store_chunk, make_write
+from minllm.kernels.matmul.wgmma_ring import make_fetch, make_ring
+from minllm.kernels.matmul.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP_ROWS, WgmmaTiling
+
+WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+LOW_BITS, HIGH_BITS = (int(ptx.matrix_descriptor.py_func(0, 16, 8 * LINE_BYTES, 128)) >> shift & 0xFFFFFFFF for shift in (0, 32))
+
+
+@cuda.jit(device=True, forceinline=True)
+def low_word(address):
+    """The lower half of the matrix descriptor of a tile; what lies 16 bytes further on has the next number."""
+    return uint32(LOW_BITS | (address >> 4))
+
+
+@cuda.jit(device=True, forceinline=True)
+def descriptor(low):
+    """The matrix descriptor with this lower half: nothing has to be computed for the upper one, which is the same for all."""
+    return uint64(low) | uint64(HIGH_BITS) << uint64(32)
+
+
+def make_produce(tiling: WgmmaTiling, gated: bool):
+    """The device function of the producer: one thread, which fetches all tiles of a block as far ahead as the ring has stages."""
+    tile_m, columns, cluster, stages, stage_bytes = tiling.tile_m, tiling.columns(gated), tiling.cluster, tiling.stages, tiling.stage_bytes
+    half = tiling.tile_n // 2
+    fetch, tile_at = make_fetch(tiling), make_tile_order(tiling.group)
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, n):
+        ptx.fence_proxy_tensormap_acquire(x_map)
+        ptx.fence_proxy_tensormap_acquire(weight_map)
+        rank = int32(ptx.cluster_ctarank())
+        stage, phase = uint32(0), uint32(0)
+        number = int32(cuda.blockIdx.x // cluster)
+        while number < tiles_m * tiles_n:
+            tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
+            row, first_half = int32((tile_row * cluster + rank) * tile_m), int32(tile_column * columns)
+            second_half = int32(first_half + (n if gated else half))
+            for step in range(k_steps):
+                ptx.mbarrier_wait_parity(empty + 8 * stage, phase ^ uint32(1))
+                tile, k = uint32(ring + stage * stage_bytes), int32(step * TILE_K)
+                fetch(x_map, weight_map, tile, full + 8 * stage, k, row, first_half, second_half, rank)
+                stage = uint32(stage + 1)
+                if stage == stages:
+                    stage, phase = uint32(0), uint32(phase ^ 1)
+            number += int32(cuda.gridDim.x // cluster)
+
+    return produce
+
+
+def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
+    """The device function of a consumer: a warpgroup that multiplies 64 rows of every tile of a block, and writes them."""
+    tile_m, tile_n, columns, cluster, stages = tiling.tile_m, tiling.tile_n, tiling.columns(gated), tiling.cluster, tiling.stages
+    stage_places, warp_bytes = tiling.stage_bytes // 16, tiling.chunks * CHUNK_BYTES
+    x_bytes, consumer_bytes = tiling.tile_m * LINE_BYTES, WARPGROUP_ROWS * LINE_BYTES
+    totals = tile_n // 2  # float32 a thread
+    _, release, _ = make_ring(tiling)
+    tile_at = make_tile_order(tiling.group)
+    wgmma = ptx.make_wgmma(tile_n, WGMMA_DTYPES[dtype])
+    output_pair = make_output_pair(columns // 2, gated)
+    store_chunk = make_copy_chunk(dtype, output_pair, tiling.chunks) if copied else make_store_chunk(dtype, output_pair, paired)
+    write = make_write(columns, store_chunk)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(total, x, weight, add):
+        """total += the product of two tiles, given by the lower halves of their descriptors, or = where `add` is 0."""
+        ptx.wgmma_fence()
+        for step in range(TILE_K // 16):  # 16 of K are 32 bytes of every row
+            wgmma(total, descriptor(uint32(x + 2 * step)), descriptor(uint32(weight + 2 * step)), add if step == 0 else 1)
+        ptx.wgmma_commit_group()
+
+    @cuda.jit(device=True, forceinline=True)
+    def consume(bias, residual, out, out_map, ring, staging, full, empty, tiles_m, tiles_n, k_steps, thread):
+        consumer = cuda.shfl_sync(0xFFFFFFFF, (thread >> 7) - 1, 0)  # which tells the compiler that it is the same for all lanes
+        warp, lane = (thread >> 5) - 4, thread & 31
+        x_ring, weight_ring = ptx.keep_register(low_word(ring + consumer * consumer_bytes)), ptx.keep_register(low_word(ring + x_bytes))
+        full, empty = ptx.keep_register(full), ptx.keep_register(empty)
+        if copied:
+            ptx.fence_proxy_tensormap_acquire(out_map)
+        total = cuda.local.array(totals, float32)
+        rank = int32(ptx.cluster_ctarank())
+        stage, previous, phase = uint32(0), uint32(0), uint32(0)
+        number = int32(cuda.blockIdx.x // cluster)
+        while number < tiles_m * tiles_n:
+            tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
+            row, column = int32((tile_row * cluster + rank) * tile_m + warp * WARP_ROWS), int32(tile_column * columns)
+            for step in range(k_steps):
+                ptx.mbarrier_wait_parity(full + 8 * stage, phase)
+                multiply(total, x_ring + stage * stage_places, weight_ring + stage * stage_places, step)
+                ptx.wgmma_wait_group_1()  # the products before these are done, these are under way
+                if step > 0:
+                    release(empty, previous, thread)
+                previous = stage
+                stage = uint32(stage + 1)
+                if stage == stages:
+                    stage, phase = uint32(0), uint32(phase ^ 1)
+            ptx.wgmma_wait_group_0()
+            ptx.keep_registers(total, totals)
+            release(empty, previous, thread)
+            write(total, bias, residual, out_map, out, uint32(staging + warp * warp_bytes), row, column, lane)
+            number += int32(cuda.gridDim.x // cluster)
+        if copied and lane == 0:
+            ptx.cp_async_bulk_wait_group_read_0()
+
+    return consume

@@ -1,0 +1,82 @@
+"""A launch's arguments as the driver takes them: one address a parameter, of a value that it copies.
+
+Every value gets 8 bytes of one buffer, so the table of their addresses never changes, and a launch writes the values and nothing else.
+An array is Numba's (meminfo, parent, size, itemsize, data, shape..., strides...), 64 bits each; it packs these once and keeps them.
+"""
+
+import ctypes
+import math
+import struct
+import threading
+
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+
+VALUE_BYTES = 8
+LARGEST_COUNT = 4064 // VALUE_BYTES  # the driver's limit is 4 KB a launch (more on newer GPUs, but not on all)
+NOTHING = bytes(VALUE_BYTES)  # Numba gives None a pointer that nobody reads
+INT32, FLOAT32 = struct.Struct("<i4x"), struct.Struct("<f4x")
+
+
+class ParameterBuffer(threading.local):
+    """Where a thread writes the values of its launches; `table` is the address of the addresses of all of them."""
+
+    def __init__(self):
+        self.values = (ctypes.c_uint64 * LARGEST_COUNT)()
+        start = ctypes.addressof(self.values)
+        self.addresses = (ctypes.c_void_p * LARGEST_COUNT)(*range(start, start + LARGEST_COUNT * VALUE_BYTES, VALUE_BYTES))
+        self.bytes = memoryview(self.values).cast("B")
+        self.table = ctypes.addressof(self.addresses)
+
+
+buffer = ParameterBuffer()
+array_types: dict[tuple, int] = {}  # (dtype, axes) -> a small number that stands for it
+
+
+def parameter(argument):
+    """(what decides the argument's type in a kernel, its packed values); an array keeps them in `kernel_parameter`."""
+    kept = getattr(argument, "kernel_parameter", None)
+    if kept is not None:
+        return kept
+    if type(argument) is int:
+        return int, pack_int(argument)
+    if type(argument) is float:
+        return float, FLOAT32.pack(argument)
+    if argument is None:
+        return None, NOTHING
+    if isinstance(argument, np.generic):
+        return argument.dtype, argument.tobytes().ljust(VALUE_BYTES, b"\0")
+    if isinstance(argument, np.ndarray):
+        raise KernelArgumentError(f"a launch on the GPU was given a NumPy array, {argument.dtype} {argument.shape}: copy it there first")
+    if not getattr(argument, "ndim", 0):
+        given = f"{argument!r} of type {type(argument).__name__}"
+        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats and None")
+    argument.kernel_parameter = packed = array_parameter(argument)
+    return packed
+
+
+def pack_int(value):
+    """An int as int32, which is what a kernel takes it for."""
+    if not -(2**31) <= value < 2**31:
+        raise KernelArgumentError(f"a kernel was given {value}, which does not fit int32; pass np.int64({value})")
+    return INT32.pack(value)
+
+
+def array_parameter(array):
+    """`parameter` of a C-contiguous array on the GPU."""
+    itemsize, shape = array.dtype.itemsize, array.shape
+    strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    words = (0, 0, math.prod(shape), itemsize, array.pointer, *shape, *strides)
+    number = array_types.setdefault((array.dtype, len(shape)), len(array_types))
+    return number, struct.pack(f"<{len(words)}Q", *words)
+
+
+def write_parameters(packed):
+    """Put the values of a launch where the driver reads them, once it is called in this thread; returns the table's address."""
+    values = b"".join(packed)
+    if len(values) > LARGEST_COUNT * VALUE_BYTES:
+        given = len(values) // VALUE_BYTES
+        raise KernelArgumentError(f"a launch has {given} parameters (an array takes 5, and 2 an axis); up to {LARGEST_COUNT} fit")
+    buffer.bytes[: len(values)] = values
+    return buffer.table
