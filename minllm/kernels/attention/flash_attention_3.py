@@ -16,10 +16,12 @@ tile of queries and head, visible pages only, nearly all of it from L2: 2 * head
 Causal, 32/8 heads, bfloat16, contiguous, on an H200, in TFLOP/s (PyTorch's FlashAttention-2 and cuDNN in the same run):
 
                  head_dim 128: ours, FA-2, cuDNN     head_dim 64: ours, FA-2, cuDNN
-    16 x 512              326, 189, 358                       213, 151, 249
-     4 x 2048             578, 285, 524                       365, 246, 379
-     4 x 4096             627, 321, 597                       445, 280, 436
-     1 x 16384            620, 325, 571                       494, 290, 445
+    16 x 512              284, 191, 359                       177, 153, 252
+     4 x 2048             507, 269, 519                       365, 245, 380
+     4 x 4096             590, 301, 598                       431, 274, 435
+     1 x 16384            603, 335, 578                       483, 298, 445
+
+Out of blocks of 16 keys, head_dim 128: 288, 487, 531 and 558.
 
 What that took, read off the machine code: ptxas put all exponentials behind the wait for the product that they were to hide under, until
 each tile's sums were stored before it (`leave_sums`); and it kept addresses and column numbers in registers over the loop, and spilled,
