@@ -1,5 +1,7 @@
 """The matrix products as they are launched: every tiling, every dtype."""
 
+from dataclasses import replace
+
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
@@ -78,7 +80,7 @@ def wgmma_specimens(dtype):
     """Hopper alone: all tilings, plain, gated, with everything fused, and with outputs that the copy engine cannot store."""
     matrix, vector = array(dtype, 2), array(dtype, 1)
     for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
-        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}"
+        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
         yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
         if tiling.tile_n % 128 == 0:
             tiling = tiling._replace(chunks=1)
@@ -86,9 +88,9 @@ def wgmma_specimens(dtype):
     if dtype != "bfloat16":
         return  # the same instructions but for one letter
     large = WGMMA_TILINGS[0]
-    yield wgmma_specimen(f"matmul/wgmma/cluster/{dtype}", large._replace(cluster=2), dtype, types.none, types.none, matrix)
     yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
-    yield wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
+    residual = wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
+    yield replace(residual, spills={(9, 0): 64})  # once a tile, beside 128 sums and the addresses of two rows
     yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
     yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
 
