@@ -50,13 +50,14 @@ class CudaOps:
         self.dtype = found
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
-        self.memory, self.core_stream, self.stream = None, None, None
+        self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
         self.counts: dict[tuple[int, ...], Any] = {}
         if not simulated:
+            from minllm.runtime.device import current_device
             from minllm.runtime.memory import device_memory
             from minllm.runtime.stream import compute_stream, stream_handle
 
-            self.memory, self.core_stream = device_memory(), compute_stream()
+            self.memory, self.core_stream, self.capability = device_memory(), compute_stream(), current_device().compute_capability
             self.stream = stream_handle(self.core_stream)
 
     # Arrays
@@ -130,9 +131,9 @@ class CudaOps:
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
-        name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype)
+        name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
         if name in attention_kernels.DECODE_VARIANTS and batch.max_query_len != 1:  # a prompt needs another even where one was asked for
-            name = attention_kernels.choose(batch.max_query_len, self.dtype)
+            name = attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
         variant = attention_kernels.VARIANTS[name]
         own = self.own.get("attention")
         launch_attention = variant.attention

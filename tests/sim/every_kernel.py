@@ -20,10 +20,12 @@ from minllm.kernels.attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_2_float32,
+    flash_attention_3,
     materialized,
     split_kv,
     split_tensor_core,
 )
+from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
@@ -416,6 +418,20 @@ def flash_attention_2_of_a_prompt():
     arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
     expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
     return partial(flash_attention_2.attention, *arguments, tiles=(query_tile, key_tile, 1)), {"flash_attention_2_kernel": expected}, LENS
+
+
+@row
+def flash_attention_3_of_a_prompt():
+    T, heads, kv_heads, D, b, query_tile, key_tile, page = 70, 2, 1, 32, 2, 64, 32, 16
+    ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # of the keys that each tile of queries sees
+    loaded, rows = heads * sum(-(-end // page) * page for end in ends) * D * b, T * heads * D * b
+    asked = dict(query_map=rows, key_map=loaded, value_map=loaded, out=rows)
+    touched = -(-T // page) * page * kv_heads * D * b  # whole pages
+    products = heads * sum(-(-end // key_tile) for end in ends)
+    expected = Expected(asked, dict(key_map=touched, value_map=touched), 4 * D * query_tile * key_tile * products)
+    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
+    run = partial(flash_attention_3.attention, *arguments, shape=TileShape(D, 1, key_tile))
+    return run, {"flash_attention_3_kernel": expected}, LENS
 
 
 @row
