@@ -120,6 +120,7 @@ def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[
     """Mistakes that any attention kernel can make."""
     found = [
         ("the scores were not multiplied by scale, 1 / sqrt(head_dim).", attend(case, arrays, scale=1.0)),
+        ("the scores were multiplied by scale twice: the softmax does it.", attend(case, arrays, scale=arrays.scale**2)),
         ("each row saw one key too few: a token sees itself too.", attend(case, arrays, last=-1)),
         ("each row saw a key too many: a token sees no later one.", attend(case, arrays, last=1)),
         ("the weights were not divided by their sum.", attend(case, arrays, combine=undivided)),

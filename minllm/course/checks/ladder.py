@@ -21,7 +21,7 @@ SECONDS = 30  # of computing that a rung may take: the solutions take less than 
 
 # What the simulator's findings usually mean, by a part of their text.
 MEANINGS = (
-    ("is out of bounds", "compare the index with the array's size before you use it; the last block reaches beyond the edge."),
+    ("out of bounds", "compare the index with the array's size before you use it; the last block reaches beyond the edge."),
     ("cannot go on", "some threads wait for others who never come: a barrier or a shuffle stands in a branch or a loop that not all take."),
     ("memory that nobody wrote", "you read an element before anybody wrote it, or one that is not yours to read."),
     ("shared memory that nobody wrote", "a thread reads what another has not written yet: a barrier is missing, or an element left out."),
@@ -114,7 +114,8 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
         return str(error)
     except SimulationError as error:
         meaning = next((meaning for part, meaning in reversed(MEANINGS) if part in str(error)), "")
-        return f"The simulator stopped the kernel: {error}" + (f"\nLikely cause: {meaning}" if meaning else "")
+        where = "" if file and file in str(error) else place(error, file)
+        return f"The simulator stopped the kernel: {error}{where}" + (f"\nLikely cause: {meaning}" if meaning else "")
     except StillRunning as error:
         return f"Stopped after {seconds:g} seconds, still running{place(error, file)}.\nLikely cause: a loop whose condition stays true."
     except NotImplementedError as error:

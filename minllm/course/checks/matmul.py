@@ -30,12 +30,35 @@ def multiply(matmul, x, weight, bias=None, **options):
     matmul(x, weight, out, bias, **options)
     wide_x, wide_weight = x.astype(np.float64), weight.astype(np.float64)
     expected = wide_x @ wide_weight.T + (0 if bias is None else bias.astype(np.float64))
-    suspects = [(ONE_TOO_FEW, wide_x[:, :-1] @ wide_weight[:, :-1].T + (0 if bias is None else bias.astype(np.float64)))]
+    suspects = tile_suspects(wide_x, wide_weight, *options["tile"]) if bias is None and "tile" in options else []
+    suspects += [(ONE_TOO_FEW, wide_x[:, :-1] @ wide_weight[:, :-1].T + (0 if bias is None else bias.astype(np.float64)))]
     if x.shape[1] == len(weight):
         suspects.append((TRANSPOSED, wide_x @ wide_weight))
     if bias is not None:
         suspects.append((NO_BIAS, wide_x @ wide_weight.T))
     expect("out", out, expected, ("token", "feature"), suspects)
+
+
+def tile_suspects(x, weight, tile, tile_k, per_thread):
+    """What mistakes of a tiled product give: (mistake, [M, N])."""
+    across, (rows, columns) = tile // per_thread, np.indices((len(x), len(weight)))
+    row_tile, column_tile = rows // tile * tile, columns // tile * tile
+    ty, i, tx, j = rows % across, rows % tile // across, columns % across, columns % tile // across
+    return [
+        ("only the first tile of K was added: the loop goes on, by tile_k, until first_k reaches K.", x[:, :tile_k] @ weight[:, :tile_k].T),
+        ("x_tile gets the rows of x from first_row on, weight_tile those of weight from first_column on: here they are exchanged.",
+         picked(x, weight, column_tile + rows % tile, row_tile + columns % tile)),
+        ("ty and tx are exchanged: ty chooses the row of x_tile, tx that of weight_tile.",
+         picked(x, weight, row_tile + tx + i * across, column_tile + ty + j * across)),
+        ("a thread's outputs lie `across` apart, ty + i * across and tx + j * across, and not side by side.",
+         picked(x, weight, row_tile + ty * per_thread + i, column_tile + tx * per_thread + j)),
+    ]  # fmt: skip
+
+
+def picked(x, weight, rows, columns):
+    """[M, N]: the product of row rows[m, n] of x and row columns[m, n] of weight, zero where one of them lies beyond the edge."""
+    inside = (rows < len(x)) & (columns < len(weight))
+    return np.where(inside, (x @ weight.T)[np.minimum(rows, len(x) - 1), np.minimum(columns, len(weight) - 1)], 0)
 
 
 def one_element(matmul, **options):

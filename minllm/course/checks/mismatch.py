@@ -9,7 +9,9 @@ import numpy as np
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}  # of the largest expected number
 UNWRITTEN = "nobody wrote this element. Does the grid cover it, and does a guard leave it out by mistake?"
-NOT_A_NUMBER = "NaN comes from memory that is not yours to read (all of that is NaN here), from 0 / 0, or from -inf - -inf."
+NOT_A_NUMBER = (
+    "NaN comes from inf / inf, 0 / 0 or -inf - -inf, or from memory that nobody wrote or that is not yours to read: here that is all NaN."
+)
 
 
 class Mismatch(Exception):
@@ -28,6 +30,8 @@ def expect(
 
     axes: what each axis counts. suspects: (a mistake, what it would give), the likeliest first.
     """
+    if got is None:
+        raise Mismatch(f"{name} is None.\nLikely cause: the function ends without `return`.")
     got, expected = np.asarray(got), np.asarray(expected)
     if got.shape != expected.shape:
         raise Mismatch(f"{name} has shape {got.shape}; expected {expected.shape}")
@@ -57,10 +61,10 @@ def differing(got: np.ndarray, expected: np.ndarray, tolerance: float | None = N
 
 
 def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) -> str:
-    """The suspect whose numbers were found, or what can be said of the element itself; "" if nothing."""
+    """The suspect whose numbers were found (NaN where it says so), or what can be said of the element itself; "" if nothing."""
     for mistake, array in suspects:
         array = np.asarray(array)
-        if array.shape == got.shape and not differing(got, array, tolerance).any():
+        if array.shape == got.shape and not (differing(got, array, tolerance) & ~both_nan(got, array)).any():
             return mistake
     element = np.ascontiguousarray(got[at])
     if element.dtype.kind not in "iub" and (element.reshape(-1).view(np.uint8) == 0xFF).all():
@@ -68,6 +72,11 @@ def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) 
     if element.dtype.kind not in "iub" and np.isnan(element.astype(np.float64)):
         return NOT_A_NUMBER
     return ""
+
+
+def both_nan(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """A mask of the elements that are NaN in both arrays."""
+    return np.isnan(first.astype(np.float64)) & np.isnan(second.astype(np.float64))
 
 
 def number(value) -> str:

@@ -17,6 +17,8 @@ MEAN = "you divided the sum of squares by something else than the row's length: 
 NO_EPSILON = "epsilon was left out; it belongs inside the root, added to the mean of the squares."
 NO_WEIGHT = "the weight was not multiplied in."
 NOT_ROOT = "the row was multiplied by 1 / mean square; it takes 1 / its root (libdevice.rsqrtf)."
+NOT_INVERSE = "the row was multiplied by its root mean square; it is divided by it (libdevice.rsqrtf gives 1 / root)."
+ONE_THREAD = "each thread took the sum of its own squares; block_sum adds up those of all threads of the block."
 CENTRED = "the mean was subtracted: that is LayerNorm. RMSNorm leaves it in."
 
 
@@ -35,6 +37,8 @@ def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
         (NO_EPSILON, wide / np.sqrt(mean_square) * scale),
         (NO_WEIGHT, wide / np.sqrt(mean_square + epsilon)),
         (MEAN, wide / np.sqrt(mean_square * wide.shape[1] + epsilon) * scale),
+        (NOT_INVERSE, wide * np.sqrt(mean_square + epsilon) * scale),
+        (ONE_THREAD, wide / np.sqrt(squares_of_a_vector(wide, x.dtype) / wide.shape[1] + epsilon) * scale),
         (NOT_ROOT, wide / (mean_square + epsilon) * scale),
         (CENTRED, (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + epsilon) * scale),
     ]
@@ -43,6 +47,12 @@ def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
         without = plain / np.sqrt((plain**2).mean(1, keepdims=True) + epsilon) * scale
         suspects.append(("the norm was taken of x alone, before the residual was added.", without))
     expect("out", out, wide / np.sqrt(mean_square + epsilon) * scale, ("token", "feature"), suspects)
+
+
+def squares_of_a_vector(wide, dtype):
+    """For each element the sum of the squares of its 16-byte vector, which is what one thread of a short row holds."""
+    width = 16 // np.dtype(dtype).itemsize
+    return np.repeat((wide**2).reshape(len(wide), -1, width).sum(2), width, axis=1)
 
 
 def rows(tokens, hidden, dtype=np.float32, seed=0):
