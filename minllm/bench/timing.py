@@ -9,6 +9,7 @@ memory, where a model's weights would be.
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,7 +18,8 @@ GRAPH_SECONDS = 2e-3  # about what one replay should take
 WARM_UP, REPLAYS = 3, 20
 SECONDS = 0.2  # what launches that are not replayed may take together
 FEWEST, MOST = 7, 50
-ROUNDS = 3  # in which contenders are measured in turn
+ROUNDS = 2  # in which contenders are measured in turn
+REST = 0.2  # seconds before each measurement of contenders, so that none inherits the heat of the one before
 CACHES_TO_FILL = 4  # times the last-level cache, that all sets of inputs take together
 
 Call = Callable[[], None]
@@ -87,12 +89,13 @@ def median_seconds(launches: Sequence[Call], clock: Clock) -> float:
 def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[float]:
     """Seconds of one launch of each (launches, clock), measured in turn, several rounds.
 
-    A GPU at its power limit slows down, and whoever is measured last would pay for it. In turn, all meet the same clocks.
+    A GPU at its power limit slows down, and whoever is measured last would pay for it. In turn and rested, all meet the same clocks.
     """
     samplers = [sampler(*contender) for contender in contenders]
     found: list[list[float]] = [[] for _ in samplers]
     for _ in range(ROUNDS):
         for samples, sample in zip(found, samplers, strict=True):
+            time.sleep(REST if len(samplers) > 1 else 0)
             samples.extend(sample())
     return [statistics.median(samples) for samples in found]
 

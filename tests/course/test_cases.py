@@ -14,7 +14,7 @@ FOUND = {
     "restless_sum": (r"race on shared memory: .* partial\[\d+\]", "partial[thread] += partial[thread + distance]"),
     "clairvoyant": (r"memory that nobody wrote: the global array scores, element \[0, 1\]", "maximum = max(maximum, scores[query, key])"),
     "idle_bytes": (r"32 sectors of 32 bytes", ""),
-    "one_customer": (r"index \('0', '96'\) is out of bounds", "following = weight[row, first + WARP + lane]"),
+    "one_customer": (r"index \[0, 96\] is out of bounds", "following = weight[row, first + WARP + lane]"),
     "last_tile": (r"cp.async that thread .* nobody has waited for that yet", "total += buffers[tile % 2"),
     "hanging_norm": (r"meet at a block barrier from different places", "cuda.syncthreads()  # the sums of this step"),
     "rising_scores": (r"scores falling: right\n.*\nscores rising: out\[component 0\]: expected", ""),

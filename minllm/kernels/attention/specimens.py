@@ -1,10 +1,13 @@
 """The attention kernels as they are launched: every variant, with the tiles that launches choose for common and for awkward head sizes."""
 
+from numba.cuda import types
+
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_2_float32,
+    flash_attention_3,
     materialized,
     materialized_projection,
     split_kv,
@@ -42,6 +45,7 @@ def specimens():
         yield from flash_attention_1_specimens(dtype.name)
     for dtype in HALF_DTYPES:
         yield from flash_attention_2_specimens(dtype.name)
+        yield from flash_attention_3_specimens(dtype.name)
     yield from flash_attention_2_float32_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
@@ -93,6 +97,21 @@ def flash_attention_2_float32_specimens():
         arguments = (*inputs("float32"), array("float32", 3), *BATCH, FLOAT32, INT32)
         name = f"attention/flash_attention_2_float32/{head_dim}/float32"
         yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, ("LDG*128*", "MUFU.EX2"))
+
+
+def flash_attention_3_specimens(dtype):
+    """Prompts on Hopper: the tiles for prompts of all lengths, gathered from pages and copied in one piece."""
+    paged, whole = BLOCK_SIZE, flash_attention_3.WHOLE_CONTEXT
+    layouts = [(64, LONG, paged), (64, SHORT, paged), (80, LONG, paged), (128, LONG, paged), (128, LONG, whole), (128, 1, paged)]
+    layouts += [(256, LONG, paged), (256, 1, whole)]
+    for head_dim, tokens, block_size in layouts if dtype == "bfloat16" else layouts[3:4]:
+        shape = flash_attention_3.shape_for(head_dim, tokens)
+        kernel, threads = flash_attention_3.make_kernel(dtype, shape, block_size, BLOCK_SIZE if block_size == paged else shape.key_tile)
+        arguments = (*(types.uint64,) * 3, array(dtype, 3), *BATCH, *(INT32,) * 3, FLOAT32, INT32)
+        layout = "paged" if block_size == paged else "whole"
+        name = f"attention/flash_attention_3/{head_dim}/{shape.query_tile}x{shape.key_tile}/{layout}/{dtype}"
+        contains = ("HGMMA*", "UTMALDG.4D*", "MUFU.EX2")
+        yield Specimen(name, kernel, arguments, threads, 1, shape.shared_bytes, contains, targets=((9, 0),))
 
 
 def split_kv_specimens(dtype):

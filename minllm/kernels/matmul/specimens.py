@@ -1,9 +1,11 @@
 """The matrix products as they are launched: every tiling, every dtype."""
 
+from dataclasses import replace
+
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import gemv, tensor_core, tiled, vectorized, wgmma
+from minllm.kernels.matmul import flat_tiles, flat_wgmma, flat_wgmma_tiling, gemv, tensor_core, tiled, vectorized, wgmma
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
@@ -12,6 +14,7 @@ from minllm.kernels.specimen import Specimen, array
 STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
+COPY_ENGINE = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
 # (rows of x, N, K, with bias): one matrix for each tiling that launches choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
 GATED_SHAPES = ((1, 16384, 2048), (1, 28672, 4096), (4, 16384, 2048), (8, 28672, 4096))
@@ -39,6 +42,7 @@ def specimens():
         yield from gemv_specimens(name)
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
+        yield from flat_specimens(dtype.name)
         yield from wgmma_specimens(dtype.name)
 
 
@@ -74,11 +78,32 @@ def tensor_core_specimens(dtype):
     yield Specimen(f"matmul/tensor_core/elements/{dtype}", kernel, arguments, tiling.threads, 4, tiling.shared_bytes, TENSOR_CORES)
 
 
+def flat_specimens(dtype):
+    """Decoding a batch: the tilings that launches choose, plain and gated."""
+    matrix = array(dtype, 2)
+    for gated in (False, True):
+        kind = "gated/" if gated else ""
+        for tokens, n, blocks in ((8, 4096, 4), (32, 4096, 2), (32, 28672, 2), (64, 4096, 2), (128, 4096, 1)):
+            tiling = flat_tiles.choose_tiling(tokens, n, 4096, gated)
+            kernel = flat_tiles.flat_tiles_kernel(tokens, tiling, dtype, gated, True)
+            name, arguments = f"matmul/flat/tiles/{kind}{tokens}x{n}/{dtype}", operands(dtype, bias=False)
+            contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
+            yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
+        for tokens, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
+            tiling = flat_wgmma_tiling.choose_tiling(tokens, n, k, gated)
+            kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, True)
+            arguments = (types.uint64, types.uint64, types.none, matrix, types.int32)
+            name = f"matmul/flat/wgmma/{kind}{tokens}x{n}x{k}/{dtype}"
+            yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
+        if dtype != "bfloat16":
+            return  # the same instructions but for one letter
+
+
 def wgmma_specimens(dtype):
     """Hopper alone: all tilings, plain, gated, with everything fused, and with outputs that the copy engine cannot store."""
     matrix, vector = array(dtype, 2), array(dtype, 1)
     for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
-        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}"
+        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
         yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
         if tiling.tile_n % 128 == 0:
             tiling = tiling._replace(chunks=1)
@@ -86,9 +111,9 @@ def wgmma_specimens(dtype):
     if dtype != "bfloat16":
         return  # the same instructions but for one letter
     large = WGMMA_TILINGS[0]
-    yield wgmma_specimen(f"matmul/wgmma/cluster/{dtype}", large._replace(cluster=2), dtype, types.none, types.none, matrix)
     yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
-    yield wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
+    residual = wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
+    yield replace(residual, spills={(9, 0): 64})  # once a tile, beside 128 sums and the addresses of two rows
     yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
     yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
 

@@ -10,16 +10,19 @@ registers. 128 x 256 outputs a block read (128 + 256) 64 elements for 2 * 128 * 
                 rows each (wgmma_roles.py). A ring of four steps' tiles is between them (wgmma_ring.py). setmaxnreg gives the producer's
                 registers to the consumers, who hold 128 sums a thread.
     in flight   A consumer starts the products of a step, then waits for those of the step before: the tensor cores have work while it
-                gives tiles back and waits for new ones. Its loop has some 35 instructions for 4 wgmma; with 60, two of them slow (an
-                address that the compiler would rather compute again), the tensor cores stood still 7 % of the time.
+                gives tiles back and waits for new ones. Its loop has some 35 instructions for 4 wgmma; with 60, among them an address
+                that the compiler would rather compute again, the tensor cores stood still 8 % of the time, now 1 %.
     persistent  As many blocks as multiprocessors, each with one tile after another (tile_order.py): the producer fetches the next
                 tile's first steps while the consumers write this one.
     epilogue    Bias, residual or the gate are applied to sums in registers, which leave through shared memory and the copy engine while
                 the next tile is multiplied (wgmma_epilogue.py). For the gate, a tile of weight is half gate and half up rows, so that
                 a thread has both sums of an output: 2 I columns of products never reach memory.
-    clusters    Two blocks may share every tile of weight, each fetching half of it for both.
+    clusters    Two blocks share every tile of weight, each fetching half of it for both, where out has rows of tiles for both.
     tile shape  By what fills the machine: 2048 x 3072 outputs are 192 tiles of 128 x 256, one and a half for each of 132
                 multiprocessors, but 256 tiles of 128 x 192, nearly two (wgmma_tiling.py).
+
+On an H200 it computes 780 to 820 TFLOP/s at the shapes of an 8B model's prompt of 2048 tokens and at 4096 and 8192 cubed, 1.00 to 1.02
+times cuBLAS beside it, and 680 to 750, as cuBLAS does, once the GPU is hot and lowers its clock to stay within its power.
 
 Work: 2 M N K operations; x is read by every column of tiles, weight by every row of tiles (of clusters): M K ceil(N / tile_n) and
 N K ceil(M / tile_m) / cluster elements from L2, each once from memory if L2 holds what neighbouring tiles share; out is written once.
@@ -41,7 +44,7 @@ from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, WARP_ROWS
+from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, ROWS
 from minllm.kernels.matmul.wgmma_ring import make_ring
 from minllm.kernels.matmul.wgmma_roles import make_consume, make_produce
 from minllm.kernels.matmul.wgmma_tiling import TILE_K, WgmmaTiling, choose_tiling
@@ -70,7 +73,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
 
     @kernel(launch_bounds=(threads, 1))
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps):
-        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [16, 64] or None."""
+        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None."""
         memory = cuda.shared.array(0, uint8, 1024)
         thread = int32(cuda.threadIdx.x)
         ring = uint32((ptx.shared_address(memory, 0) + uint32(1023)) & uint32(0xFFFFFC00))
@@ -116,7 +119,7 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     clusters = min(ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
     x_map, weight_map = tensor_map(x, (tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
-    out_map = tensor_map(out, (WARP_ROWS, CHUNK_COLUMNS)) if copied else None
+    out_map = tensor_map(out, (ROWS, CHUNK_COLUMNS)) if copied else None
     arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K))
     cluster = None if tiling.cluster == 1 else (tiling.cluster, 1, 1)
     launch(chosen, clusters * tiling.cluster, tiling.threads, arguments, stream, tiling.shared_bytes, cluster)

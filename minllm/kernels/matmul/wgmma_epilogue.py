@@ -1,9 +1,9 @@
 """What becomes of a finished tile of the wgmma product: bias, residual, or SiLU-and-multiply on the sums in registers, and the way out.
 
-A warp holds 16 rows of the tile: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Written straight
-from there, every store would fill half a sector of 32 bytes. So the warp rounds 64 columns, lays them into shared memory with stmatrix
-(swizzled, as the copy engine reads them), and has the engine store 16 rows of 128 bytes while it goes on with the next 64 columns, and
-then with the next tile. It needs nobody but its own 32 lanes for that: no barrier of the block.
+A warp holds 16 rows of a consumer's 64: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Written
+straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds 64 columns, lays them into shared memory
+with stmatrix (swizzled, as the copy engine reads them), and one thread has the engine store 64 rows of 128 bytes, while the others go on
+with more columns, and then with the next tile.
 
 Where the copy engine cannot store (float32 outputs, rows that are not whole 16 bytes), pairs are stored from registers.
 
@@ -17,16 +17,12 @@ from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.fragments import make_store_pair
 from minllm.kernels.matmul.shared_tiles import PACK
 
+ROWS = 64  # of a consumer
 WARP_ROWS = 16
 CHUNK_COLUMNS = 64  # columns that the copy engine stores at a time: 128 bytes of half precision, the swizzle's span
-CHUNK_BYTES = WARP_ROWS * 128
+CHUNK_BYTES = ROWS * 128
 SUMS_OF_A_CHUNK = WARP_ROWS * CHUNK_COLUMNS // 32  # of a lane
-WAIT_UNTIL_ALL_BUT_WERE_READ = (
-    ptx.cp_async_bulk_wait_group_read_0,
-    ptx.cp_async_bulk_wait_group_read_1,
-    ptx.cp_async_bulk_wait_group_read_2,
-    ptx.cp_async_bulk_wait_group_read_3,
-)
+WARPGROUP = 128
 
 
 def make_output_pair(outputs: int, gated: bool):
@@ -43,36 +39,36 @@ def make_output_pair(outputs: int, gated: bool):
         """total[at], total[at + 1], which belong to (row, column) and the next column, plus bias [N] and residual [M, N], if any."""
         low, high = total[at], total[at + 1]
         if bias is not None:
-            if column < bias.shape[0]:
-                low += float32(bias[column])
-            if column + 1 < bias.shape[0]:
-                high += float32(bias[column + 1])
+            last = bias.shape[0] - 1  # what lies beyond the edges gets any number: it is not stored
+            low, high = low + float32(bias[min(column, last)]), high + float32(bias[min(column + 1, last)])
         if residual is not None:
-            if row < residual.shape[0] and column < residual.shape[1]:
-                low += float32(residual[row, column])
-            if row < residual.shape[0] and column + 1 < residual.shape[1]:
-                high += float32(residual[row, column + 1])
+            here, last = min(row, residual.shape[0] - 1), residual.shape[1] - 1
+            low, high = low + float32(residual[here, min(column, last)]), high + float32(residual[here, min(column + 1, last)])
         return low, high
 
     return gated_pair if gated else plain_pair
 
 
-def make_copy_chunk(dtype: str, output_pair, room: int):
-    """The device function by which a warp stores a chunk through shared memory and the copy engine.
+def make_copy_out(columns: int, dtype: str, output_pair, room: int):
+    """Two device functions by which a consumer stores a tile of `columns` columns through shared memory and the copy engine.
 
-    room: how many chunks fit the warp's part of shared memory, one after another in turn; it divides their number.
+    room: how many chunks of 64 columns fit its part of shared memory at one time; it divides their number.
     """
-    pack, wait_for_room = PACK[dtype], WAIT_UNTIL_ALL_BUT_WERE_READ[room - 1]
+    pack, batches = PACK[dtype], columns // (CHUNK_COLUMNS * room)
 
     @cuda.jit(device=True, forceinline=True)
-    def copy_chunk(total, chunk, bias, residual, out_map, out, staging, row, column, lane):
-        """The `chunk`-th 64 columns of a warp's sums -> out[row : row + 16, column : column + 64]."""
-        place = uint32(staging + (chunk % room) * CHUNK_BYTES)
-        if lane == 0:
-            wait_for_room()
-        cuda.syncwarp()
+    def make_room(consumer, thread):
+        """The copy engine has read what was stored before: all 128 threads know it."""
+        if thread == 0:
+            ptx.cp_async_bulk_wait_group_read_0()
+        ptx.bar_sync(1 + consumer, WARPGROUP)
+
+    @cuda.jit(device=True, forceinline=True)
+    def lay_down(total, chunk, bias, residual, place, row, column, thread):
+        """The `chunk`-th 64 columns of this warp's sums, which begin at (row, column) of out -> shared memory at `place`."""
         words = cuda.local.array(4, uint32)
-        line = uint32(lane & 15)  # the row whose address this lane brings
+        lane = thread & 31
+        line = uint32(thread >> 5) * uint32(WARP_ROWS) + uint32(lane & 15)  # the row whose address this lane brings
         for block in range(CHUNK_COLUMNS // 16):  # stmatrix lays down 16 rows of 16 columns
             for i in range(4):
                 pair_row, pair_column = row + (lane >> 2) + i % 2 * 8, column + 16 * block + i // 2 * 8 + 2 * (lane & 3)
@@ -80,43 +76,73 @@ def make_copy_chunk(dtype: str, output_pair, room: int):
                 words[i] = pack(low, high)
             piece = uint32(2 * block + (lane >> 4)) ^ (line & uint32(7))
             ptx.stmatrix_x4(uint32(place + line * uint32(128) + piece * uint32(16)), words, 0)
-        ptx.fence_proxy_async()
-        cuda.syncwarp()
-        if lane == 0:
-            ptx.cp_async_bulk_tensor_2d_global_shared(out_map, column, row, place)
-            ptx.cp_async_bulk_commit_group()
-
-    return copy_chunk
-
-
-def make_store_chunk(dtype: str, output_pair, paired: bool):
-    """The device function with the same parameters by which every lane stores its own outputs; `paired` as in make_store_pair."""
-    store_pair = make_store_pair(dtype, paired)
 
     @cuda.jit(device=True, forceinline=True)
-    def store_chunk(total, chunk, bias, residual, out_map, out, staging, row, column, lane):
-        """The `chunk`-th 64 columns of a warp's sums -> out[row : row + 16, column : column + 64], what lies inside of it."""
+    def copy_batch(total, batch, bias, residual, out_map, staging, row, column, consumer, thread):
+        """As many chunks as there is room for."""
+        warp_row, first = row + (thread >> 5) * WARP_ROWS, batch * room
+        first_column = column + first * CHUNK_COLUMNS
+        lay_down(total, first, bias, residual, staging, warp_row, first_column, thread)
+        if room > 1:
+            lay_down(total, first + 1, bias, residual, staging + CHUNK_BYTES, warp_row, first_column + CHUNK_COLUMNS, thread)
+        if room > 2:
+            lay_down(total, first + 2, bias, residual, staging + 2 * CHUNK_BYTES, warp_row, first_column + 2 * CHUNK_COLUMNS, thread)
+        if room > 3:
+            lay_down(total, first + 3, bias, residual, staging + 3 * CHUNK_BYTES, warp_row, first_column + 3 * CHUNK_COLUMNS, thread)
+        ptx.fence_proxy_async()
+        ptx.bar_sync(1 + consumer, WARPGROUP)
+        if thread == 0:
+            for chunk in range(room):
+                at = first_column + chunk * CHUNK_COLUMNS
+                ptx.cp_async_bulk_tensor_2d_global_shared(out_map, at, row, staging + chunk * CHUNK_BYTES)
+            ptx.cp_async_bulk_commit_group()
+
+    @cuda.jit(device=True, forceinline=True)
+    def copy_out(total, bias, residual, out_map, out, staging, row, column, consumer, thread):
+        """total -> out[row : row + 64, column : column + columns], what lies inside of it; there is room for the first batch."""
+        copy_batch(total, 0, bias, residual, out_map, staging, row, column, consumer, thread)
+        if batches > 1:
+            make_room(consumer, thread)
+            copy_batch(total, 1, bias, residual, out_map, staging, row, column, consumer, thread)
+        if batches > 2:
+            make_room(consumer, thread)
+            copy_batch(total, 2, bias, residual, out_map, staging, row, column, consumer, thread)
+        if batches > 3:
+            make_room(consumer, thread)
+            copy_batch(total, 3, bias, residual, out_map, staging, row, column, consumer, thread)
+
+    return make_room, copy_out
+
+
+def make_store_out(columns: int, dtype: str, output_pair, paired: bool):
+    """Two device functions with the same parameters, with which every lane stores its own outputs; `paired` as in make_store_pair."""
+    store_pair, chunks = make_store_pair(dtype, paired), columns // CHUNK_COLUMNS
+
+    @cuda.jit(device=True, forceinline=True)
+    def make_room(consumer, thread):
+        """Nothing: outputs go straight to memory."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_chunk(total, chunk, bias, residual, out, row, column, lane):
+        """The `chunk`-th 64 columns of this warp's sums, which begin at (row, column) of out."""
         for pair in range(SUMS_OF_A_CHUNK // 2):
             pair_row, pair_column = row + (lane >> 2) + pair % 2 * 8, column + pair // 2 * 8 + 2 * (lane & 3)
             low, high = output_pair(total, SUMS_OF_A_CHUNK * chunk + 2 * pair, bias, residual, pair_row, pair_column)
             store_pair(out, pair_row, pair_column, low, high)
 
-    return store_chunk
-
-
-def make_write(columns: int, store_chunk):
-    """The device function that writes a warp's 16 rows of a tile of `columns` columns, a chunk at a time."""
-    chunks = columns // CHUNK_COLUMNS
-
     @cuda.jit(device=True, forceinline=True)
-    def write(total, bias, residual, out_map, out, staging, row, column, lane):
-        """Written out: the compiler does not unroll a body this long, and sums that are not indexed by constants would leave registers."""
-        store_chunk(total, 0, bias, residual, out_map, out, staging, row, column, lane)
-        if chunks > 1:
-            store_chunk(total, 1, bias, residual, out_map, out, staging, row, column + CHUNK_COLUMNS, lane)
-        if chunks > 2:
-            store_chunk(total, 2, bias, residual, out_map, out, staging, row, column + 2 * CHUNK_COLUMNS, lane)
-        if chunks > 3:
-            store_chunk(total, 3, bias, residual, out_map, out, staging, row, column + 3 * CHUNK_COLUMNS, lane)
+    def store_out(total, bias, residual, out_map, out, staging, row, column, consumer, thread):
+        """total -> out[row : row + 64, column : column + columns], what lies inside of it.
 
-    return write
+        Written out: the compiler does not unroll a body this long, and sums that are not indexed by constants would leave registers.
+        """
+        warp_row, lane = row + (thread >> 5) * WARP_ROWS, thread & 31
+        store_chunk(total, 0, bias, residual, out, warp_row, column, lane)
+        if chunks > 1:
+            store_chunk(total, 1, bias, residual, out, warp_row, column + CHUNK_COLUMNS, lane)
+        if chunks > 2:
+            store_chunk(total, 2, bias, residual, out, warp_row, column + 2 * CHUNK_COLUMNS, lane)
+        if chunks > 3:
+            store_chunk(total, 3, bias, residual, out, warp_row, column + 3 * CHUNK_COLUMNS, lane)
+
+    return make_room, store_out

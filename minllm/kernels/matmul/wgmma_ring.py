@@ -30,13 +30,12 @@ def make_ring(tiling: WgmmaTiling):
 
     @cuda.jit(device=True, forceinline=True)
     def release(empty, stage, thread):
-        """A consumer is done with a stage: one of its threads for each block tells that block's producer."""
-        number = thread & 127
+        """A consumer is done with a stage: one of its 128 threads for each block tells that block's producer."""
         if cluster == 1:
-            if number == 0:
+            if thread == 0:
                 ptx.mbarrier_arrive(empty + 8 * stage)
-        elif number < cluster:
-            ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(empty + 8 * stage, number))
+        elif thread < cluster:
+            ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(empty + 8 * stage, thread))
 
     @cuda.jit(device=True)
     def meet():

@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from minllm import ptx
 from minllm.kernels.matmul.tile_order import make_tile_order
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_BYTES, WARP_ROWS, make_copy_chunk, make_output_pair, make_store_chunk, make_write
+from minllm.kernels.matmul.wgmma_epilogue import CHUNK_BYTES, make_copy_out, make_output_pair, make_store_out
 from minllm.kernels.matmul.wgmma_ring import make_fetch, make_ring
 from minllm.kernels.matmul.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP_ROWS, WgmmaTiling
 
@@ -54,7 +54,7 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
                 stage = uint32(stage + 1)
                 if stage == stages:
                     stage, phase = uint32(0), uint32(phase ^ 1)
-            number += int32(cuda.gridDim.x // cluster)
+            number = int32(number + cuda.gridDim.x // cluster)
 
     return produce
 
@@ -62,15 +62,15 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
 def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
     """The device function of a consumer: a warpgroup that multiplies 64 rows of every tile of a block, and writes them."""
     tile_m, tile_n, columns, cluster, stages = tiling.tile_m, tiling.tile_n, tiling.columns(gated), tiling.cluster, tiling.stages
-    stage_places, warp_bytes = tiling.stage_bytes // 16, tiling.chunks * CHUNK_BYTES
+    stage_places, staging_bytes = tiling.stage_bytes // 16, tiling.chunks * CHUNK_BYTES
     x_bytes, consumer_bytes = tiling.tile_m * LINE_BYTES, WARPGROUP_ROWS * LINE_BYTES
     totals = tile_n // 2  # float32 a thread
     _, release, _ = make_ring(tiling)
     tile_at = make_tile_order(tiling.group)
     wgmma = ptx.make_wgmma(tile_n, WGMMA_DTYPES[dtype])
     output_pair = make_output_pair(columns // 2, gated)
-    store_chunk = make_copy_chunk(dtype, output_pair, tiling.chunks) if copied else make_store_chunk(dtype, output_pair, paired)
-    write = make_write(columns, store_chunk)
+    make_out, how = (make_copy_out, tiling.chunks) if copied else (make_store_out, paired)
+    make_room, write = make_out(columns, dtype, output_pair, how)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(total, x, weight, add):
@@ -83,7 +83,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     @cuda.jit(device=True, forceinline=True)
     def consume(bias, residual, out, out_map, ring, staging, full, empty, tiles_m, tiles_n, k_steps, thread):
         consumer = cuda.shfl_sync(0xFFFFFFFF, (thread >> 7) - 1, 0)  # which tells the compiler that it is the same for all lanes
-        warp, lane = (thread >> 5) - 4, thread & 31
+        thread = thread & 127
         x_ring, weight_ring = ptx.keep_register(low_word(ring + consumer * consumer_bytes)), ptx.keep_register(low_word(ring + x_bytes))
         full, empty = ptx.keep_register(full), ptx.keep_register(empty)
         if copied:
@@ -94,7 +94,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
         number = int32(cuda.blockIdx.x // cluster)
         while number < tiles_m * tiles_n:
             tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
-            row, column = int32((tile_row * cluster + rank) * tile_m + warp * WARP_ROWS), int32(tile_column * columns)
+            row, column = int32((tile_row * cluster + rank) * tile_m + consumer * WARPGROUP_ROWS), int32(tile_column * columns)
             for step in range(k_steps):
                 ptx.mbarrier_wait_parity(full + 8 * stage, phase)
                 multiply(total, x_ring + stage * stage_places, weight_ring + stage * stage_places, step)
@@ -105,12 +105,13 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
                 stage = uint32(stage + 1)
                 if stage == stages:
                     stage, phase = uint32(0), uint32(phase ^ 1)
+            make_room(consumer, thread)
             ptx.wgmma_wait_group_0()
             ptx.keep_registers(total, totals)
             release(empty, previous, thread)
-            write(total, bias, residual, out_map, out, uint32(staging + warp * warp_bytes), row, column, lane)
-            number += int32(cuda.gridDim.x // cluster)
-        if copied and lane == 0:
+            write(total, bias, residual, out_map, out, uint32(staging + consumer * staging_bytes), row, column, consumer, thread)
+            number = int32(number + cuda.gridDim.x // cluster)
+        if copied and thread == 0:
             ptx.cp_async_bulk_wait_group_read_0()
 
     return consume

@@ -16,7 +16,7 @@ SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 class WgmmaTiling(NamedTuple):
     """`consumers` warpgroups own 64 x tile_n outputs each; `stages` steps of tiles are in flight; `cluster` blocks share weight's tiles.
 
-    chunks: of 64 columns, that a consumer warp has room for on their way out. group: rows of tiles that the order walks down first.
+    chunks: of 64 x 64 outputs, that a consumer has room for on their way out. group: rows of tiles that the order walks down first.
     """
 
     consumers: int
@@ -43,8 +43,8 @@ class WgmmaTiling(NamedTuple):
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes through which outputs leave, of all consumer warps."""
-        return self.consumers * 4 * self.chunks * CHUNK_BYTES
+        """Bytes through which outputs leave, of all consumers."""
+        return self.consumers * self.chunks * CHUNK_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -65,19 +65,25 @@ class WgmmaTiling(NamedTuple):
         check(self.shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
 
 
-TILINGS = (WgmmaTiling(2, 256, 4, 1, 2), WgmmaTiling(2, 192, 4, 1, 3), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
+TILINGS = (
+    WgmmaTiling(2, 256, 4, 2, 2),
+    WgmmaTiling(2, 256, 4, 1, 2),
+    WgmmaTiling(2, 192, 4, 1, 3),
+    WgmmaTiling(2, 128, 6, 1, 1),
+    WgmmaTiling(1, 128, 6, 1, 1),
+)
 
 
 def choose_tiling(m: int, n: int, gated: bool, multiprocessors: int) -> WgmmaTiling:
-    """The tiling whose blocks are done first, when each multiprocessor computes one tile after another.
+    """The tiling whose blocks are done first, when each multiprocessor computes one tile after another; of several, the earliest listed.
 
     A step of a tile takes a multiprocessor's tensor cores 128 cycles for every 64 x 64 outputs, or the copy engine a cycle for every 64
     bytes, whichever is longer; beginning and ending a tile counts as half of 64 x 64 outputs.
     """
 
     def time(tiling):
-        tiles = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.columns(gated))
+        clusters = ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated))
         products, copies = 128 * tiling.consumers * tiling.tile_n // WARPGROUP_ROWS, tiling.stage_bytes // 64
-        return ceil_div(tiles, multiprocessors) * (max(products, copies) + 64)
+        return ceil_div(clusters, multiprocessors // tiling.cluster) * (max(products, copies) + 64)
 
     return min((tiling for tiling in TILINGS if not gated or tiling.tile_n % (2 * CHUNK_COLUMNS) == 0), key=time)

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 
+from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.split_shape import SplitShape
 from tests.kernels.attention.cases import AttentionCase
 
@@ -51,6 +52,20 @@ TILE_SHAPES = [(32, 16, 1), (32, 32, 2), (16, 48, 1), (16, 16, 1)]
 TILE_SHAPE_CASES = [
     AttentionCase((35,), (41,), heads=2, head_dim=16, dtype=BFLOAT16),
     AttentionCase((3,), (19,), heads=2, head_dim=144, dtype=BFLOAT16),  # from 16 rows a warp on, Q no longer stays in registers
+]
+
+# FlashAttention-3, with the smallest tiles: 64 rows a consumer.
+HOPPER_CASES = [
+    (AttentionCase((1,), (1,), heads=2, head_dim=16, dtype=BFLOAT16, block_size=8), TileShape(16, 1, 16)),
+    (AttentionCase((4, 0, 3), (2, 5, 0), heads=2, kv_heads=2, head_dim=8, dtype=FLOAT16, block_size=8), TileShape(8, 1, 16)),
+    (AttentionCase((130, 3), (150, 40), heads=2, kv_heads=1, dtype=BFLOAT16, block_size=8), TileShape(64, 2, 32)),  # two pages a thread
+    (AttentionCase((65,), (67,), heads=2, kv_heads=1, head_dim=40, dtype=FLOAT16, block_size=256), TileShape(40, 1, 32)),  # one block
+    (AttentionCase((129,), (161,), heads=1, kv_heads=1, head_dim=80, dtype=BFLOAT16, block_size=64), TileShape(80, 3, 32)),
+    (AttentionCase((70,), (131,), heads=2, kv_heads=1, head_dim=96, dtype=FLOAT16, sliding_window=37), TileShape(96, 1, 32)),
+    (AttentionCase((9,), (40,), heads=2, kv_heads=1, head_dim=16, dtype=BFLOAT16, sliding_window=1), TileShape(16, 1, 32)),
+    (AttentionCase((33,), (33,), heads=2, kv_heads=1, head_dim=256, dtype=BFLOAT16, block_size=32), TileShape(256, 1, 16)),
+    (AttentionCase((9,), (30,), heads=2, head_dim=16, dtype=BFLOAT16, magnitude=200.0), TileShape(16, 1, 16)),  # logits beyond 1e5
+    (AttentionCase((9,), (30,), heads=2, head_dim=16, dtype=FLOAT16, magnitude=50.0), TileShape(16, 1, 16)),
 ]
 
 # Decode steps.
