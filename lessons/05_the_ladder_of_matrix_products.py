@@ -317,9 +317,9 @@ assert loads["tiled"] == 8 * loads["vectorized"] and words["tiled"] == 4 * words
 from minllm.kernels.matmul import fragments
 
 show_source(
-    fragments.make_multiply_tiles,
+    fragments.make_multiply_step,
     notes={
-        "x_fragments = cuda.local.array": "This lane's part of the operands.",
+        "a = cuda.local.array": "This lane's part of the operands.",
         "place_of_chunk(row, chunk)": "Chunks of 16 bytes lie in shared memory in a shuffled order, the swizzle, so that "
         "the eight rows that one load wants lie in eight different groups of banks. It does without padding.",
         "multiply(total": "The instruction: 4,096 operations.",
