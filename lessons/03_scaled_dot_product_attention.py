@@ -286,7 +286,7 @@ assert before > 0.5 and first > 0.8
 # %% [markdown]
 # Nobody programmed these patterns. The first two together can do something useful: find where the same token stood
 # before, and see what came after it. The third has a name, too. Weights must add up to 1, so a head that finds
-# nothing needs a place to put its weight, and the first token serves as a sink.
+# nothing needs a place to put its weight, and the first token serves as an attention sink.
 #
 # ## As three kernels
 #
