@@ -454,8 +454,8 @@ guess.against(
 # %% [markdown]
 # ## Measured against predicted
 #
-# The operations a byte that each rung asks for, and what it reached. A kernel on the slope would be limited by what it
-# asks of memory; below it, something else is.
+# The operations for each byte that a rung's blocks ask for, and what it reached. Where no cache helps, a kernel cannot
+# be above the slope; and if it is far below, something else than memory holds it up.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -479,9 +479,12 @@ roofline(
 #   deliver. So caches answer most of it, and even they do not keep up.
 # - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary arithmetic
 #   units, and spends many of its instructions on moving numbers.
-# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that.
-# - What still lies between the rungs above and the roof cannot be read off this chart: all of them ask for few enough
-#   bytes. The suspect is waiting, for a copy, a barrier, an address. Rung 5 is built to wait less.
+# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that. From here
+#   on a block asks for a byte for every 85 operations. If memory had to answer all of it, some 360 TFLOP/s would be the
+#   end. It need not: blocks that run at the same time want the same tiles, and the second-level cache has them. So a
+#   dot of these rungs may stand above the slope.
+# - What else keeps them from the flat roof cannot be read off this chart. The suspect is waiting, for a copy, a
+#   barrier, an address. Rung 5 is built to wait less.
 #
 # Note what the simulator can and cannot say. It counted bytes, sectors and conflicts, and
 # [its counts are those of the hardware](../docs/simulator.md). But it did not know which of them would cost time. For that
