@@ -23,8 +23,8 @@
 # - say why scores are divided by $\sqrt{d}$, and why a softmax subtracts the maximum;
 # - count the bytes of the score matrix, and say at which length they become a problem.
 #
-# You need [lesson 1](01_what_a_language_model_computes.py) for tokens and softmax, and lesson 2 for grid, block and
-# thread.
+# You need [lesson 1](01_what_a_language_model_computes.py) for tokens and softmax, and [lesson
+# 2](02_your_first_kernel.py) for grid, block and thread.
 #
 # ## Predict
 #
@@ -209,7 +209,7 @@ show_source(
 # values of its own, and joins their results. Queries are `[T, heads, head_dim]` then, and there is one matrix of
 # scores for each head.
 #
-# Keys and values must be kept for later tokens, in the KV cache of lesson 8. To keep fewer,
+# Keys and values must be kept for later tokens, in the KV cache of [lesson 8](08_the_kv_cache.py). To keep fewer,
 # neighbouring query heads share one head of keys and values: that is grouped-query attention. Query head $h$ reads KV
 # head $\lfloor h / \mathrm{group} \rfloor$.
 #
@@ -286,7 +286,7 @@ assert before > 0.5 and first > 0.8
 # %% [markdown]
 # Nobody programmed these patterns. The first two together can do something useful: find where the same token stood
 # before, and see what came after it. The third has a name, too. Weights must add up to 1, so a head that finds
-# nothing needs a place to put its weight, and the first token serves as a sink.
+# nothing needs a place to put its weight, and the first token serves as an attention sink.
 #
 # ## As three kernels
 #
@@ -358,7 +358,17 @@ tokens = np.zeros((4, 1, 8), np.float32)
 arrays = (padded(Q), padded(K)[None], padded(V)[None], tokens)  # the cache is one block: [1, 4, 1, 8]
 four = (np.int32([0, 4]), np.int32([4]), np.int32([[0]]))  # rows of the sequence, keys in it, its blocks
 on_place = [place.array(array) for array in (*arrays, *four)]
-materialized.attention(*on_place, scale=0.5)
+
+
+def attend(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale):
+    """The three kernels, and before them one that transposes K; with memory for the transposed K and the scores."""
+    shapes = materialized.workspace_shapes(query, key_cache, block_tables)
+    workspace = {name: place.empty(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    return lambda: materialized.attention(*inputs, scale, workspace=workspace)
+
+
+attend(*on_place, scale=0.5)()
 result = place.to_host(on_place[3])[:, 0, :4]  # [T, d]
 print(np.round(result, 2))
 assert np.allclose(result, out, atol=1e-4)
@@ -472,14 +482,16 @@ roofline(
 (row,) = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16", "materialized")
 assert row.value < tb_s * flops_a_byte / 30
 if has_gpu():
+    import ml_dtypes
+
     from minllm.course import machine_line, timed
 
-    query = place.array(rng.standard_normal((T, heads, head_dim)).astype(np.float32))
-    caches = [place.array(rng.standard_normal((1, T, kv_heads, head_dim)).astype(np.float32)) for _ in range(2)]
-    batch = [place.array(array) for array in (np.int32([0, T]), np.int32([T]), np.int32([[0]]))]
-    mixed = place.empty((T, heads, head_dim), np.float32)
-    seconds = timed(lambda: materialized.attention(query, *caches, mixed, *batch, scale=head_dim**-0.5))
-    print(f"{flops / seconds / 1e12:.2f} TFLOP/s in float32, {machine_line()}")
+    shapes = ((T, heads, head_dim), (T // 16, 16, kv_heads, head_dim), (T // 16, 16, kv_heads, head_dim))
+    inputs = [place.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16)) for shape in shapes]
+    blocks = np.arange(T // 16, dtype=np.int32)[None]  # the cache's blocks of 16 keys, in order
+    batch = [place.array(array) for array in (np.int32([0, T]), np.int32([T]), blocks)]
+    seconds = timed(attend(*inputs, place.empty(shapes[0], ml_dtypes.bfloat16), *batch, scale=head_dim**-0.5))
+    print(f"{flops / seconds / 1e12:.2f} TFLOP/s in bfloat16, {machine_line()}")
 else:
     print("No GPU here: nothing was timed on this machine.")
 
@@ -507,9 +519,9 @@ show_case("clairvoyant")
 # ## What next, and which measurement says so
 #
 # Two things stood between these kernels and the roof. The figure of bytes says that the score matrix has to go:
-# lesson 7 never writes it. The roofline says that something else is worse: products whose factors
+# [lesson 7](07_prefill_and_flash_attention.py) never writes it. The roofline says that something else is worse: products whose factors
 # are fetched for a single use. To tell which of two limits binds a kernel, you need the roofline as a tool rather than
-# a picture. That is lesson 4.
+# a picture. That is [lesson 4](04_arithmetic_intensity_and_the_roofline.py).
 #
 # ## Sources
 #

@@ -23,7 +23,8 @@
 # - read the counts of the simulator: sectors, bank conflicts, operations a byte;
 # - explain each rung by the limit that it removes, and find the limit of the next.
 #
-# You need lesson 2 for kernels, shared memory and coalescing, and lesson 4 for the roofline.
+# You need [lesson 2](02_your_first_kernel.py) for kernels, shared memory and coalescing, and [lesson
+# 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
 #
 # ## Predict
 #
@@ -131,7 +132,8 @@ show_source(
 )
 
 # %% [markdown]
-# We run every rung in the simulator on matrices of 64 by 64, small enough to wait for, and have it count.
+# We run every rung in the simulator, for 64 tokens, 64 features out and 32 in, which is small enough to wait for, and
+# have it count.
 
 # %%
 import ml_dtypes
@@ -140,8 +142,8 @@ import numpy as np
 from minllm.sim import tracing
 
 rng = np.random.default_rng(0)
-size = 64
-x, weight = (rng.standard_normal((size, size)).astype(ml_dtypes.bfloat16) for _ in range(2))  # [M, K], [N, K]
+size, depth = 64, 32
+x, weight = (rng.standard_normal((size, depth)).astype(ml_dtypes.bfloat16) for _ in range(2))  # [M, K], [N, K]
 expected = x.astype(np.float64) @ weight.astype(np.float64).T  # [M, N]
 counted = {}
 
@@ -164,7 +166,7 @@ count("naive", naive.matmul_naive)
 
 # %%
 trace = counted["naive"]
-assert trace.arrays["x"].read.bytes == trace.arrays["weight"].read.bytes == 2 * size**3
+assert trace.arrays["x"].read.bytes == trace.arrays["weight"].read.bytes == 2 * size**2 * depth
 assert trace.arrays["weight"].read.sectors_per_request == 16
 
 # %% [markdown]
@@ -209,8 +211,8 @@ count("tiled", tiled.matmul_tiled, tile=(64, 16, 8))
 
 # %%
 trace = counted["tiled"]
-assert trace.arrays["x"].read.bytes == 2 * size * size  # each number once: the tile is as large as the matrix here
-assert round(trace.total_flops / (2 * trace.arrays["x"].read.bytes)) == 64 // 2
+assert trace.arrays["x"].read.bytes == 2 * size * depth  # each number once: the tile is as large as out here
+assert int(trace.total_flops / (2 * trace.arrays["x"].read.bytes)) == 64 // 2
 
 # %% [markdown]
 # 64 times fewer bytes, and the sectors of a request are full. The engine's large tile has $t = 128$: 64 operations a
@@ -435,7 +437,7 @@ bars(
     limit=tflops,
     limit_name="best product measured:",
     log=True,
-    caption=f"A logarithmic axis: each mark is a factor. {rows[0].label}. cuBLAS is NVIDIA's own library.",
+    caption=f"The axis is logarithmic. cuBLAS is NVIDIA's own library. All {rows[0].label}.",
 )
 
 # %%
@@ -452,8 +454,8 @@ guess.against(
 # %% [markdown]
 # ## Measured against predicted
 #
-# The operations a byte that each rung asks for, and what it reached. A kernel on the slope would be limited by what it
-# asks of memory; below it, something else is.
+# The operations for each byte that a rung's blocks ask for, and what it reached. Where no cache helps, a kernel cannot
+# be above the slope; and if it is far below, something else than memory holds it up.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -477,9 +479,12 @@ roofline(
 #   deliver. So caches answer most of it, and even they do not keep up.
 # - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary arithmetic
 #   units, and spends many of its instructions on moving numbers.
-# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that.
-# - What still lies between the rungs above and the roof cannot be read off this chart: all of them ask for few enough
-#   bytes. The suspect is waiting, for a copy, a barrier, an address. Rung 5 is built to wait less.
+# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that. From here
+#   on a block asks for a byte for every 85 operations. If memory had to answer all of it, some 360 TFLOP/s would be the
+#   end. It need not: blocks that run at the same time want the same tiles, and the second-level cache has them. So a
+#   dot of these rungs may stand above the slope.
+# - What else keeps them from the flat roof cannot be read off this chart. The suspect is waiting, for a copy, a
+#   barrier, an address. Rung 5 is built to wait less.
 #
 # Note what the simulator can and cannot say. It counted bytes, sectors and conflicts, and
 # [its counts are those of the hardware](../docs/simulator.md). But it did not know which of them would cost time. For that
@@ -497,10 +502,11 @@ if has_gpu():
     place = CudaOps()
     a, b = (place.array(rng.standard_normal((M, K)).astype(ml_dtypes.bfloat16)) for _ in range(2))
     product = place.empty((M, N), a.dtype)
+    launches = 20  # one after the other: alone, a launch costs as much time as the fast kernels
     print(machine_line())
     for variant in [name for name in VARIANTS if name != "gemv"]:
         try:
-            seconds = timed(lambda variant=variant: VARIANTS[variant](a, b, product))
+            seconds = timed(lambda v=variant: [VARIANTS[v](a, b, product) for _ in range(launches)]) / launches
             print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
         except MinLLMError as error:
             print(f"{variant:12} not on this GPU: {error}")

@@ -23,8 +23,8 @@
 # - show that rotated queries and keys know their distance, and notice when a model was loaded with the wrong layout;
 # - count the bytes and launches that fusion saves, and say when it pays.
 #
-# You need lesson 2 for kernels, [lesson 3](03_scaled_dot_product_attention.py) for queries and keys, and lesson 4 for
-# the roofline.
+# You need [lesson 2](02_your_first_kernel.py) for kernels, [lesson 3](03_scaled_dot_product_attention.py) for queries and
+# keys, and [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
 #
 # ## Predict
 #
@@ -144,6 +144,8 @@ show_source(
         "load(x, row + i": "16 bytes a load: 8 numbers in bfloat16.",
         "load(residual": "The sum with the residual is formed here...",
         "store(residual": "...and kept, because the next layer adds to it.",
+        "wait_for_predecessors()": "The kernel may start before the one that makes its input is done, and waits here: "
+        "lesson 13.",
         "block_sum(": "The only step for which threads need each other.",
         "inverse_rms * weights": "Scaled in registers: the row is not read again.",
     },
@@ -314,7 +316,8 @@ curves(
 )
 
 # %% [markdown]
-# You wrote the plain kernel in lesson 2. This is the engine's: 8 numbers a thread.
+# The plain kernel is an exercise of [lesson 2](02_your_first_kernel.py). This is the engine's. It moves 16 bytes at a
+# time, which are 8 numbers in bfloat16.
 
 # %% tags=["hide-input"]
 from minllm.kernels.activation import silu
@@ -566,7 +569,8 @@ assert speeds["rms_norm"].of_limit > 0.8 and speeds["silu_and_multiply"].of_limi
 # second one for heads of the usual sizes, which asks for 16. And the engine launches neither: in the fused kernel
 # the turn comes along with bytes that have to move anyway.
 #
-# On a machine with a GPU, this cell measures yours:
+# On a machine with a GPU, this cell measures yours. The addition is the plain kernel from above, a number a thread, so
+# apart loses more than bytes:
 
 # %%
 from minllm.course import has_gpu
@@ -615,7 +619,7 @@ for variant in ("materialized", "flash_attention_2"):
 # %% [markdown]
 # Attention wrote its scores to memory, in one kernel, to read them in the next. You know by now what to do about
 # that: fuse. But a softmax needs the whole row before it can write its first number. How to fuse it nevertheless
-# is lesson 7.
+# is [lesson 7](07_prefill_and_flash_attention.py).
 #
 # ## Sources
 #

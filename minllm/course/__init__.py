@@ -13,6 +13,7 @@ _HOMES = {
     "Measurement": "records",
     "Prediction": "prediction",
     "Span": "figures.timeline",
+    "accesses": "figures.accesses",
     "bars": "figures.bars",
     "curves": "figures.curves",
     "has_gpu": "machine",
@@ -28,6 +29,7 @@ _HOMES = {
     "show_source": "source",
     "timed": "machine",
     "timeline": "figures.timeline",
+    "typed_debugger": "debugging",
 }
 __all__ = list(_HOMES)
 

@@ -96,7 +96,7 @@ class CheckedArray:
             if isinstance(position, (float, np.floating)):
                 fail(f"index {position!r} into the {self} is not an integer")
             if not 0 <= position < extent:
-                fail(f"index {tuple(map(str, indices))} is out of bounds for the {self} of shape {self.shape}")
+                fail(f"index [{', '.join(map(str, indices))}] is out of bounds for the {self} of shape {self.shape}")
         return indices
 
     def __getitem__(self, index):
@@ -123,8 +123,8 @@ class CheckedArray:
                 return
             if (min(index) if type(index) is tuple else index) < 0:
                 self.check(index)
-            if (len(index) if type(index) is tuple else 1) != self.ndim:
-                fail("a kernel stores one element at a time")
+            if (indices := len(index) if type(index) is tuple else 1) != self.ndim:
+                fail(f"a kernel stores one element at a time: {indices} indices into the {self.ndim}-dimensional {self}")
             self.data[index] = value
         except (IndexError, TypeError):
             indices = self.check(index)

@@ -21,15 +21,21 @@ def kernel_frame(frame):
     return frame
 
 
+def file_of(code):
+    """The file of a code object; "cell" for a notebook's cell, whose temporary file says nothing to anybody."""
+    folder = os.path.basename(os.path.dirname(code.co_filename))
+    return "cell" if folder.startswith("ipykernel_") else code.co_filename
+
+
 def describe(frame):
     """`file:line in function` of a frame."""
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
+    return f"{file_of(frame.f_code)}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
 def describe_instruction(code, offset):
     """`file:line in function` of the instruction at byte `offset` of a code object."""
     line = next((line for start, stop, line in code.co_lines() if start <= offset < stop), None)
-    return f"{code.co_filename}:{line} in {code.co_name}"
+    return f"{file_of(code)}:{line} in {code.co_name}"
 
 
 @functools.cache

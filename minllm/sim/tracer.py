@@ -25,7 +25,7 @@ import numpy as np
 from minllm.sim import simulator
 from minllm.sim.float_operations import CountedArray, count_in, operations
 from minllm.sim.monitor import Monitor
-from minllm.sim.place import instruction_starts, is_own
+from minllm.sim.place import file_of, instruction_starts, is_own
 from minllm.sim.trace_numbers import ArrayTraffic, PartialLine, Request, SharedLine, Trace
 from minllm.sim.trace_pipeline import Pipeline
 from minllm.sim.trace_stages import Stages
@@ -123,7 +123,7 @@ class Tracer(Monitor):
         found = tuple(chain)
         if found not in self.places:
             code = innermost.f_code
-            self.places[found] = f"{os.path.basename(code.co_filename)}, {code.co_name}", innermost.f_lineno
+            self.places[found] = f"{os.path.basename(file_of(code))}, {code.co_name}", innermost.f_lineno
         return found
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):

@@ -62,6 +62,7 @@ def found(benchmark, variant, start):
         ("matmul", "gemv", "8x6144x4096", TB_S, 2 * (32768 + 25_165_824 + 49152)),
         ("prefill attention", "materialized", "1x512", TFLOP_S, 4 * 32 * 128 * 131_328),  # 512 * 513 / 2 pairs
         ("prefill attention", "flash_attention_2", "4x2048", TFLOP_S, 4 * 4 * 32 * 128 * 2_098_176),
+        ("prefill attention", "flash_attention_3", "1x16384, 32/8 heads, d 64", TFLOP_S, 4 * 32 * 64 * 134_225_920),
         ("decode attention", "split_kv", "64x1024", TB_S, 268_435_456),  # 64 * 1024 keys of 8 heads of 128, twice, 2 bytes each
         ("decode attention", "split_kv", "1x600", TB_S, 1_228_800),
         ("projection", "fill_new_key_value", "512x2048x4096", TFLOP_S, 8_589_934_592),

@@ -71,6 +71,9 @@ MUTATIONS = [
         "activation.silu",
         ("if i < intermediate:", "if True:", "one element by hand", "out of bounds"),
         ("intermediate + i", "i", "both halves", ""),
+        ("gate_up[token, i])\n        out[token, i] = gate * sigmoid(gate) * float32(gate_up[token, intermediate + i])",
+         "gate_up[token, 2 * i])\n        out[token, i] = gate * sigmoid(gate) * float32(gate_up[token, 2 * i + 1])",
+         "both halves", "all gates come first"),
         ("gate * sigmoid(gate)", "sigmoid(gate)", "one element by hand", "gate * sigmoid(gate)"),
     ),
     *of(
@@ -124,6 +127,10 @@ MUTATIONS = [
          "bound by arithmetic", "shorter of the two"),
         ("max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops)", "self.memory_ms(bandwidth_tb_s) + (self.compute_ms(tflops)",
          "bound by arithmetic", "not their sum"),
+        ("return max", "max", "bound by memory", "nothing is returned"),
+        (" if tflops else 0.0", "", "no rate given", "TypeError"),
+        ("max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)", "self.bytes / bandwidth_tb_s",
+         "bound by memory", "self.memory_ms reckons with both"),
     ),
     *of(
         "costs.projection",
@@ -131,6 +138,7 @@ MUTATIONS = [
         ("layers * (weight * s.matrix_item", "layers * s.tokens * (weight * s.matrix_item", "a batch", "once for the whole batch"),
         (" + outputs * bias * s.item", "", "bias", "as many numbers as the result"),
         ("s.matrix_item", "s.item", "quantised matrices", "s.matrix_item"),
+        ("bias * s.item", "bias * s.matrix_item", "quantised matrices", "bias is not quantised"),
         ("(inputs + outputs)", "inputs", "activations", "the result is written"),
     ),
     *of(
@@ -138,6 +146,7 @@ MUTATIONS = [
         ("key_value_width(config)", "2 * query_width(config)", "grouped heads", "KV heads only"),
         ("config.num_hidden_layers * ", "", "several layers", "every layer"),
         (" * itemsize", "", "one layer, one head", "itemsize"),
+        ("key_value_width(config)", "2 * config.hidden_size", "one layer, one head", "stands for all query heads"),
     ),
     *of(
         "matmul.tiled",
@@ -164,10 +173,10 @@ MUTATIONS = [
     ),
     *of(
         "kv.append",
-        ("    if slot < 0:\n        return\n", "", "padding", "compare the index"),
+        ("    if slot < 0:\n        return\n", "", "padding", "the index is negative"),
         ("slot = slot_mapping[token]", "slot = token", "the slot that is asked for", "slot_mapping[t]"),
         ("key_cache[slot, i] = key[token, i]", "key_cache[slot, i] = value[token, i]", "one token", "exchanged"),
-        ("        i += BLOCK", "        break", "rows around the block's size", ""),
+        ("        i += BLOCK", "        break", "rows around the block's size", "more elements than the block has threads"),
     ),
     *of(
         "attention.split_kv",

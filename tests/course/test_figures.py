@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minllm.course import Bar, Dot, Span, bars, curves, heat_map, roofline, timeline
+from minllm.course import Bar, Dot, Span, accesses, bars, copies, curves, heat_map, roofline, timeline
 from minllm.course.figures.roofline import attainable
 from minllm.course.figures.scale import Scale, short
 
@@ -19,6 +19,18 @@ FIGURES = {
     "roofline": roofline([Dot("gemv", 1.0, 3.9), Dot("matmul", 1365.0, 305.0, measured=False)], 4.27, 766.0, "Roof"),
     "timeline": timeline([Span("copy", 0, 3, "copy"), Span("compute", 1, 9, "kernel", 1)], "ms", "Overlap"),
     "heat map": heat_map(np.array([[0.0, 0.5], [1.0, np.nan]]), "Weights", ["a", "b"], ["c", "d"], show_values=True),
+}
+
+
+def accesses_of(copy_kernel):
+    """The first read of a copy of 32 rows of 32 float32."""
+    x = np.ones((32, 32), np.float32)
+    return copy_kernel.trace[(32, 1), 32](x, np.empty_like(x)).example("global", "x")
+
+
+FIGURES |= {
+    "accesses by rows": accesses(accesses_of(copies.copy_by_rows), "Reading", caption="counted"),
+    "accesses by columns": accesses(accesses_of(copies.copy_by_columns), "Reading"),
 }
 
 
@@ -85,3 +97,9 @@ NUMBERS = {0: "0", 0.0125: "0.0125", 12.34: "12.3", 4096: "4,096", 1.6e7: "16M",
 @pytest.mark.parametrize("value", NUMBERS)
 def test_numbers_are_short(value):
     assert short(value) == NUMBERS[value]
+
+
+def test_accesses_say_how_many_sectors_move():
+    assert "128 bytes asked for, 4 sectors" in FIGURES["accesses by rows"].alternative
+    assert "128 bytes asked for, 32 sectors" in FIGURES["accesses by columns"].alternative
+    assert "and 24 more rows" in FIGURES["accesses by columns"].svg

@@ -39,10 +39,13 @@ LESSON = """# %% [markdown]
 import time
 
 answer = 41 + 1  # (1)!
-print("the answer is", answer, "<&>")
+print("the answer is", answer, "<&>", flush=True)
+time.sleep(0.3)
+print("which comes later")
 
 # %% [markdown]
-# 1. An annotation with **bold** text.
+# 1. An annotation with **bold** text
+#    on two lines.
 #
 # A paragraph after it.
 
@@ -143,7 +146,7 @@ def test_markdown_of_a_lesson_is_the_sites_markdown(lesson):
 def test_an_annotation_stands_directly_behind_its_code(lesson):
     block = next(block for block in lesson.select("div.highlight") if "41 + 1" in block.get_text())
     following = block.find_next_sibling()
-    assert following.name == "ol" and "An annotation" in following.get_text()
+    assert following.name == "ol" and "on two lines" in following.get_text()
     shown = next(block for block in lesson.select("div.highlight") if block.get_text().lstrip().startswith("shown = 1"))
     assert shown.find_next_sibling().name == "ol"
 
@@ -153,6 +156,11 @@ def test_outputs_keep_their_text_and_their_order(lesson):
     assert (
         text.index("41 + 1") < text.index("the answer is 42 <&>") < text.index("A paragraph after it") < text.index("output of hidden code")
     )
+
+
+def test_what_is_printed_in_pieces_is_one_output(lesson):
+    (printed,) = [output.get_text() for output in lesson.select(".output-text") if "the answer" in output.get_text()]
+    assert printed.strip() == "the answer is 42 <&>\nwhich comes later"
 
 
 def test_tags_hide_and_fold_code(lesson):

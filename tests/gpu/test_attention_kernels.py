@@ -1,29 +1,46 @@
 """Attention on a GPU: the simulator's cases, prompts and contexts of real sizes, and caches of over 2**31 elements."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.kernels.attention import VARIANTS, flash_attention_1, flash_attention_2, materialized, split_kv, split_tensor_core
+from minllm.kernels.attention import (
+    VARIANTS,
+    flash_attention_1,
+    flash_attention_2,
+    flash_attention_3,
+    materialized,
+    split_kv,
+    split_tensor_core,
+    split_unified_maximum,
+)
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 from tests.kernels.attention.case_lists import (
+    BFLOAT16,
     FLOAT32_CASES,
     FLOAT32_TILES,
+    HOPPER_CASES,
     LADDER_CASES,
     RAGGED_CASES,
     REAL_DECODES,
     REAL_PROMPTS,
     SPLIT_CASES,
     SPLIT_SHAPES,
+    TENSOR_COPY_CASES,
+    TENSOR_COPY_OPTIONS,
     TENSOR_CORE_CASES,
     TILE_SHAPE_CASES,
     TILE_SHAPES,
     TILES,
     in_16_bits,
 )
-from tests.kernels.attention.cases import run_variant
+from tests.kernels.attention.cases import AttentionCase, run_variant
 from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
+from tests.kernels.attention.test_split_cascade import CASES as CASCADE_CASES
+from tests.kernels.attention.test_split_cascade import run_cascade
 
 
 @pytest.mark.parametrize("case", LADDER_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
@@ -46,6 +63,26 @@ def test_flash_attention_2_with_small_tiles(device, case):
 def test_tile_shapes_of_flash_attention_2(device, tiles):
     for case in [*TILE_SHAPE_CASES, REAL_PROMPTS[0], REAL_PROMPTS[1]]:
         run_variant(device, flash_attention_2, case, tiles=tiles)
+
+
+@pytest.mark.parametrize("case", TENSOR_CORE_CASES + FLOAT32_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
+def test_flash_attention_3(device, case):
+    run_variant(device, flash_attention_3, case)
+
+
+@pytest.mark.parametrize(("case", "shape"), HOPPER_CASES, ids=str)
+def test_flash_attention_3_with_small_tiles(device, case, shape):
+    run_variant(device, flash_attention_3, case, shape=shape)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256, 2048])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_flash_attention_3_on_pages_of_all_sizes(device, head_dim, block_size):
+    """Chunks of ragged prompts on three consumers and on two; many pieces of work a block; a window."""
+    for query_lens, window in (((1100, 5, 0, 300), 0), ((200, 64), 130)):
+        contexts = tuple(length + 731 for length in query_lens)
+        case = AttentionCase(query_lens, contexts, heads=8, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=BFLOAT16)
+        run_variant(device, flash_attention_3, dataclasses.replace(case, sliding_window=window))
 
 
 @pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
@@ -71,6 +108,23 @@ def test_split_tensor_core_with_small_blocks(device, case, shape):
 def test_split_tensor_core(device, case, splits):
     first, second = (run_variant(device, split_tensor_core, case, workspace_options={"splits": splits}, splits=splits) for _ in range(2))
     np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
+@pytest.mark.parametrize("case", TENSOR_COPY_CASES, ids=str)
+@pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
+def test_split_tensor_core_by_tensor_copies(device, case, options):
+    run_variant(device, split_tensor_core, case, workspace_options=options, **options)
+
+
+@pytest.mark.parametrize(("case", "prefix_len"), CASCADE_CASES, ids=str)
+def test_split_cascade(device, case, prefix_len):
+    run_cascade(device, case, prefix_len)
+
+
+@pytest.mark.parametrize("phi", [-1000.0, 0.0, 20.0])
+@pytest.mark.parametrize("case", [case for case in REAL_DECODES if case.dtype is not np.float32], ids=str)
+def test_split_unified_maximum(device, case, phi):
+    run_variant(device, split_unified_maximum, case, phi=phi)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -13,6 +13,7 @@ PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
 # Tags of a cell: "fold" shows its code in a closed block. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
 FOLD = "celltag_fold"
+PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # as nbconvert marks it, by version
 
 
 def placeholder(source: str) -> str:
@@ -54,7 +55,7 @@ def split_leading_list(source: str) -> tuple[str, str]:
     """(the numbered list that Markdown begins with, "" if it begins otherwise; all else)."""
     lines = source.splitlines()
     end = 0
-    while end < len(lines) and (re.match(r"\d+\. ", lines[end]) or (end and (not lines[end] or lines[end].startswith("    ")))):
+    while end < len(lines) and (re.match(r"\d+\. ", lines[end]) or (end and (not lines[end] or lines[end].startswith("   ")))):
         end += 1
     return "\n".join(lines[:end]).strip(), "\n".join(lines[end:]).strip()
 
@@ -86,12 +87,17 @@ def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
     return parts
 
 
+def is_printed(area: Tag) -> bool:
+    """Whether an output is what a cell printed, rather than the value of its last line."""
+    is_value = area.find_parent(class_="jp-OutputArea-executeResult") is not None or "jp-OutputArea-executeResult" in area.get("class", [])
+    return area.get("data-mime-type") in PRINTED and area.find("pre") is not None and not is_value
+
+
 def joined(areas: list[Tag]) -> list[Tag]:
     """The outputs of a cell; what it printed in several portions, as slow or long cells do, in one."""
     found = []
     for area in areas:
-        printed = area.get("data-mime-type") == "application/vnd.jupyter.stdout" and area.find("pre")
-        if printed and found and found[-1].get("data-mime-type") == area["data-mime-type"]:
+        if found and is_printed(area) and is_printed(found[-1]):
             found[-1].find("pre").extend(list(area.find("pre").contents))
         else:
             found.append(area)

@@ -26,7 +26,7 @@ from repository_links import to_site_links
 
 ROOT = Path(__file__).parents[2]
 # What a lesson's outputs depend on beside its own text: a change of any of these executes it again.
-EXECUTED = ("minllm/**/*.py", "minllm/**/*.json", "docs/results/*.json", "tools/site/lesson_*.py")
+EXECUTED = ("minllm/**/*.py", "minllm/**/*.json", "docs/results/**/*.json", "tools/site/lesson_*.py")
 
 
 def sources_digest() -> str:

@@ -1,4 +1,4 @@
-"""Attention's rungs on a paged cache with its blocks in a random order: prompts in operations, decode steps in bytes of keys and values.
+"""Attention's rungs on a paged cache, its blocks in a random order (or one a sequence): prompts in operations, decode steps in bytes.
 
 Peers get the same keys and values gathered into contiguous memory beforehand, as [sequences, KV heads, keys, head_dim].
 """
@@ -28,12 +28,19 @@ def key_value_bytes(sequences: int, context: int, kv_heads: int, head_dim: int, 
 
 
 def prefill_case(
-    variant: str, sequences: int, tokens: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
+    variant: str,
+    sequences: int,
+    tokens: int,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: np.dtype = BFLOAT16,
+    contiguous: bool = False,
 ) -> KernelCase:
-    """Causal attention of whole prompts."""
+    """Causal attention of whole prompts; contiguous: each in one block of the cache."""
     work = prefill_flops(sequences, tokens, heads, head_dim)
     sizes = (sequences, tokens, tokens, heads, kv_heads, head_dim)
-    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work)
+    return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work, layout="contiguous" if contiguous else "")
 
 
 def ragged_lengths(sequences: int, context: int) -> np.ndarray:
@@ -126,6 +133,9 @@ def cases() -> list[KernelCase]:
     """Sequences x tokens."""
     prefill = [prefill_case(variant, 1, 512) for variant in ("materialized", "flash_attention_1", "flash_attention_2")]
     prefill += [prefill_case("flash_attention_2", 4, 2048), prefill_case("flash_attention_2", 1, 512, dtype=FLOAT32)]
+    for sequences, tokens in ((16, 512), (4, 2048), (4, 4096), (1, 16384)):
+        prefill += [prefill_case("flash_attention_3", sequences, tokens, head_dim=head_dim, contiguous=True) for head_dim in (64, 128)]
+        prefill.append(prefill_case("flash_attention_3", sequences, tokens))
     decode = [decode_case("materialized", 1, 1024)]
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
     decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in ("contiguous", "ragged")]

@@ -33,6 +33,8 @@ class Shape:
 
 def expect_number(name, got, expected, suspects=(), unit=""):
     """Raise Mismatch unless `got` is `expected`, to nine digits. suspects: (mistake, the number it gives)."""
+    if got is None:
+        raise Mismatch(f"{name}: expected {expected:,.6g}{unit}, got None\nLikely cause: nothing is returned; write `return`.")
     if abs(got - expected) <= 1e-9 * abs(expected):
         return
     cause = next((mistake for mistake, number in suspects if abs(got - number) <= 1e-9 * abs(number)), "")
@@ -48,6 +50,7 @@ def floor(cost_class, moved, flops, bandwidth, tflops=None):
         ("this is the shorter of the two times; the longer one holds the step up.", min(memory, compute)),
         ("the arithmetic was left out.", memory),
         ("tera is 10**12.", max(memory, compute) * 1e3),
+        ("bandwidth is in TB/s and the result in milliseconds; self.memory_ms reckons with both.", moved / bandwidth),
     ]
     got = cost_class(bytes=moved, flops=flops).floor_ms(bandwidth, tflops)
     expect_number("floor_ms", got, max(memory, compute), suspects, " ms")
@@ -67,7 +70,8 @@ def projected(decode_stages, batch=1, itemsize=2, matrix_itemsize=None, bias=Fal
         "weight_bytes": (weights, [
             ("weights are read once for the whole batch.", batch * weights),
             (one_layer, weights / layers),
-            ("the bias has as many numbers as the result, and is not quantised.", layers * inputs * outputs * item),
+            ("the bias was left out: it has as many numbers as the result.", layers * inputs * outputs * item),
+            ("the bias is not quantised: s.item bytes a number.", layers * (inputs * outputs + outputs * bias) * item),
             ("the matrices have a size of their own where they are quantised: s.matrix_item.",
              layers * (inputs * outputs + outputs * bias) * itemsize),
             ("these are numbers; each takes some bytes.", layers * inputs * outputs),
@@ -110,6 +114,8 @@ def cached(kv_bytes_per_token, layers, kv_heads, heads, head_dim, itemsize):
     suspects = [
         ("query heads are not cached: grouped-query attention stores the KV heads only.", right * heads // kv_heads),
         ("keys and values: two of them.", right // 2),
+        ("hidden_size stands for all query heads; the cache holds the KV heads, each of head_dim numbers.",
+         2 * shape.hidden_size * layers * itemsize),
         ("every layer has a cache of its own.", right // layers),
         ("these are numbers; each takes itemsize bytes.", right // itemsize),
     ]
@@ -127,10 +133,11 @@ EXERCISES = (
         "may be None, and then only memory counts.",
         hints=("1 TB/s is 10**12 bytes a second, 1 TFLOP/s 10**12 operations a second.", "The two overlap: the longer time wins."),
         rungs=(
-            Rung("bound by memory", "4.8 GB at 4.8 TB/s take a millisecond.", lambda cost: floor(cost, 4_800_000_000, 1, 4.8)),
+            Rung("bound by memory", "4.8 GB at 4.8 TB/s take a millisecond.", lambda cost: floor(cost, 4_800_000_000, 1, 4.8, 989)),
             Rung("bound by arithmetic", "the longer of the two times holds the step up.",
                  lambda cost: floor(cost, 10**9, 989 * 10**9, 4.8, 989)),
             Rung("memory still", "with both limits given, memory may be the one.", lambda cost: floor(cost, 10**10, 10**9, 4.8, 989)),
+            Rung("no rate given", "tflops may be None; then memory alone counts.", lambda cost: floor(cost, 10**10, 10**15, 4.8)),
         ),
     ),
     Exercise(
@@ -163,7 +170,11 @@ EXERCISES = (
         module="minllm.costs.parameters",
         entry="kv_bytes_per_token",
         task="Return the bytes of one token's keys and values in all layers: of the KV heads only, which query heads share.",
-        hints=("Keys and values, layers, KV heads, elements of a head, bytes of an element: a product of five.",),
+        hints=(
+            "Keys and values, layers, KV heads, elements of a head, bytes of an element: a product of five.",
+            "config.num_hidden_layers, config.num_key_value_heads and config.head_dim; key_value_width, further up in the file, "
+            "has three of the factors.",
+        ),
         rungs=(
             Rung("one layer, one head", "a key and a value.", lambda f: cached(f, 1, 1, 1, 3, 4)),
             Rung("several layers", "each layer has its own keys and values.", lambda f: cached(f, 3, 1, 1, 4, 2)),

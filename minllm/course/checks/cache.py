@@ -9,6 +9,7 @@ from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
+from minllm.kernels.kv.append import BLOCK
 from minllm.kernels.rope.rotate import rope_table
 from minllm.sim import unwritten
 
@@ -81,13 +82,15 @@ def appended(append, slots, block_size=4, row=3, tokens=None, pages=4, dtype=np.
     kept = [slot >= 0 for slot in slots]
     written = (("key_cache", key_cache, before[0], key, value), ("value_cache", value_cache, before[1], value, key))
     for name, got, old, new, other in written:
-        expected, swapped, in_order = (old.reshape(-1, row).copy() for _ in range(3))
+        expected, swapped, in_order, once = (old.reshape(-1, row).copy() for _ in range(4))
         expected[np.array(slots)[kept]] = new[kept, 0]
         swapped[np.array(slots)[kept]] = other[kept, 0]
         in_order[np.arange(tokens)] = new[:, 0]
+        once[np.array(slots)[kept], :BLOCK] = new[kept, 0, :BLOCK]
         suspects = [
             ("keys and values are exchanged.", swapped),
             ("token t was written to slot t; it belongs to slot_mapping[t].", in_order),
+            ("each thread copied one element; a row may have more elements than the block has threads.", once),
             ("nothing was written.", old.reshape(-1, row)),
         ]
         expect(name, got.reshape(-1, row), expected, ("slot", "i"), suspects)

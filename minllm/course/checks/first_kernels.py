@@ -21,10 +21,12 @@ def gate(silu, gate_up):
     wide = gate_up.astype(np.float64)
     first, second = np.split(wide, 2, axis=1)
     sigmoid, other = 1 / (1 + np.exp(-first)), 1 / (1 + np.exp(-second))
+    in_turns = wide[:, ::2] / (1 + np.exp(-wide[:, ::2])) * wide[:, 1::2]
     suspects = [
         ("gate and up are exchanged: the gate is the first half of the row.", second * other * first),
         ("this is sigmoid(gate) * up; silu(gate) is gate * sigmoid(gate).", sigmoid * second),
         ("up is missing.", first * sigmoid),
+        ("gate and up were taken from neighbouring elements; all gates come first, then all ups.", in_turns),
         ("the gate passed without its sigmoid.", first * second),
     ]
     expect("out", out, first * sigmoid * second, ("token", "i"), suspects)

@@ -22,6 +22,7 @@ SECONDS = 30  # of computing that a rung may take: the solutions take less than 
 # What the simulator's findings usually mean, by a part of their text.
 MEANINGS = (
     ("out of bounds", "compare the index with the array's size before you use it; the last block reaches beyond the edge."),
+    ("index [-", "the index is negative, and nothing wraps around here. Is it a mark, such as -1 for padding, that you must test for?"),
     ("cannot go on", "some threads wait for others who never come: a barrier or a shuffle stands in a branch or a loop that not all take."),
     ("memory that nobody wrote", "you read an element before anybody wrote it, or one that is not yours to read."),
     ("shared memory that nobody wrote", "a thread reads what another has not written yet: a barrier is missing, or an element left out."),

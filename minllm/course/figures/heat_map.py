@@ -29,7 +29,7 @@ def heat_map(
     drawn = [label(0, FONT_SIZE, title, font_weight=600)]
     for (row, column), value in np.ndenumerate(values):
         x, y = left + column * cell, TOP + row * cell
-        opacity = 0.0 if np.isnan(value) else float(value) / most
+        opacity = 0.0 if np.isnan(value) else float(value) / most * (0.5 if show_values else 1)  # numbers stay readable
         drawn.append(cell_mark(x, y, cell, opacity, series, f"row {row}, column {column}: {short(value)}", rows * columns))
         if show_values and not np.isnan(value):
             drawn.append(label(x + cell / 2, y + cell / 2 + 4, short(value), "middle", font_size=FONT_SIZE - 3))

@@ -4,6 +4,7 @@
     materialized         the way one would write it first: scores in memory, softmax in place, times V; K kept transposed
     flash_attention_1    online softmax, loop over keys outside, state rescaled in memory
     flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
+    flash_attention_3    copies, products and softmax beside each other, on Hopper: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
     split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch
     split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
@@ -50,10 +51,19 @@ class Variants(Mapping):
         return len(self.names)
 
 
-VARIANTS = Variants("materialized", "flash_attention_1", "flash_attention_2", "split_kv", "split_tensor_core", "split_unified_maximum")
+VARIANTS = Variants(
+    "materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3",
+    "split_kv", "split_tensor_core", "split_unified_maximum",
+)  # fmt: skip
 DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum")  # they take one new token a sequence
 
 
-def choose(max_query_len, dtype=None):
-    """The fastest variant's name: split_tensor_core where every sequence has one new token at most, else flash_attention_2."""
-    return "split_tensor_core" if max_query_len == 1 else "flash_attention_2"
+def choose(max_query_len, dtype=None, compute_capability=None):
+    """The fastest variant's name: split_tensor_core where every sequence has one new token at most, else FlashAttention.
+
+    The third on Hopper (compute capability (9, 0)) for 16-bit dtypes, else the second, which takes every dtype.
+    """
+    if max_query_len == 1:
+        return "split_tensor_core"
+    sixteen_bits = dtype is not None and str(dtype) in ("float16", "bfloat16")
+    return "flash_attention_3" if compute_capability == (9, 0) and sixteen_bits else "flash_attention_2"

@@ -2,7 +2,9 @@
 
 A row of a tile is one token's head_dim numbers, padded with zeros to a multiple of 16, the depth of an mma step, and then by 16 bytes
 more: so rows start at an odd multiple of 16 bytes from each other, and the eight rows of 16 bytes that ldmatrix reads at one time lie
-in different banks (a row of 128 or 256 bytes would put all eight into the same four banks).
+in different banks (a row of 128 or 256 bytes would put all eight into the same four banks). Where a row is no multiple of 128 bytes
+(head_dim 32 or 80), eight neighbouring copies reach over that gap into the next row, and two of them meet in a bank: that costs a copy
+once, where ldmatrix reads it once for every warp.
 
 The copies are cp.async: 16 bytes a thread, straight from global to shared memory, without registers, while the block computes. A
 thread keeps its column and takes every rows_at_once-th row. Rows that no query row may see are filled with zeros and not read: what

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 
+from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.split_shape import SplitShape
 from tests.kernels.attention.cases import AttentionCase
 
@@ -53,6 +54,20 @@ TILE_SHAPE_CASES = [
     AttentionCase((3,), (19,), heads=2, head_dim=144, dtype=BFLOAT16),  # from 16 rows a warp on, Q no longer stays in registers
 ]
 
+# FlashAttention-3, with the smallest tiles: 64 rows a consumer.
+HOPPER_CASES = [
+    (AttentionCase((1,), (1,), heads=2, head_dim=16, dtype=BFLOAT16, block_size=8), TileShape(16, 1, 16)),
+    (AttentionCase((4, 0, 3), (2, 5, 0), heads=2, kv_heads=2, head_dim=8, dtype=FLOAT16, block_size=8), TileShape(8, 1, 16)),
+    (AttentionCase((130, 3), (150, 40), heads=2, kv_heads=1, dtype=BFLOAT16, block_size=8), TileShape(64, 2, 32)),  # two pages a thread
+    (AttentionCase((65,), (67,), heads=2, kv_heads=1, head_dim=40, dtype=FLOAT16, block_size=256), TileShape(40, 1, 32)),  # one block
+    (AttentionCase((129,), (161,), heads=1, kv_heads=1, head_dim=80, dtype=BFLOAT16, block_size=64), TileShape(80, 3, 32)),
+    (AttentionCase((70,), (131,), heads=2, kv_heads=1, head_dim=96, dtype=FLOAT16, sliding_window=37), TileShape(96, 1, 32)),
+    (AttentionCase((9,), (40,), heads=2, kv_heads=1, head_dim=16, dtype=BFLOAT16, sliding_window=1), TileShape(16, 1, 32)),
+    (AttentionCase((33,), (33,), heads=2, kv_heads=1, head_dim=256, dtype=BFLOAT16, block_size=32), TileShape(256, 1, 16)),
+    (AttentionCase((9,), (30,), heads=2, head_dim=16, dtype=BFLOAT16, magnitude=200.0), TileShape(16, 1, 16)),  # logits beyond 1e5
+    (AttentionCase((9,), (30,), heads=2, head_dim=16, dtype=FLOAT16, magnitude=50.0), TileShape(16, 1, 16)),
+]
+
 # Decode steps.
 SPLIT_CASES = [  # with the number of splits
     (AttentionCase((1,), (1,), heads=2, head_dim=16, dtype=BFLOAT16), 1),
@@ -74,6 +89,17 @@ RAGGED_CASES = [  # for blocks that take parts of several heads and sequences
     AttentionCase((1,) * 35, tuple(5 * i % 37 for i in range(35)), heads=2, head_dim=8, dtype=FLOAT16, block_size=8),  # over 32
     AttentionCase((1, 0, 1, 1), (50, 70, 12, 90), heads=12, kv_heads=1, head_dim=16, dtype=BFLOAT16, sliding_window=30, block_size=32),
     AttentionCase((1, 1), (40, 95), heads=2, kv_heads=1, head_dim=72, dtype=FLOAT16, block_size=5),
+]
+TENSOR_COPY_CASES = [  # caches of whole blocks of 16 keys, head_dim of whole boxes of 64
+    AttentionCase((1,) * 3, (33, 0, 70), heads=8, kv_heads=2, dtype=BFLOAT16),
+    AttentionCase((1, 1), (20, 97), heads=2, kv_heads=2, head_dim=128, dtype=FLOAT16, block_size=32),
+    AttentionCase((1,), (67,), heads=4, kv_heads=1, dtype=BFLOAT16, sliding_window=30),
+    AttentionCase((1,), (40,), heads=2, kv_heads=1, head_dim=256, dtype=BFLOAT16, block_size=48),
+]
+TENSOR_COPY_OPTIONS = [
+    dict(sm_count=3, shape=SplitShape(1, 16, 3, 1, tensor_copies=True)),
+    dict(splits=2, shape=SplitShape(2, 32, 2, 1, tensor_copies=True)),
+    dict(sm_count=2, shape=SplitShape(2, 16, 4, 1, tensor_copies=True)),
 ]
 SPLIT_SHAPES = [SplitShape(1, 16, 2, 1), SplitShape(2, 16, 3, 1), SplitShape(1, 32, 4, 2)]
 

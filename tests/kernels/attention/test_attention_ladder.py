@@ -60,8 +60,11 @@ def test_wrong_arguments_are_explained(name):
 
 def test_the_registry():
     decode = ["split_kv", "split_tensor_core", "split_unified_maximum"]
-    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", *decode]
-    assert choose(1) == "split_tensor_core" and choose(2, "float32") == "flash_attention_2"
+    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3", *decode]
+    assert choose(1) == choose(1, "bfloat16", (9, 0)) == "split_tensor_core"
+    assert choose(2, "float32") == choose(2, "float32", (9, 0)) == "flash_attention_2"
+    assert choose(2, "bfloat16", (8, 0)) == choose(2, "float16") == "flash_attention_2"
+    assert choose(2, "bfloat16", (9, 0)) == choose(2, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
     with pytest.raises(KeyError, match="no attention kernel is called 'flash'"):
         VARIANTS["flash"]
 

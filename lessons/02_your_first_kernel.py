@@ -1,0 +1,448 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 2. Your first kernel
+#
+# A kernel is a function that a GPU runs many times at once, each time for another piece of the work. In this lesson
+# you write one, run it, stop one of its thousands of threads to look into it, break it in the three usual ways, and
+# see why two kernels that move the same bytes can differ in speed by a large factor.
+#
+# **What you will be able to do**
+#
+# - turn a line of NumPy into a kernel, and choose a grid and a block for it;
+# - run it without a GPU, step through a thread, and let the simulator find an access out of bounds and a race;
+# - say from a kernel's indices whether its accesses coalesce, and count what it costs when they do not.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py), Python and a little NumPy. You need no GPU.
+#
+# ## Predict
+#
+# 1. 100 numbers are to be worked on by blocks of 32 threads, a number a thread. How many blocks does that take, and
+#    how many threads will have nothing to do?
+# 2. A matrix of 128 by 128 float32 is copied, first with neighbouring threads along a row, then with neighbouring
+#    threads down a column. How many bytes does the memory move for each?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(
+    blocks=4,
+    idle_threads=28,
+    copied_by_rows=2 * 128 * 128 * 4,  # every number read once and written once, 4 bytes each
+    copied_by_columns=2 * 128 * 128 * 4,  # the same numbers, so the same bytes?
+)
+guess
+
+# %% [markdown]
+# ## From an equation to a kernel
+#
+# After each part of a layer, a model adds what the part found to the token's vector:
+#
+# $$\mathrm{out}_i = x_i + r_i$$
+#
+# In NumPy that is `x + residual`. Written out, it is a loop:
+#
+# ```python
+# for i in range(len(out)):
+#     out[i] = x[i] + residual[i]
+# ```
+#
+# No turn of the loop needs another. So a GPU makes every turn a thread of its own. The loop disappears, its body
+# stays, and what is left to say is which `i` is mine. Threads come in blocks, and the blocks together are the grid:
+#
+# $$i = \mathrm{number\ of\ my\ block} \cdot \mathrm{threads\ in\ a\ block} + \mathrm{my\ number\ in\ the\ block}$$
+
+# %%
+from numba import cuda
+
+from minllm.runtime.kernel import kernel, launch
+
+
+@kernel
+def add_kernel(x, residual, out):  # all [n]
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x  # (1)!
+    if i < out.size:  # (2)!
+        out[i] = x[i] + residual[i]
+
+
+# %% [markdown]
+# 1. Every thread runs this same line and gets another number: `blockIdx` is its block's number, `blockDim` how many
+#    threads a block has, `threadIdx` its own number within the block.
+# 2. Blocks are whole. If the elements do not fill the last one, its last threads must do nothing.
+#
+# `@kernel` is Numba's `@cuda.jit` with this package's compiler settings and its simulator: the Python function is
+# compiled to machine code for a GPU, or run as it is without one.
+
+# %% tags=["fold"]
+import numpy as np
+
+from minllm.course import heat_map
+
+threads = np.arange(4 * 32, dtype=float).reshape(4, 32)  # [blocks, threads in a block]
+threads[threads >= 100] = np.nan
+heat_map(
+    threads,
+    "4 blocks of 32 threads, and the element that each thread works on",
+    row_names=[f"block {number}" for number in range(4)],
+    show_values=True,
+    caption="A cell is a thread. The empty ones are those that the guard stops.",
+)
+
+# %% [markdown]
+# ## Run it
+#
+# Where the arrays are, the kernel runs: arrays on a GPU are worked on there, NumPy arrays by the simulator. The two
+# classes below have the same functions, so the rest of the lesson does not care.
+
+# %%
+from minllm.course import has_gpu
+from minllm.kernels.arguments import ceil_div
+
+if has_gpu():
+    from minllm.ops.cuda_ops import CudaOps as Place
+else:
+    from minllm.ops.numpy_ops import NumpyOps as Place
+place = Place()
+
+n, block = 100, 32
+rng = np.random.default_rng(0)
+x, residual = (rng.standard_normal(n).astype(np.float32) for _ in range(2))  # [n]
+out = place.empty((n,), np.float32)
+grid = ceil_div(n, block)  # 100 / 32, rounded up
+launch(add_kernel, grid, block, (place.array(x), place.array(residual), out))
+
+assert np.array_equal(place.to_host(out), x + residual)
+print(f"{grid} blocks of {block} threads; the sums are those of NumPy")
+
+# %%
+guess.against(blocks=grid, idle_threads=grid * block - n)
+
+# %% [markdown]
+# ## Stop a thread
+#
+# In the simulator a thread is plain Python, and so is the debugger. Write `breakpoint()` into a kernel, and one
+# thread stops while all others stand where they were. A page cannot type, so here the commands are typed for it; in
+# a notebook, put `breakpoint()` in that place and type them yourself.
+
+# %%
+from minllm.course import typed_debugger
+
+debugger = typed_debugger(
+    "p cuda.blockIdx.x, cuda.threadIdx.x, i", "p x[i], residual[i]", "next", "p out.data[96:]", "continue"
+)
+
+
+@kernel
+def add_and_stop_kernel(x, residual, out):  # all [n]
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i == 98:
+        debugger.set_trace()  # breakpoint() in a notebook
+    if i < out.size:
+        out[i] = x[i] + residual[i]
+
+
+add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
+
+# %% [markdown]
+# `p` prints, `next` goes on by a line, `continue` lets go. Thread 2 of block 3 is number 98. Threads 0 and 1 of its
+# block have already written theirs, and its own element is still 0.
+#
+# ## Count what it did
+#
+# A trace counts while the kernel runs. It is not a measurement of time: it says how many bytes were asked for, and
+# how many had to move.
+
+# %%
+trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
+print(trace)
+assert trace.total.bytes == 3 * n * 4  # two reads and a write of 4 bytes an element
+
+# %% [markdown]
+# ## Break it: out of bounds
+#
+# Leave the guard out. Threads 100 to 127 then reach behind the arrays. A GPU does not check: it reads what happens to
+# lie there, and writes into what may be somebody else's. The simulator checks every access.
+
+
+# %%
+import textwrap
+
+from minllm.errors import SimulationError
+from minllm.sim import detecting
+
+
+def finding(kernel, grid, block, *arrays):
+    """Run a broken kernel in the simulator, with all detectors, and print what is found."""
+    try:
+        with detecting():
+            kernel.simulate[grid, block](*arrays)
+    except SimulationError as error:
+        print(textwrap.fill(str(error), 100))
+    else:
+        raise AssertionError("nothing was found")
+
+
+@kernel
+def add_without_guard_kernel(x, residual, out):  # all [n]
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    out[i] = x[i] + residual[i]
+
+
+finding(add_without_guard_kernel, grid, block, x, residual, np.empty(n, np.float32))
+
+# %% [markdown]
+# Read such a report from its end: the place in the code, then the thread, then what was wrong with its index.
+#
+# ## Threads that work together, and the race between them
+#
+# Some work is not a thread's own. Threads of one block can help each other: they share a small, fast memory, and they
+# can wait for each other at a barrier. Here every number gets the next one added, and the last one the first:
+
+# %%
+from numba import float32
+
+
+@kernel
+def add_next_kernel(x, out):  # both [64]
+    tile = cuda.shared.array(64, float32)  # one for each block, seen by its threads only
+    i = cuda.threadIdx.x
+    tile[i] = x[i]
+    cuda.syncthreads()  # (1)!
+    out[i] = tile[i] + tile[(i + 1) % 64]
+
+
+numbers = np.arange(64, dtype=np.float32)  # [64]
+sums = place.empty((64,), np.float32)
+launch(add_next_kernel, 1, 64, (place.array(numbers), sums))
+assert np.array_equal(place.to_host(sums), numbers + np.roll(numbers, -1))
+print(place.to_host(sums)[[0, 1, 62, 63]])
+
+# %% [markdown]
+# 1. A barrier: nobody goes on until all 64 have come. Without it a thread would read a place that another has not yet
+#    filled.
+#
+# Now somebody finds that the sum could as well be kept in the tile, for a later step to use. The kernel still looks
+# right, line by line.
+
+
+# %%
+@kernel
+def add_next_in_place_kernel(x, out):  # both [64]
+    tile = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    tile[i] = x[i]
+    cuda.syncthreads()
+    tile[i] += tile[(i + 1) % 64]
+    out[i] = tile[i]
+
+
+wrong = np.empty(64, np.float32)
+add_next_in_place_kernel.simulate[1, 64](numbers, wrong)
+print(
+    (wrong != numbers + np.roll(numbers, -1)).sum(),
+    "of 64 are wrong, in the order in which the simulator runs them",
+)
+finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
+
+# %% [markdown]
+# A race is two threads at one place, one of them writing, and nothing that orders them. Thread 0 changes its number
+# while the last thread still needs the old one. On a GPU the result depends on who comes first: it may be right a
+# thousand times. The detector does not wait for the bad order to happen. It asks whether anything forbids it.
+#
+# ## Read a kernel of the package
+#
+# GELU is the activation of GPT-2's feed-forward. Its formula works on each number by itself, like our addition:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.activation import gelu
+
+show_source(
+    gelu.gelu_kernel,
+    notes={
+        "functools.cache": "The kernel is made once for each formula: the compiler sees a constant, not a choice.",
+        "x, out": "Two dimensions: a row of features for each token.",
+        "blockIdx.y": "The grid has two dimensions too. x counts tokens, y the pieces of a row.",
+        "if i < out.shape[1]": "The guard, as in ours.",
+        "formula(float32": "Read as float32, computed, stored in the array's own format.",
+    },
+)
+
+# %% tags=["hide-input"]
+show_source(gelu.gelu_tanh)
+
+# %% [markdown]
+# ## Neighbours should ask for neighbours
+#
+# The hardware drives threads in groups of 32, the warps, one instruction for all. When a warp reads, its 32 requests
+# go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads ask for 32 float32 in a row,
+# those are 128 bytes: 4 sectors, and every byte of them is wanted. That is coalescing.
+#
+# Here is one copy, written twice. Only the indices differ.
+
+# %% tags=["hide-input"]
+from minllm.course import copies
+
+show_source(copies.copy_by_rows)
+
+# %% tags=["hide-input"]
+show_source(
+    copies.copy_by_columns,
+    notes={"row = cuda.blockIdx.y": "Neighbouring threads take neighbouring rows of the same column."},
+)
+
+# %%
+side = 128
+matrix = rng.standard_normal((side, side)).astype(np.float32)  # [rows, columns]
+traces = {}
+for name, copy_kernel in (("by rows", copies.copy_by_rows), ("by columns", copies.copy_by_columns)):
+    copied = np.empty_like(matrix)
+    traces[name] = copy_kernel.trace[(side, 1), copies.BLOCK](matrix, copied)
+    assert np.array_equal(copied, matrix)
+    moved, asked = traces[name].total.sector_bytes, traces[name].total.bytes
+    print(
+        f"{name:10}  {asked:>9,} bytes asked for  {moved:>9,} bytes in sectors  "
+        f"{traces[name].total.sectors_per_request:4.0f} sectors a request"
+    )
+
+# %% [markdown]
+# Both are right. Both ask for the same bytes. Here is the first read of a warp in each:
+
+# %% tags=["fold"]
+from minllm.course import accesses
+
+accesses(
+    traces["by rows"].example("global", "x"),
+    "By rows",
+    caption="Counted in the simulator. Coloured cells are asked for, by the lane in them; frames are sectors.",
+)
+
+# %% tags=["fold"]
+accesses(
+    traces["by columns"].example("global", "x"),
+    "By columns",
+    caption="Each lane gets 4 bytes of the 32 that move for it: seven eighths of the traffic is for nobody.",
+    series=1,
+)
+
+# %%
+by_rows, by_columns = (traces[name].total.sector_bytes for name in ("by rows", "by columns"))
+assert by_columns == 8 * by_rows
+guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
+
+# %% [markdown]
+# ## Measured against predicted
+#
+# Eight times the bytes should take eight times as long, if no cache helps. Caches do help: neighbouring blocks want
+# other parts of the same sectors, and find some of them still there. What an H200 makes of the two kernels was
+# recorded, and beside them a third, the kernel with which the engine copies keys and values into its cache:
+
+# %% tags=["fold"]
+from minllm.course import Bar, bars, load_record, recorded
+
+slow, fast = (recorded("copy", variant=name, record="lessons/h200")[0] for name in ("by columns", "by rows"))
+(wide,) = recorded("kv", variant="append")
+limit = load_record()["ceilings"]["copy_tb_s"]
+bars(
+    [
+        Bar(name, row.value, f"{100 * row.value / limit:.0f} %", colour)
+        for colour, (name, row) in enumerate(
+            (("by columns", slow), ("by rows", fast), ("by rows, 16 bytes a thread", wide))
+        )
+    ],
+    unit="TB/s",
+    title="Three copies: useful bytes a second, read plus written",
+    limit=limit,
+    limit_name="the driver's own copy:",
+    caption=f"16,384 by 16,384 float32; the third 65,536 rows of keys and of values, bfloat16; {fast.label}.",
+)
+
+# %% tags=["hide"]
+assert wide.value > fast.value > 3 * slow.value
+
+# %% [markdown]
+# Rows against columns is a factor of about five, less than eight. But rows are not at the limit either, although
+# every byte that moves is wanted. There the reason is another: a thread that asks for 4 bytes and ends leaves too
+# little under way to keep such a memory busy. The third kernel moves 16 bytes a thread. You will meet it in lesson 8.
+
+# %%
+if has_gpu():
+    from minllm.course import machine_line, timed
+
+    large = place.array(rng.standard_normal((8192, 8192), np.float32))  # [rows, columns], 268 MB
+    target = place.empty((8192, 8192), np.float32)
+    for name, down in (("by rows", False), ("by columns", True)):
+        seconds = timed(lambda down=down: copies.copy(large, target, down))
+        print(f"{name:10}  {2 * large.nbytes / seconds / 1e12:6.3f} TB/s, {machine_line()}")
+else:
+    print("No GPU here: nothing was timed on this machine.")
+
+# %% [markdown]
+# The kernels of this package are written so that warps walk along rows. Kernels that compute little are then as fast
+# as memory, and stand close to the slope of the roofline. You will learn to read this picture in
+# lesson 4; for now, the line is what memory allows.
+
+# %% tags=["fold"]
+from minllm.course import Dot, roofline
+
+ceilings = load_record()["ceilings"]
+dots = []
+for colour, (name, variant, intensity) in enumerate(
+    (("activation", "silu_and_multiply", 1.0), ("activation", "gelu_tanh", 2.5))
+):
+    (row,) = recorded(name, variant=variant)
+    dots.append(Dot.of_bandwidth(f"{variant}: {row.value:.2f} TB/s", intensity, row.value, colour=colour))
+roofline(
+    dots,
+    ceilings["copy_tb_s"],
+    ceilings["bf16_tflops"],
+    "Two kernels that work on each number by itself",
+    caption=f"Operations and bytes as in the kernels' docstrings, bfloat16; {row.label}.",
+)
+
+# %% [markdown]
+# ## Exercises
+#
+# `minllm exercise` writes a file of the package with a part taken out. Fill it in, and `minllm check` climbs a ladder
+# of cases. When one fails it says which element is wrong and what the likely cause is. Neither needs a GPU.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(2)
+
+# %% [markdown]
+# ## A detective case
+#
+# Adding up a row is work for a whole block: half of the threads add the other half's numbers to theirs, then a
+# quarter, and so on. This kernel was in use for months.
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("restless_sum")
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# The traces on this page show kernels that ask for a few bytes for every operation, and the recorded dots stand on
+# the slope: memory is their limit. The step in which a language model spends its operations is attention together
+# with the matrix products. Lesson 3 computes attention by hand, writes it as kernels, and meets a case where far more
+# bytes move than are needed.
+#
+# ## Sources
+#
+# - NVIDIA, "CUDA C++ Programming Guide", sections on the thread hierarchy and on `__syncthreads()`.
+# - NVIDIA, "CUDA C++ Best Practices Guide", "Coalesced Access to Global Memory".
+# - D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016, section 2.
+# - M. Harris, "Optimizing Parallel Reduction in CUDA", NVIDIA 2007: the sum, step by step, and its races.

@@ -1,0 +1,565 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 4. Arithmetic intensity and the roofline
+#
+# How fast can a model possibly write on this machine? The answer takes two numbers of the model, two of the machine,
+# and a division. Nothing has to be installed, and nothing measured. In this lesson you learn the division, check it
+# against the simulator and against an H200, and see what is left to explain.
+#
+# **What you will be able to do**
+#
+# - count the bytes and operations of a matrix product by hand, and say whether memory or arithmetic is its limit;
+# - read a roofline, and say where a dot moves when the batch grows;
+# - predict latency, throughput and cost of a model on a GPU from two data sheets, and say how far to trust that.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py). You need no GPU.
+#
+# ## Predict
+#
+# A model has 8 billion numbers of 2 bytes. An H200 moves 4.27 TB a second and does 766 TFLOP a second: both were
+# measured, with a large copy and with a large product. One sequence is being written.
+#
+# - How many bytes does the step for a token read, and how many milliseconds does that take?
+# - How many milliseconds does its arithmetic take?
+# - How many sequences can be written together before arithmetic takes longer than reading the weights?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(
+    bytes=16e9,  # 8 billion numbers, 2 bytes each, once
+    memory_ms=3.7,  # 16e9 / 4.27e12
+    arithmetic_ms=0.02,  # 2 * 8e9 / 766e12
+    batch_at_the_ridge=180,  # where the two are equal
+    limit="memory",
+)
+guess
+
+# %% [markdown]
+# ## By hand: one matrix product
+#
+# Nearly all work of a language model is one operation: rows of activations times a matrix of weights.
+#
+# $$\mathrm{out}_{t,n} = \sum_{k} x_{t,k} \, w_{n,k} \qquad
+# x: [T, K], \quad w: [N, K], \quad \mathrm{out}: [T, N]$$
+#
+# Every one of the $T N$ results takes $K$ multiplications and $K$ additions. Everything has to be read once, and the
+# result written once, at $b$ bytes a number:
+#
+# $$\mathrm{FLOP} = 2\,T N K \qquad \mathrm{bytes} = b\,(N K + T K + T N) \qquad
+# \mathrm{intensity} = \frac{\mathrm{FLOP}}{\mathrm{bytes}}$$
+#
+# The intensity says how often a byte is used once it is here. With $T = 1$ it is about $2 / b$: one operation for
+# each byte in 16 bits, whatever the size of the matrix.
+
+
+# %%
+def product(T, N, K, b):
+    """(bytes, FLOP) of x [T, K] times w [N, K]."""
+    return b * (N * K + T * K + T * N), 2 * T * N * K
+
+
+for T in (1, 4, 64, 512):
+    moved, flop = product(T, 4096, 4096, 2)
+    print(f"T = {T:3}  {moved / 1e6:6.1f} MB  {flop / 1e9:6.2f} GFLOP  {flop / moved:6.1f} FLOP a byte")
+
+# %% [markdown]
+# ## Is it true? Ask the simulator
+#
+# A formula is a claim about what a kernel does. The simulator runs the kernel and counts every byte that every thread
+# touches. Here are two kernels for the same product: one that anybody would write first, and the one that the engine
+# uses for few rows. You meet both in lesson 5.
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.matmul.naive import matmul_naive, matmul_naive_kernel
+
+show_source(
+    matmul_naive_kernel,
+    notes={"total += float32(x": "Two operations for two numbers read: this line runs T * N * K times."},
+)
+
+# %%
+import numpy as np
+
+from minllm.kernels.matmul.gemv import matmul_gemv
+from minllm.sim import tracing
+
+T, N, K, b = 4, 64, 256, 4
+rng = np.random.default_rng(0)
+x = rng.standard_normal((T, K)).astype(np.float32)  # [T, K]
+w = rng.standard_normal((N, K)).astype(np.float32)  # [N, K]
+out = np.empty((T, N), np.float32)  # [T, N]
+
+moved, flop = product(T, N, K, b)
+print(f"{'by hand':14} {moved:10,} different bytes                          {flop:8,} FLOP")
+counted = {}
+for launcher in (matmul_naive, matmul_gemv):
+    with tracing() as traces:
+        launcher(x, w, out)
+    total = traces[0].total
+    counted[launcher.__name__] = total
+    multiplied = 2 * traces[0].flops["float32 multiply"]
+    print(
+        f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
+        f"{total.bytes:9,} asked for, {multiplied:8,} FLOP"
+    )
+    assert np.allclose(out, x @ w.T, atol=1e-4)
+    assert total.unique_bytes == moved and multiplied == flop
+
+# %% [markdown]
+# Both touch exactly the bytes of the formula. What they *ask for* is more, because threads ask for the same numbers
+# again: the naive kernel many times, and only caches save it. So the formula is a floor. A kernel can be worse, and
+# none can be better.
+#
+# ## A whole step
+#
+# `costs.py` is that formula for every stage of a model. Here is a decode step of the 8B shape with 576 tokens in its
+# cache:
+
+# %%
+from minllm import costs
+from minllm.planning.presets import find_config
+
+_, config = find_config("llama-3.1-8b")
+print(f"{'stage':20} {'MB':>9} {'GFLOP':>7} {'FLOP a byte':>12}")
+for stage in costs.decode_stages(config, batch=1, context=576):
+    operations = stage.flops + stage.other_flops
+    print(
+        f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} {stage.arithmetic_intensity:12.2f}"
+    )
+step = costs.decode_step(config, batch=1, context=576)
+print(
+    f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} {step.arithmetic_intensity:12.2f}"
+)
+assert step.arithmetic_intensity < 2
+
+# %% [markdown]
+# The products with weights carry nearly all bytes and nearly all operations, at one operation a byte. The embedding
+# table is not in the list with its full size: a step looks up one row of it. That is why the sum is below the 16 GB
+# of all weights.
+#
+# ## The roofline
+#
+# A machine has two speeds: bytes a second, and operations a second. A kernel of intensity $I$ that is fed at
+# $\beta$ bytes a second can do no more than $\beta I$ operations a second, and never more than the peak $\pi$:
+#
+# $$\mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
+#
+# Left of the ridge a kernel is bound by memory, right of it by arithmetic.
+
+# %%
+from minllm.course import load_record
+
+ceilings = load_record()["ceilings"]
+beta, pi = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
+ridge = pi / beta
+memory_ms, arithmetic_ms = step.memory_ms(beta), step.compute_ms(pi)
+print(f"H200: {beta} TB/s, {pi} TFLOP/s, ridge at {ridge:.0f} FLOP a byte")
+guess.against(
+    bytes=step.bytes,
+    memory_ms=memory_ms,
+    arithmetic_ms=arithmetic_ms,
+    batch_at_the_ridge=ridge,
+    limit="memory" if memory_ms > arithmetic_ms else "arithmetic",
+)
+
+# %% [markdown]
+# The batch at the ridge is the ridge itself, for weights of 2 bytes: with $T$ rows each weight is used for $2T$
+# operations, so the intensity is about $T$. Now kernels as dots. Their place from left to right is counted, their
+# height is measured.
+
+# %% tags=["fold"]
+from minllm.course import Dot, recorded, roofline
+
+
+def product_dot(case, variant, name, colour):
+    """A recorded product in bfloat16; case: "TxNxK"."""
+    (row,) = recorded("matmul", f"{case}, bfloat16", variant)
+    moved, flop = product(*map(int, case.split("x")), 2)
+    if row.unit == "TB/s":
+        return row, Dot.of_bandwidth(name, flop / moved, row.value, colour=colour)
+    return row, Dot(name, flop / moved, row.value, colour=colour)
+
+
+shown = [
+    product_dot("1x28672x4096", "gemv", "gemv, 1 row", 0),
+    product_dot("8x6144x4096", "gemv", "gemv, 8 rows", 0),
+    product_dot("2048x2048x2048", "naive", "naive", 1),
+    product_dot("2048x2048x2048", "tiled", "tiled", 1),
+    product_dot("2048x2048x2048", "tensor_core", "tensor cores", 1),
+]
+roofline(
+    [dot for _, dot in shown],
+    beta,
+    pi,
+    "Products with 1, 8 and 2,048 rows",
+    caption=f"bfloat16. The roof is the measured copy and cuBLAS; {shown[0][0].label}.",
+)
+
+# %% [markdown]
+# A dot on the slope has done all that it can: only fewer bytes would help it. A dot far below the roof has a fault of
+# its own, and lesson 5 climbs from the lowest of these to the highest.
+#
+# ## The batch moves the dot
+#
+# Weights are read once for all sequences of a batch. So the bytes of a step hardly grow with the batch, while the
+# operations do, and the dot wanders to the right. Keys and values are another matter: each sequence has its own.
+
+# %%
+print(f"{'batch':>5} {'products':>10} {'attention':>10} {'whole step':>10}   FLOP a byte")
+for batch in (1, 8, 64, 512):
+    stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context=576)}
+    whole = costs.decode_step(config, batch, context=576)
+    intensities = [stages[name].arithmetic_intensity for name in ("MLP up projection", "attention")]
+    print(f"{batch:5} {intensities[0]:10.1f} {intensities[1]:10.1f} {whole.arithmetic_intensity:10.1f}")
+group = config.num_attention_heads // config.num_key_value_heads
+assert abs(intensities[1] - group) < 0.1 * group
+
+# %% [markdown]
+# Attention stays where it is: about 4 operations a byte at every batch, because 4 query heads share each key and
+# value that is read, and nobody else does. Here are measured steps beside the roof's promise:
+
+# %% tags=["fold"]
+import re
+
+measured = recorded("batch", record="lessons/h200")
+steps = []  # (batch, predicted ms, measured ms, cost)
+for row in measured:
+    batch, prompt, new = map(int, re.findall(r"(?:batch|prompt|new) (\d+)", row.case))
+    cost = costs.decode_step(config, batch, prompt + (new + 1) // 2)
+    steps.append((batch, cost.floor_ms(beta, pi), row.value, cost))
+named = {1, 8, 64, 256}
+dots = []
+for batch, floor, ms, cost in steps:
+    intensity, name = cost.arithmetic_intensity, f"{batch}" if batch in named else ""
+    dots.append(Dot("", intensity, cost.flops / floor / 1e9, measured=False))
+    dots.append(Dot(name, intensity, cost.flops / ms / 1e9, colour=1))
+roofline(
+    dots,
+    beta,
+    pi,
+    "A decode step of an 8B model: the dot moves with the batch",
+    caption=f"The number is the batch; rings are the floor, dots are measured. {measured[0].case.split(', batch')[0]}; "
+    f"{measured[0].label}.",
+)
+
+# %% [markdown]
+# ## Latency, throughput, cost
+#
+# The same two numbers, seen by three people.
+#
+# | who asks | what | how |
+# | --- | --- | --- |
+# | the reader of the answer | latency: milliseconds a token | time of a step |
+# | the operator | throughput: tokens a second | batch / time of a step |
+# | the payer | cost of a million tokens | price of an hour / (3,600 · tokens a second) · 1,000,000 |
+
+# %% tags=["fold"]
+from minllm.course import curves
+
+curves(
+    {
+        "floor": [(batch, floor) for batch, floor, _, _ in steps],
+        "measured": [(batch, ms) for batch, _, ms, _ in steps],
+    },
+    "batch",
+    "ms",
+    "Latency: what one token takes",
+    log_x=True,
+    caption=f"8B shape, about 150 tokens of context; measured: {measured[0].label}.",
+)
+
+# %% tags=["fold"]
+curves(
+    {
+        "at the floor": [(batch, 1e3 * batch / floor) for batch, floor, _, _ in steps],
+        "measured": [(batch, 1e3 * batch / ms) for batch, _, ms, _ in steps],
+    },
+    "batch",
+    "tokens/s",
+    "Throughput: what all sequences get together",
+    log_x=True,
+    log_y=True,
+    caption=f"The same steps; {measured[0].label}.",
+)
+
+# %%
+price = 4.0  # an hour of the GPU, in any currency: put your own here
+for batch, floor, ms, _ in steps:
+    cost_floor, cost = (price / (3600 * 1e3 * batch / time) * 1e6 for time in (floor, ms))
+    print(f"batch {batch:3}: a million tokens cost {cost:6.2f}, and at the floor {cost_floor:6.2f}")
+floors = {batch: floor for batch, floor, _, _ in steps}
+assert floors[64] < 1.4 * floors[1]
+
+# %% [markdown]
+# At the floor, 64 sequences take hardly longer than one, and each token costs a small part. This is why every serving
+# engine batches, and why lesson 14 is about nothing else. What the measured curve loses against the floor at larger
+# batches is the kernels' fault: look up at the dots.
+#
+# ## Prefill against decode
+#
+# A prompt is a batch, too: its tokens share each weight. So prefill starts where decode could only come with
+# hundreds of users.
+
+# %%
+for tokens in (1, 16, 128, 512, 2048):
+    cost = costs.prefill(config, tokens)
+    memory, arithmetic = cost.memory_ms(beta), cost.compute_ms(pi)
+    bound = "memory" if memory > arithmetic else "arithmetic"
+    print(
+        f"prompt {tokens:5,}  {cost.arithmetic_intensity:7.1f} FLOP a byte  "
+        f"memory {memory:5.2f} ms  arithmetic {arithmetic:6.2f} ms  {bound}"
+    )
+assert costs.prefill(config, 2048).arithmetic_intensity > ridge
+
+# %% [markdown]
+# ## All of it in one command
+#
+# `minllm plan` does these sums for any `config.json` and the GPUs that it has data sheets of.
+
+# %% tags=["fold"]
+import os
+import subprocess
+import sys
+
+
+def minllm(command):
+    """What a command prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {
+        "NO_COLOR": "1"
+    }
+    words = [sys.executable, "-m", "minllm", *command.split()]
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+print(minllm("plan llama-3.1-8b --gpu h100 --context 2048 --batch 32 --price-per-hour 3"))
+
+# %% [markdown]
+# The same formulas answer in the browser: [the calculator](../docs/calculator.md), and
+# [a roofline whose dots you move](../docs/roofline.md).
+#
+# ## Choosing a GPU, from an old page of notes
+#
+# This project grew out of reading notes. On their last page somebody chose a GPU like this, for a V100 that moves 900
+# GB/s and does 112 TFLOP/s, and a batch of 16:
+#
+# > memory: 16/900 = 22.22; compute: operations/112 = 3.3; take the larger; throughput: 16 · 1000/22.22 = 720
+#
+# The method is this lesson's. But 16/900 is 17.8 thousandths, not 22.22. Somewhere a number was changed. 22.22 ms at
+# 900 GB/s are 20 GB; and 16 is the batch, which does appear in the last line. So here are both readings:
+
+# %%
+v100_tb_s, v100_tflops, batch = 0.9, 112, 16
+flops = 3.3e-3 * v100_tflops * 1e12  # what the notes' 3.3 ms amount to
+for gigabytes in (20, 16):
+    cost = costs.Cost(bytes=gigabytes * 10**9, flops=round(flops))
+    floor = cost.floor_ms(v100_tb_s, v100_tflops)
+    print(
+        f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic {cost.compute_ms(v100_tflops):.1f} ms, "
+        f"so {floor:.1f} ms a step and {1e3 * batch / floor:.0f} tokens a second"
+    )
+    if gigabytes == 20:
+        assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
+print(
+    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion weights used once for each sequence"
+)
+
+# %% [markdown]
+# The figures that the notes go on with, 22.2 ms and 720 tokens a second, belong to 20 GB: weights and cache that need
+# the card with 32 GB. Read with 16 GB, the same card would promise 900 tokens a second. A slip of the pen in a division
+# moves a purchase by a quarter, and the check is to write the unit behind every number. Even then one question stays:
+# 11.6 billion weights are 23 GB in 16 bits. The bytes and the operations of the notes are not quite of one model.
+#
+# Either way memory takes 5 to 7 times as long as arithmetic. A card with twice the TFLOP/s would not be faster here,
+# and a batch of 32 would cost little more than its cache.
+#
+# ## Measured against predicted
+#
+# Whole models were measured on an H200. Here is what the division promised and what came:
+
+# %%
+from minllm.planning.measured import comparisons
+
+for one in comparisons("NVIDIA H200"):
+    times = one.decode_ms / one.decode_floor_ms
+    print(
+        f"{one.model:13} decode step: predicted {one.decode_floor_ms:7.4f} ms, "
+        f"measured {one.decode_ms:7.4f} ms, {times:5.2f} times"
+    )
+    times = one.prefill_ms / one.prefill_floor_ms
+    print(
+        f"{'':13} first token: predicted {one.prefill_floor_ms:7.4f} ms, "
+        f"measured {one.prefill_ms:7.4f} ms, {times:5.2f} times"
+    )
+
+# %% [markdown]
+# `minllm plan --gpu h200` prints the same. Decode of the 8B shape is close to its floor, and the bundled model is far
+# from it. Where does the time go? The floor assumes that every byte moves at the speed of a copy, and that nothing
+# waits. We can do better with what was recorded of each kernel: the products at their own measured speed, attention
+# at its own, and what then remains is small kernels and the gaps between them.
+
+# %% tags=["fold"]
+from minllm.course import Bar, bars
+
+(decode,) = recorded("decode", "llama-3.1-8b")
+total = 1e3 / decode.value  # ms a token
+middle = 512 + 64  # tokens in the cache halfway
+step = costs.decode_step(config, 1, middle)
+floor = step.floor_ms(beta, pi)
+
+
+def product_ms(name, case):
+    """Milliseconds of a stage's weights at the speed that was recorded for a product of that shape."""
+    moved = next(stage.weight_bytes for stage in costs.decode_stages(config, 1, middle) if stage.name == name)
+    return moved / recorded("matmul", f"{case}, bfloat16", "gemv")[0].value / 1e9
+
+
+products = (
+    product_ms("qkv projection", "1x6144x4096")
+    + product_ms("output projection", "1x6144x4096")  # the nearest recorded shape
+    + product_ms("MLP up projection", "1x28672x4096")
+    + product_ms("MLP down projection", "1x4096x14336")
+    + product_ms("lm_head", "1x128256x2048")
+)
+(attention_row,) = recorded("decode attention", "1x1024, 32/8 heads, d 128", "split_kv")
+attention_ms = (
+    1024 * costs.kv_bytes_per_token(config) / attention_row.value / 1e9
+)  # at 1,024 tokens: an upper estimate
+rest = total - products - attention_ms
+bars(
+    [
+        Bar("the floor", floor, "weights and cache at the speed of a copy", 2),
+        Bar("products", products, "weights at each product's own speed"),
+        Bar("attention", attention_ms, "too little data to fill the machine", 1),
+        Bar("the rest", max(rest, 0.0), "norms, RoPE, activations, gaps", 3),
+        Bar("measured", total, "", 4),
+    ],
+    unit="ms",
+    title="One decode step of the 8B shape, explained",
+    caption=f"Each part from its own recorded kernel, so the sum is an estimate; {decode.label}.",
+)
+
+# %%
+print(
+    f"measured {total:.2f} ms = products {products:.2f} + attention {attention_ms:.2f} + the rest {rest:.2f}"
+)
+launches = 32 * 7
+print(f"the rest is {1e3 * rest / launches:.1f} µs for each of some {launches} kernels in the step")
+assert floor < products < total
+
+# %% [markdown]
+# A floor that is not reached is no failure of the method. The difference is a list of what to look at next:
+# products that do not reach the speed of a copy, attention over a short context, and time between kernels. The
+# smaller the model, the more the last one weighs: the bundled model's 16 MB take 4 µs at this bandwidth, less than
+# starting two kernels.
+
+# On a GPU, the next cell puts a dot of your own machine beside its data sheet.
+
+# %%
+from minllm.course import has_gpu, machine_line
+
+if has_gpu():
+    import ml_dtypes
+
+    from minllm import driver
+    from minllm.bench.timing import CudaClock, median_seconds
+    from minllm.hardware import find_gpu
+    from minllm.ops.cuda_ops import CudaOps
+
+    ops, bfloat16 = CudaOps(), np.dtype(ml_dtypes.bfloat16)
+    weight = ops.array(rng.standard_normal((28672, 4096), np.float32).astype(bfloat16))  # [N, K], 235 MB
+    one_row = ops.array(rng.standard_normal((1, 4096), np.float32).astype(bfloat16))  # [1, K]
+    result = ops.empty((1, 28672), bfloat16)  # [1, N]
+    seconds = median_seconds([lambda: matmul_gemv(one_row, weight, result, stream=ops.stream)], CudaClock())
+    gpu = find_gpu(driver.device_name())
+    sheet = f", the data sheet says {gpu.bandwidth_tb_s} TB/s" if gpu else ""
+    print(f"{weight.nbytes / seconds / 1e12:.2f} TB/s{sheet}; {machine_line()}")
+else:
+    print("No GPU here: nothing was timed on this machine.")
+
+# %% [markdown]
+# ## Exercises
+#
+# Both are lines of `costs.py` itself, and both are checked against numbers worked out by hand; one also against the
+# simulator's count.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(4)
+
+# %% [markdown]
+# ## A detective case
+#
+# The first case stands below the roof, where the roofline says that something is wrong but not what.
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("idle_bytes")
+
+# %% [markdown]
+# ## A second case: faster for nothing
+#
+# A colleague tidies up a benchmark of the product with one row, 4,096 by 4,096 weights in bfloat16. It used to make
+# several matrices and take them in turn. Now it makes one, which is simpler, and the kernel is faster than before:
+
+# %% tags=["fold"]
+cache = recorded("cache", record="lessons/h200")
+bars(
+    [
+        Bar(row.variant, row.value, f"{100 * row.value / beta:.0f} % of a copy", i)
+        for i, row in enumerate(cache)
+    ],
+    unit="TB/s",
+    title="One kernel, two ways to time it",
+    limit=beta,
+    limit_name="a copy:",
+    caption=f"{cache[0].case}; {cache[0].label}.",
+)
+
+# %% [markdown]
+# The kernel is the same, the clock is right, and so is the division. Which of the two figures is that of decode?
+#
+# ??? question "What happened?"
+#
+#     The weights are 4,096 · 4,096 · 2 bytes = 33.5 MB, and the H200 has a last-level cache of 50 MB. From the second
+#     turn of the loop on, a part of the matrix comes out of the cache and not from memory. A model has hundreds of
+#     such matrices, and by the time it needs this one again all others have passed through the cache. Decode will see
+#     the lower figure.
+#
+#     On a machine with a larger or faster cache the first figure can even be above the roof. A speed above the roof is
+#     never a success. It says that the bytes were not what you think. `minllm bench kernels` takes as many matrices as
+#     fill the cache several times over.
+
+# %%
+side = 4096
+assert side * side * 2 < 50e6
+assert cache[0].value > cache[1].value
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# The roofline above has one dot that is far below its roof: the naive product of 2,048 rows stands at the right place
+# and three orders of magnitude too low. It is bound by neither limit of this lesson, but by how it goes about it.
+# Prefill consists of such products. Lesson 5 takes the same equation up the ladder, from that dot to the roof.
+#
+# ## Sources
+#
+# - S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
+#   architectures", CACM 52 (2009), section 3.
+# - R. Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023, section 2: latency, throughput and cost.
+# - J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table 1: operations of a forward.
+# - NVIDIA, data sheets of the V100, H100 and H200; `minllm/hardware.py` names them all.

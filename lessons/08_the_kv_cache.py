@@ -1,0 +1,608 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 8. The KV cache
+#
+# A model that writes its thousandth token has read the nine hundred and ninety-nine before it. Does it read them all
+# again? It could, and the result would be the same. In this lesson you count what that would cost, see why nothing of
+# it is needed, follow a key to its place in memory, and pay the price: the cache is what decides how many users a GPU
+# can serve.
+#
+# **What you will be able to do**
+#
+# - say which work the cache saves and why it may, and count it;
+# - compute the bytes of a token in the cache for any model, and the largest batch for any context;
+# - find the slot of a token from its position and a block table, and read the kernels that write it there.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py), [lesson 2](02_your_first_kernel.py), and queries, keys and
+# values as lesson 3 explains them. You need no GPU.
+#
+# ## Predict
+#
+# - The bundled model has read 256 tokens and writes 256 more. How many operations with a cache, and how many if each
+#   token computes the whole text again? It takes about 16 million operations for each token that it computes.
+# - Llama-2-70B has 80 layers and a hidden size of 8,192. How many bytes are the keys and values of one token, in 16
+#   bits?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(
+    flops_with_cache=256 * 16e6,
+    flops_without=256 * 384 * 16e6,  # each of 256 steps computes 384 tokens on average
+    bytes_a_token_of_llama_2_70b=2 * 8192 * 80 * 2,  # a key and a value of the hidden size in each layer
+)
+guess
+
+# %% [markdown]
+# ## What stays true of the past
+#
+# A token sees itself and those before it, never those after it. So whatever follows, its hidden states stay what they
+# were, and with them its keys and values. The model itself says so: the logits of a text's first tokens do not change
+# when the text goes on.
+
+# %%
+import numpy as np
+
+import minllm
+from minllm import LLM
+
+llm = LLM(dtype="float32")  # as in training; bfloat16 would round away what we want to see
+tokens = llm.tokenizer.encode(minllm.held_out_text()[:3000])  # token ids
+assert len(tokens) > 600
+short, long = llm.logits(tokens[:40]), llm.logits(tokens[:60])  # [40, vocabulary], [60, vocabulary]
+print(f"largest difference in the first 40 rows: {np.abs(short - long[:40]).max():.1e}")
+print(f"logits are as large as {np.abs(long).max():.0f}")
+
+# %% [markdown]
+# What a new token needs of the old ones is only this: in each layer its query is compared with their keys, and takes
+# from their values. Their queries are not needed, nor their feed-forwards, nor their logits. Keep keys and values,
+# and a step computes one token.
+#
+# ```mermaid
+# flowchart LR
+#     new["new token<br/>[1, hidden]"] --> qkv["query, key, value"]
+#     qkv -->|"key, value"| cache[("KV cache<br/>[context, kv_heads, head_dim]<br/>twice in every layer")]
+#     qkv -->|"query"| attention["attention<br/>[1, heads, head_dim]"]
+#     cache -->|"all keys and values"| attention
+#     attention --> rest["feed-forward,<br/>next layer, logits"]
+# ```
+#
+# ## Count what it saves
+#
+# Without a cache, the step for token $n$ computes $n$ tokens, and its attention $n^2 / 2$ pairs of a query and a key.
+# With it, one token and $n$ pairs. A factor of $n$ is gone from both. Over a whole text, work that grew with the
+# square of its length grows in proportion to it, and attention, which grew with the cube, with the square.
+
+# %%
+from minllm import costs
+
+config = llm.engine.model.config
+read, written = 256, 256
+lengths = range(read + 1, read + written + 1)  # tokens in the text after each step
+with_cache = [costs.decode_step(config, 1, n).flops for n in lengths]
+without = [costs.prefill(config, n).flops for n in lengths]
+print(f"with the cache   {sum(with_cache) / 1e9:8.1f} GFLOP")
+print(f"without it       {sum(without) / 1e9:8.1f} GFLOP, {sum(without) / sum(with_cache):.0f} times as many")
+
+# %% tags=["fold"]
+from minllm.course import curves
+
+places = [2**k for k in range(4, 15)]
+curves(
+    {
+        "without a cache": [(n, costs.prefill(config, n).flops) for n in places],
+        "with it": [(n, costs.decode_step(config, 1, n).flops) for n in places],
+    },
+    "tokens in the text",
+    "FLOP",
+    "Operations for the next token, bundled model",
+    log_x=True,
+    log_y=True,
+    caption="Counted by minllm.costs. With the cache, only attention grows, and that shows late.",
+)
+
+# %% [markdown]
+# ## See that nothing changes
+#
+# Here is the engine's own forward pass with a cache that we hold in our hands. `logits_of` computes some tokens that
+# begin at position `start`. Without a cache we give it the whole text each time; with it, one token.
+#
+# A cache is handed out in blocks of 16 tokens. A sequence has a block table: the numbers of its blocks, in the order
+# of its tokens. They may lie anywhere, and here we shuffle them on purpose.
+
+# %%
+from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.engine.batch_arrays import Span, build_batch, to_backend
+from minllm.models.decoder import forward
+
+BLOCK_SIZE = 16
+ops, model = llm.engine.ops, llm.engine.model
+shape = CacheShape(
+    config.num_hidden_layers, BLOCK_SIZE, config.num_key_value_heads, config.head_dim, ops.dtype
+)
+rng = np.random.default_rng(0)
+table = rng.permutation(40).tolist()  # 40 blocks: room for 640 tokens
+
+
+def logits_of(token_ids, start, cache):
+    """Logits [vocabulary] after the last of `token_ids`, which stand at the positions from `start` on."""
+    batch = build_batch([Span(token_ids, start, table)], [len(token_ids) - 1], BLOCK_SIZE)
+    return ops.to_host(forward(ops, model, to_backend(batch, ops), cache.layers))[0]
+
+
+cache = KVCache(ops, shape, num_blocks=40)
+logits_of(tokens[:64], 0, cache)  # the prompt: fills 64 slots of each layer
+differences = []
+for n in range(65, 97):
+    one_token = logits_of(tokens[n - 1 : n], n - 1, cache)  # a step with the cache
+    whole_text = logits_of(tokens[:n], 0, KVCache(ops, shape, num_blocks=40))  # and without
+    differences.append(np.abs(one_token - whole_text).max())
+print(f"32 steps, largest difference of any logit: {max(differences):.1e}")
+assert max(differences) < 1e-2
+
+# %% [markdown]
+# Sums are formed in another order, so the last bits differ. Nothing else does. And the time:
+
+# %% tags=["fold"]
+from minllm.course import machine_line, timed
+
+marks = (32, 64, 128, 256, 512)
+cache = KVCache(ops, shape, num_blocks=40)
+logits_of(tokens[:512], 0, cache)
+taken = {
+    "without a cache": [(n, 1e3 * timed(lambda n=n: logits_of(tokens[:n], 0, cache), 3)) for n in marks],
+    "with it": [(n, 1e3 * timed(lambda n=n: logits_of(tokens[n - 1 : n], n - 1, cache), 3)) for n in marks],
+}
+curves(
+    taken,
+    "tokens in the text",
+    "ms",
+    "Time for the next token, bundled model",
+    log_x=True,
+    log_y=True,
+    caption=f"Kernels launched one by one; {machine_line()}.",
+)
+
+# %% tags=["fold"]
+from minllm.course import recorded
+
+rows = recorded("length", record="lessons/h200")
+
+
+def by_length(variant):
+    """(prompt, ms) of the recorded rows."""
+    return [
+        (int(row.case.split("prompt ")[1].split(",")[0]), row.value) for row in rows if row.variant == variant
+    ]
+
+
+first_token, decode_step = by_length("first token"), by_length("decode step")
+curves(
+    {"without a cache": first_token, "with it": decode_step},
+    "tokens in the text",
+    "ms",
+    "Time for the next token, the shape of an 8B model",
+    log_x=True,
+    log_y=True,
+    caption=f"Without a cache each token costs what the first one does, the whole text; {rows[0].label}.",
+)
+
+# %%
+n, slow = first_token[-1]
+fast = dict(decode_step)[n]
+print(
+    f"at {n:,} tokens on the H200: {slow:.0f} ms without the cache, {fast:.2f} ms with it, {slow / fast:.0f} times"
+)
+assert slow > 10 * fast
+
+# %% [markdown]
+# ## Where a token goes
+#
+# The engine keeps two arrays in each layer, one of keys and one of values:
+#
+# $$[\mathrm{num\_blocks},\ \mathrm{block\_size},\ \mathrm{kv\_heads},\ \mathrm{head\_dim}]$$
+#
+# Every place for one token is a slot, and slots are counted through: the number of the block times 16, plus the place
+# in the block. One line of the engine turns positions into slots:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.engine import batch_arrays
+
+show_source(
+    batch_arrays.slots_of,
+    notes={"return block_table": "Which of my blocks, where that block begins, and how far into it."},
+)
+
+# %%
+spans = [
+    Span(token_ids=tokens[:37], start=0, block_table=[5, 2, 7]),  # a prompt of 37 tokens
+    Span(token_ids=tokens[20:21], start=20, block_table=[0, 6]),  # one new token at position 20
+]
+batch = build_batch(spans, [36, 37], BLOCK_SIZE)
+print("slot_mapping, positions 14 to 18:", batch.slot_mapping[14:19])
+print("slot_mapping, the new token     :", batch.slot_mapping[37], "= 6 * 16 + 4")
+print("block_tables [sequences, most blocks]:", batch.block_tables.tolist())
+print("context_lens [sequences]:", batch.context_lens)
+assert batch.slot_mapping[37] == 6 * 16 + 4
+
+# %% tags=["fold"]
+from minllm.course import heat_map
+
+slots = np.full(8 * BLOCK_SIZE, np.nan)
+slots[batch.slot_mapping[:37]] = np.arange(1, 38)
+heat_map(
+    slots.reshape(8, BLOCK_SIZE),
+    "Slots of the first sequence, and the token in each (counted from 1)",
+    row_names=[f"block {number}" for number in range(8)],
+    show_values=True,
+    caption="Block table [5, 2, 7]: tokens 1 to 16 in block 5, 17 to 32 in block 2, the rest in block 7.",
+)
+
+# %% [markdown]
+# In the last block 11 slots are empty, and that is all that is ever lost: less than one block for a sequence.
+# Attention finds its keys through the same table. Lesson 10 is about what blocks make possible.
+#
+# ## The kernel that writes
+#
+# Given the slots, the kernel is a copy. It is the fast one of lesson 2's bars: a thread moves 16 bytes at once.
+
+# %% tags=["hide-input"]
+from minllm.kernels.kv import append as append_module
+
+show_source(
+    append_module.append_vector_kernel,
+    notes={
+        "token, row = cuda.blockIdx.x": "A block of threads for each new token. A row is kv_heads * head_dim numbers.",
+        "if slot < 0": "Padding: a token that is not there writes nothing.",
+        "key0, key1": "16 bytes, as four words of 32 bits: a copy need not know what they mean.",
+        "store_128(key_cache": "The only place where paging is felt: the row of the slot, not of the token.",
+    },
+)
+
+# %%
+from minllm.kernels.kv.append import append, append_reference
+from minllm.sim import tracing
+
+new, kv_heads, head_dim = 3, 2, 64
+key, value = (rng.standard_normal((new, kv_heads, head_dim)).astype(np.float32) for _ in range(2))
+slot_mapping = np.int32([37, 4, -1])  # the last is padding
+caches = [np.zeros((4, BLOCK_SIZE, kv_heads, head_dim), np.float32) for _ in range(2)]
+expected = [one.copy() for one in caches]
+append_reference(key, value, *expected, slot_mapping)
+with tracing() as traces:
+    append(key, value, *caches, slot_mapping)
+assert all(np.array_equal(*pair) for pair in zip(caches, expected))
+for name, array in traces[0].arrays.items():
+    print(f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} bytes")
+assert traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4  # two of three tokens
+
+# %% [markdown]
+# ## One kernel in place of four
+#
+# Before keys are stored they are rotated by their position, and before that they have to be cut out of the one array
+# that the projection wrote. Each of those steps alone would read and write again what is nearly nothing, and launch
+# a kernel for it. The engine fuses them: read once, turn in registers, write each part where it belongs.
+
+# %% tags=["hide-input"]
+from minllm.kernels.kv import qkv_rope_append as fused_module
+
+show_source(
+    fused_module.qkv_rope_append_kernel(64, 64, False, False),
+    notes={
+        "head = uint32": "One warp for each head of each token: query heads, then key heads, then value heads.",
+        "position, slot =": "All loads come before any use, so memory is waited for twice, not four times.",
+        "a[r], b[r] = a[r] * cosine": "The rotation, in registers.",
+        "elif slot >= 0": "Queries go to the attention kernel; keys and values to their slot.",
+    },
+)
+
+# %%
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.rope.rotate import rope, rope_table
+
+new, heads, kv_heads, head_dim = 16, 8, 2, 64
+qkv = rng.standard_normal((new, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
+positions = slot_mapping = np.arange(new, dtype=np.int32)  # [T]
+angles = rope_table(32, head_dim, 10000.0 ** -(np.arange(0, head_dim, 2) / head_dim))  # [32, head_dim]
+caches = [np.zeros((1, BLOCK_SIZE, kv_heads, head_dim), np.float32) for _ in range(2)]
+query = np.empty((new, heads, head_dim), np.float32)
+with tracing() as fused:
+    qkv_rope_append(qkv, positions, slot_mapping, *caches, query, angles)
+
+by_head = qkv.reshape(new, heads + 2 * kv_heads, head_dim)
+parts = np.split(by_head, [heads, heads + kv_heads], axis=1)
+q, k, v = (np.ascontiguousarray(part) for part in parts)  # the copy that splits: every byte read and written
+turned_q, turned_k = np.empty_like(q), np.empty_like(k)
+separate_caches = [np.zeros_like(one) for one in caches]
+with tracing() as separate:
+    rope(q, positions, angles, turned_q, False)
+    rope(k, positions, angles, turned_k, False)
+    append(turned_k, v, *separate_caches, slot_mapping)
+assert np.allclose(turned_q, query, atol=1e-5)
+assert all(np.allclose(*pair, atol=1e-5) for pair in zip(caches, separate_caches))
+
+# %% tags=["fold"]
+from minllm.course import Bar, bars
+
+apart = 2 * qkv.nbytes + sum(trace.total.unique_bytes for trace in separate)
+together = fused[0].total.unique_bytes
+bars(
+    [
+        Bar("split, rope, rope, append", apart / 1e3, "4 launches", 1),
+        Bar("qkv_rope_append", together / 1e3, "1 launch"),
+    ],
+    unit="kB",
+    title="Different bytes that move, 16 tokens",
+    caption="Counted in the simulator; the split by its formula, every byte read and written once.",
+)
+
+# %% tags=["hide"]
+assert apart > 1.9 * together
+
+# %% [markdown]
+# ## What it costs: memory
+#
+# Each token leaves a key and a value, in each layer, for each KV head:
+#
+# $$\text{bytes a token} =
+# 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes a number}$$
+#
+# The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`, and with
+# it "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a model
+# in which every query head has a key and a value of its own: then KV heads times head dim is the hidden size. In
+# Llama-2-70B, 8 query heads share one.
+#
+# ```mermaid
+# flowchart LR
+#     q0["query heads 0 to 7"] --> k0["KV head 0"]
+#     q1["query heads 8 to 15"] --> k1["KV head 1"]
+#     qn["... query heads 56 to 63"] --> kn["... KV head 7"]
+# ```
+
+# %%
+from minllm.planning.presets import find_config
+
+_, llama70 = find_config("llama-2-70b")
+batch_tokens = 16 * 1024
+for heads, name in (
+    (llama70.num_attention_heads, "formula of the notes"),
+    (llama70.num_key_value_heads, "the model"),
+):
+    token = 2 * llama70.num_hidden_layers * heads * llama70.head_dim * 2
+    print(
+        f"{name:20} {heads:2} KV heads: {token:9,} bytes a token, "
+        f"{token * batch_tokens / 1e9:5.1f} GB for 16 x 1,024 tokens"
+    )
+print(f"2.6 MB, rounded first, times {batch_tokens:,} is {2.6e6 * batch_tokens / 1e9:.1f} GB")
+assert token == costs.kv_bytes_per_token(llama70) == 327_680
+assert costs.ungrouped_kv_bytes_per_token(llama70) == 2_621_440
+
+# %%
+guess.against(
+    flops_with_cache=sum(with_cache),
+    flops_without=sum(without),
+    bytes_a_token_of_llama_2_70b=costs.kv_bytes_per_token(llama70),
+)
+
+# %% [markdown]
+# Where the guess with the cache is too low, it forgot attention, which has to look at every token before. And the
+# notes' 42.5 GB are 42.9 with nothing rounded on the way. The model needs 5.4: an eighth. The difference decides
+# whether that batch fits beside the weights on one GPU or does not. Other models, other bargains:
+
+# %% tags=["fold"]
+names = ("gpt2", "llama-2-7b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-8b")
+listed = {name: find_config(name)[1] for name in names}
+bars(
+    [
+        Bar(
+            name,
+            costs.kv_bytes_per_token(one) / 1e3,
+            f"{one.num_attention_heads} query heads, {one.num_key_value_heads} KV heads",
+        )
+        for name, one in listed.items()
+    ],
+    unit="kB",
+    title="Keys and values of one token, 16 bits",
+    caption="From each model's configuration. Llama-2-7B pays more than models ten times its size.",
+)
+
+# %% tags=["hide"]
+assert costs.kv_bytes_per_token(listed["llama-2-7b"]) > costs.kv_bytes_per_token(listed["llama-3.1-70b"])
+
+# %% [markdown]
+# ## The largest batch for a context
+#
+# Memory that is left beside weights and activations, divided by the bytes of one sequence: so many can be served
+# together. `minllm plan` prints it; here it is for every context.
+
+# %% tags=["fold"]
+from dataclasses import replace
+
+from minllm.hardware import gpu_named
+from minllm.planning.plan import Wishes, make_plan
+
+_, h200 = gpu_named("h200")
+llama8 = listed["llama-3.1-8b"]
+contexts = [2**k for k in range(9, 18)]
+
+
+def largest(one, **wishes):
+    """(context, largest batch) where at least one sequence fits."""
+    found = [
+        (context, make_plan(one, h200, Wishes(context=context, **wishes)).largest_batch)
+        for context in contexts
+    ]
+    return [(context, batch) for context, batch in found if batch]
+
+
+curves(
+    {
+        "8 KV heads": largest(llama8),
+        "8 KV heads, 8 bits": largest(llama8, kv_dtype="float8"),
+        "if it had 32 KV heads": largest(replace(llama8, num_key_value_heads=32)),
+    },
+    "tokens of context",
+    "sequences",
+    "Largest batch, the shape of Llama-3.1-8B on one H200",
+    log_x=True,
+    log_y=True,
+    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Twice the context, half the batch.",
+)
+
+# %%
+plan = make_plan(llama8, h200, Wishes(context=8192))
+room = plan.budget_bytes - plan.weight_bytes
+print(f"{room / 1e9:.0f} GB beside the weights hold {room / costs.kv_bytes_per_token(llama8):,.0f} tokens")
+print(f"sequences of 8,192 tokens: {plan.largest_batch}")
+
+# %% [markdown]
+# ## What it costs: time
+#
+# Memory is one price, and bandwidth the other. Every step reads the whole cache. One sequence hardly notices, but the
+# weights are read once for all sequences, and each cache only for its own.
+
+# %% tags=["fold"]
+batch, limit_tb_s = 64, h200.ceiling_tb_s
+weights_ms = [
+    (n, 1e3 * sum(s.weight_bytes for s in costs.decode_stages(llama8, batch, n)) / limit_tb_s / 1e12)
+    for n in contexts[:5]
+]
+cache_ms = [
+    (n, 1e3 * sum(s.kv_bytes for s in costs.decode_stages(llama8, batch, n)) / limit_tb_s / 1e12)
+    for n in contexts[:5]
+]
+curves(
+    {"reading the weights": weights_ms, "reading keys and values": cache_ms},
+    "tokens of context of each sequence",
+    "ms",
+    "A decode step of 64 sequences, 8B shape: the floors",
+    caption=f"Computed with the measured copy of the H200, {limit_tb_s} TB/s.",
+)
+
+# %% [markdown]
+# ## Measured against predicted
+#
+# Attention does 4 operations for each byte of the cache in this shape: 4 query heads share each KV head. The fused
+# kernel does about 1.5. Both stand left on the roofline, so memory is their limit, and a ring on the slope is what to
+# expect.
+
+# %% tags=["fold"]
+from minllm.course import Dot, load_record, roofline
+
+ceilings = load_record()["ceilings"]
+tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
+dots = [Dot("", intensity, tb_s * intensity, measured=False) for intensity in (1.5, 4.0)]
+(row,) = recorded("kv", variant="qkv_rope_append")
+dots.append(Dot.of_bandwidth(f"qkv_rope_append: {row.value:.2f} TB/s", 1.5, row.value, colour=1))
+for case in ("64x1024", "1x8192", "1x1024"):
+    (row,) = recorded("decode attention", f"{case}, 32/8", "split_kv")
+    dots.append(Dot.of_bandwidth(f"attention {case}: {row.value:.2f} TB/s", 4.0, row.value, colour=2))
+roofline(
+    dots,
+    tb_s,
+    tflops,
+    "Writing the cache, and reading it",
+    caption=f"Sequences x context; 32 query heads, 8 KV heads of 128, bfloat16; {row.label}.",
+)
+
+# %% tags=["fold"]
+floors = [(n, costs.decode_step(llama8, 1, n + 16).floor_ms(tb_s, tflops)) for n, _ in decode_step]
+for (n, floor), (_, ms) in zip(floors, decode_step):
+    print(f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms a token, {ms - floor:.2f} ms more")
+
+# %% [markdown]
+# Nearly all of the difference is there at every length: it is the products and the gaps that lesson 4 took apart. But
+# it grows a little, because attention over a single sequence reads its cache at far less than full speed: the lowest
+# dot above. There is too little to read to fill the machine. Lesson 9 is about that.
+#
+# ## Exercises
+#
+# A formula and a kernel: what a token takes, and how it gets there.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(8)
+
+# %% [markdown]
+# ## A detective case
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("every_fourth_token")
+
+# %% [markdown]
+# Why does nobody notice at once? Here is the same mistake in the bundled model, whose blocks hold 16 tokens. A text is
+# computed token by token, once with the right slots and once with those of the case. The curve shows how far the
+# logits are apart.
+
+
+# %%
+def mistaken_slots(block_table, positions, block_size):
+    """The slots of the case."""
+    return block_table[(positions + 1) // block_size] * block_size + positions % block_size
+
+
+def drift(slots_of):
+    """The largest difference from the right logits after each of 40 tokens, written to the slots that are given."""
+    right, other = (KVCache(ops, shape, num_blocks=40) for _ in range(2))
+    found = []
+    for n in range(40):
+        batch = build_batch([Span(tokens[n : n + 1], n, table)], [0], BLOCK_SIZE)
+        slot = slots_of(np.array(table), np.array([n]), BLOCK_SIZE).astype(np.int32)
+        a, b = (
+            ops.to_host(forward(ops, model, to_backend(one, ops), kept.layers))
+            for one, kept in ((batch, right), (replace(batch, slot_mapping=slot), other))
+        )
+        found.append(float(np.abs(a - b).max()))
+    return found
+
+
+drifts = drift(mistaken_slots)
+assert max(drift(batch_arrays.slots_of)) == max(drifts[:15]) == 0 and min(drifts[15:]) > 0.01
+
+# %% tags=["fold"]
+curves(
+    {"the slots of the case": list(enumerate(drifts, 1))},
+    "tokens in the text",
+    "largest difference of a logit",
+    "Where the text begins to drift",
+    caption=f"The bundled model; {machine_line()}.",
+)
+
+# %% [markdown]
+# Fifteen tokens are exact. Then the newest token no longer sees itself, and later ones miss one token in sixteen: a
+# model gets over that, most of the time. Tests with texts shorter than a block find nothing, and a cache that begins
+# as zeros, or holds another request's keys, gives numbers that look like numbers. Test with one token less than a
+# block, with a block, and with one more.
+#
+# ## What next, and which measurement says so
+#
+# The recorded curves say that the time without a cache is out of the question. The bars say what it costs instead, and
+# the batch curve what that means: at long contexts a GPU serves as many users as it has room for their keys. So the
+# next steps are about room. Blocks are handed out as they are needed and shared between sequences with the same
+# beginning: lesson 10. Keys and values in 8 bits, the dashed line above, double the batch: lesson 11. Before that,
+# lesson 9 makes reading the cache as fast as the roofline allows.
+#
+# ## Sources
+#
+# - R. Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023, sections 2 and 3.
+# - J. Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", EMNLP
+#   2023, section 2.2.
+# - W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
+#   section 4.
+# - H. Touvron et al., "Llama 2: Open Foundation and Fine-Tuned Chat Models", 2023, section 2.2.
+# - J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.

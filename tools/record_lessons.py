@@ -1,0 +1,127 @@
+"""Measure what lessons show beside the record of the benchmarks, and write it to docs/results/lessons/DEVICE.json. Needs a GPU.
+
+python tools/record_lessons.py                      measure and write
+python tools/record_lessons.py --only copy          one part; the record's other rows stay
+python tools/record_lessons.py --commit NAME        where git cannot tell the commit
+python tools/record_lessons.py --results FOLDER     write elsewhere
+
+copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
+cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
+batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
+length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from minllm.bench.ceilings import copy_tb_s
+from minllm.bench.generate import write_shape
+from minllm.bench.kernel_case import BFLOAT16, rounded
+from minllm.bench.noise import Noise
+from minllm.bench.record import Record, Row, file_name, merged, new_record
+from minllm.bench.shapes import SHAPES
+from minllm.bench.timing import CudaClock, input_sets, median_seconds
+from minllm.course.copies import copy
+from minllm.engine.llm import LLM
+from minllm.engine.sampling_params import SamplingParams
+from minllm.kernels.matmul.gemv import matmul_gemv
+from minllm.ops.cuda_ops import CudaOps
+from minllm.runtime.device import current_device
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "lessons"
+SIDE = 16384  # of the copied matrix: 1 GiB in float32
+MODEL = "llama-3.1-8b"
+PROMPT, NEW, REPEATS = 128, 33, 3
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def copy_rows(ops: CudaOps, clock: CudaClock) -> Iterator[Row]:
+    """Both ways to copy a matrix, in TB/s read plus written."""
+    x = ops.array(np.random.default_rng(0).standard_normal((SIDE, SIDE), np.float32))
+    out = ops.empty((SIDE, SIDE), np.float32)
+    for variant, by_columns in (("by rows", False), ("by columns", True)):
+        seconds = median_seconds([lambda down=by_columns: copy(x, out, down, ops.stream)], clock)
+        if not np.array_equal(ops.to_host(out[:2]), ops.to_host(x[:2])):
+            raise ValueError(f"the copy {variant} is wrong")
+        yield Row("copy", f"{SIDE}x{SIDE}, float32", variant, rounded(2 * x.nbytes / seconds / 1e12), "TB/s")
+
+
+def cache_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row]:
+    """One product, timed in the wrong way and in the right one, in TB/s of the weight."""
+    noise, side = Noise(), 4096
+    weight_bytes = BFLOAT16.itemsize * side * side
+    x, out = ops.array(noise.array((1, side), BFLOAT16)), ops.empty((1, side), BFLOAT16)
+    weights = [ops.array(noise.array((side, side), BFLOAT16)) for _ in range(input_sets(weight_bytes, cache_bytes))]
+    for variant, used in (("one matrix again and again", weights[:1]), ("many matrices in turn", weights)):
+        launches = [lambda weight=weight: matmul_gemv(x, weight, out, stream=ops.stream) for weight in used]
+        yield Row("cache", f"1x{side}x{side}, bfloat16", variant, rounded(weight_bytes / median_seconds(launches, clock) / 1e12), "TB/s")
+
+
+def timed_ms(llm: LLM, batch: int, prompt: int) -> tuple[float, float]:
+    """Milliseconds to the first token and of a decode step, for `batch` random prompts of so many tokens: medians after a warm-up."""
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, llm.engine.model.config.vocab_size, prompt).tolist() for _ in range(batch)]
+    params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
+    llm.generate(prompts, params)
+    runs = [[output.metrics for output in llm.generate(prompts, params)] for _ in range(REPEATS)]
+    first = statistics.median(max(one.time_to_first_token for one in run) for run in runs)
+    step = statistics.median(statistics.median(one.decode_seconds for one in run) for run in runs) / (NEW - 1)
+    return 1e3 * first, 1e3 * step
+
+
+def model_rows() -> Iterator[Row]:
+    """Prefill and decode steps by length; decode steps by batch."""
+    name = f"{MODEL} (random weights)"
+    options = dict(load_format="dummy", device="cuda", dtype="bfloat16", max_model_len=max(LENGTHS) + NEW)
+    with tempfile.TemporaryDirectory() as directory:
+        write_shape(Path(directory), SHAPES[MODEL])
+        with LLM(directory, **options) as llm:
+            for length in LENGTHS:
+                first, step = timed_ms(llm, 1, length)
+                yield Row("length", f"{name}, prompt {length}, new {NEW}", "first token", rounded(first), "ms")
+                yield Row("length", f"{name}, prompt {length}, new {NEW}", "decode step", rounded(step), "ms")
+            for batch in BATCHES:
+                _, step = timed_ms(llm, batch, PROMPT)
+                yield Row("batch", f"{name}, batch {batch}, prompt {PROMPT}, new {NEW}", "decode step", rounded(step), "ms")
+
+
+def write(path: Path, record: Record) -> None:
+    """Merge into the file, a row a line."""
+    whole = merged(json.loads(path.read_text(encoding="utf-8")) if path.exists() else None, record)
+    rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in whole.pop("rows"))
+    head = json.dumps(whole, ensure_ascii=False, indent=1).removesuffix("\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def main() -> int:
+    """Measure everything, or a part, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=("copy", "cache", "model"), help="may be repeated")
+    parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
+    options = parser.parse_args()
+    device, ops, clock = current_device(), CudaOps(), CudaClock()
+    ceilings = {"copy_tb_s": round(copy_tb_s(), 3)}
+    parts = dict(copy=lambda: copy_rows(ops, clock), cache=lambda: cache_rows(ops, clock, device.l2_bytes), model=model_rows)
+    rows = []
+    for name in options.only or parts:
+        for row in parts[name]():
+            rows.append(row)
+            print(f"{row.benchmark:8} {row.case:60} {row.variant:28} {row.value:10,.4g} {row.unit}", flush=True)
+        record = new_record(device.name, ceilings, rows)
+        write(options.results / file_name(device.name), replace(record, commit=options.commit or record.commit))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
