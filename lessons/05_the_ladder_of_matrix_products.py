@@ -317,9 +317,9 @@ assert loads["tiled"] == 8 * loads["vectorized"] and words["tiled"] == 4 * words
 from minllm.kernels.matmul import fragments
 
 show_source(
-    fragments.make_multiply_tiles,
+    fragments.make_multiply_step,
     notes={
-        "x_fragments = cuda.local.array": "This lane's part of the operands.",
+        "a = cuda.local.array": "This lane's part of the operands: A is of x, B of weight.",
         "place_of_chunk(row, chunk)": "Chunks of 16 bytes lie in shared memory in a shuffled order, the swizzle, so that "
         "the eight rows that one load wants lie in eight different groups of banks. It does without padding.",
         "multiply(total": "The instruction: 4,096 operations.",
@@ -504,7 +504,7 @@ if has_gpu():
     product = place.empty((M, N), a.dtype)
     launches = 20  # one after the other: alone, a launch costs as much time as the fast kernels
     print(machine_line())
-    for variant in [name for name in VARIANTS if name != "gemv"]:
+    for variant in order:
         try:
             seconds = timed(lambda v=variant: [VARIANTS[v](a, b, product) for _ in range(launches)]) / launches
             print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
@@ -543,8 +543,11 @@ for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336
     print(row)
 
 # %% [markdown]
-# That is lesson 9. Before it, look at what stands between the products. Norms, rotations and activations
-# do next to no arithmetic. But the faster the products become, the larger is the share of time that these small
+# That is lesson 9. Between one token and thousands lies the batch: [flat.py](../minllm/kernels/matmul/flat.py)
+# multiplies up to 256 rows with tensor cores, and means to do that at the speed of memory, too.
+#
+# Before it, look at what stands between the products. Norms, rotations and activations do next to no arithmetic. But
+# the faster the products become, the larger is the share of time that these small
 # kernels take: [lesson 6](06_norms_rope_swiglu_fusion.py).
 #
 # ## Sources
