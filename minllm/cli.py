@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, plan, inspect, doctor, exercise, check.
+"""The command line: generate, chat, bench, plan, inspect, tune, doctor, exercise, check.
 
 Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
 Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
@@ -276,6 +276,25 @@ def inspect(
         from minllm import inspection_report
 
         inspection_report.run(kernel, cc, ptx=ptx, sass=sass, json_file=json_file)
+
+
+@app.command()
+def tune(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="As for plan: config.json, a directory, or a known shape.", show_default=False)
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NxK", help="A weight, outputs x inputs: 28672x4096. May be repeated.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the table there; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure which matrix product is the fastest for how many rows on this GPU, and keep it for generation (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import tune as tuning
+
+        tuning.run(model, shape or (), json_file)
 
 
 @app.command()

@@ -21,9 +21,12 @@ from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.matmul import MAX_ROWS_OF_X, matmul, matmul_silu_and_multiply, takes_wgmma
+from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
+from minllm.kernels.matmul.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.flat import fits_flat, gated_flat
 from minllm.kernels.matmul.gemv import gated_gemv
+from minllm.kernels.matmul.wgmma import fits as fits_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.sampling.sample import SampleScratch, sample
@@ -32,6 +35,7 @@ from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+MOST_ROWS = {"gemv": MAX_ROWS_OF_X, "flat": MOST_ROWS_OF_FLAT}  # a prompt with more needs another product even where they were asked for
 GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -149,9 +153,12 @@ class CudaOps:
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
-        if self._gates_by_gemv(x):
+        product = None if {"matmul", "silu_and_multiply"} & self.own.keys() else self._matmul_variant(x, gate_up)
+        if product == "gemv":
             gated_gemv(x, gate_up, activated, self.stream)
-        elif self._fuses_gate(x, gate_up):
+        elif product == "flat" and fits_flat(x, gate_up):
+            gated_flat(x, gate_up, activated, self.stream)
+        elif product == "wgmma" and fits_wgmma(x, gate_up):
             matmul_silu_and_multiply(x, gate_up, activated, self.stream)
         else:
             both = self.linear(x, gate_up)  # [T, 2 * intermediate]
@@ -196,27 +203,19 @@ class CudaOps:
         """A stage's launcher: the package's, or the one that was given instead."""
         return self.own[stage].launch if stage in self.own else launcher
 
-    def _fuses_gate(self, x: Any, gate_up: Any) -> bool:
-        """Whether gate and up are multiplied and joined by one kernel: where wgmma multiplies and nobody asked for another."""
-        asked = {"matmul", "silu_and_multiply"} & {*self.own, *self.variants}
-        return not asked and takes_wgmma(x, gate_up)
-
-    def _gates_by_gemv(self, x: Any) -> bool:
-        """The same for few rows, where gemv multiplies, or was asked for."""
-        own = {"matmul", "silu_and_multiply"} & self.own.keys()
-        return not own and x.shape[0] <= MAX_ROWS_OF_X and self.variants.get("matmul", "gemv") == "gemv"
-
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
         own = self.own.get("matmul")
         if own is not None and own.takes(x.shape[0]):
             own.launch(x, weight, out, bias, self.stream)
             return out
-        variant = self.variants.get("matmul", "auto")
-        if variant == "gemv" and x.shape[0] > MAX_ROWS_OF_X:  # a prompt needs another even where it was asked for
-            variant = "auto"
-        matmul(x, weight, out, bias, self.stream, variant)
+        MATMUL_VARIANTS[self._matmul_variant(x, weight)](x, weight, out, bias, self.stream)
         return out
+
+    def _matmul_variant(self, x: Any, weight: Any) -> str:
+        """The product that was asked for where it takes so many rows, else the one for this shape on this GPU."""
+        name = self.variants.get("matmul")
+        return choose_for(x, weight) if name is None or x.shape[0] > MOST_ROWS.get(name, x.shape[0]) else name
 
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:

@@ -282,7 +282,13 @@ def make_wait_group(pending):
 
 
 cp_async_commit_group = instruction("cp.async.commit_group;", emulation=cp_async_commit_group, touches_memory=True)
-cp_async_wait_group_0 = make_wait_group(0)
-cp_async_wait_group_1 = make_wait_group(1)
-cp_async_wait_group_2 = make_wait_group(2)
-cp_async_wait_group_3 = make_wait_group(3)
+(
+    cp_async_wait_group_0,
+    cp_async_wait_group_1,
+    cp_async_wait_group_2,
+    cp_async_wait_group_3,
+    cp_async_wait_group_4,
+    cp_async_wait_group_5,
+    cp_async_wait_group_6,
+    cp_async_wait_group_7,
+) = (make_wait_group(pending) for pending in range(8))

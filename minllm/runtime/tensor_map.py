@@ -47,7 +47,7 @@ DATA_TYPES = {
 SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZLE_128B"}
 FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
 
-DESCRIPTORS = {}  # (address, shape, dtype, box, swizzle, fill) -> address of the descriptor
+DESCRIPTORS = {}  # (address, shape, dtype, box, swizzle, fill, promotion) -> address of the descriptor
 free_places = []  # addresses of allocated descriptors that were never used
 
 
@@ -79,21 +79,22 @@ class TensorMap:
         return TensorMap, struct.pack("<Q", self.descriptor)
 
 
-def tensor_map(array, box, swizzle=128, fill="zeros"):
+def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
     """The TensorMap of a C-contiguous array (NumPy or DeviceArray, 1 to 5 axes) in boxes of `box` elements.
 
     swizzle: 0, 32, 64 or 128; the box's last axis is that many bytes long. fill: what stands for elements outside, "zeros" or "nan".
-    Raises KernelArgumentError for what the copy engine does not allow.
+    promotion: 128 or 256, how many bytes L2 fetches from memory at least. Raises KernelArgumentError for what the copy engine does not
+    allow.
     """
     box = tuple(int(extent) for extent in box)
     if isinstance(array, np.ndarray):
         check_map(array, box, swizzle, fill)
         return TensorMap(array, box, swizzle, fill)
-    key = array.pointer, array.shape, array.dtype, box, swizzle, fill
+    key = array.pointer, array.shape, array.dtype, box, swizzle, fill, promotion
     descriptor = DESCRIPTORS.get(key)
     if descriptor is None:
         check_map(array, box, swizzle, fill)
-        descriptor = DESCRIPTORS[key] = keep(encode(array, box, swizzle, fill))
+        descriptor = DESCRIPTORS[key] = keep(encode(array, box, swizzle, fill, promotion))
     return TensorMap(array, box, swizzle, fill, descriptor)
 
 
@@ -120,7 +121,7 @@ def check_map(array, box, swizzle, fill):
     check(address % 16 == 0, "the array does not start at a multiple of 16 bytes")
 
 
-def encode(array, box, swizzle, fill):
+def encode(array, box, swizzle, fill, promotion=256):
     """The driver's descriptor of an array on the GPU, as 16 words of 64 bits."""
     from cuda.bindings import driver
 
@@ -140,7 +141,7 @@ def encode(array, box, swizzle, fill):
         [driver.cuuint32_t(1)] * len(shape),
         name("Interleave", "INTERLEAVE_NONE"),
         name("Swizzle", SWIZZLES[swizzle]),
-        name("L2promotion", "L2_PROMOTION_L2_256B"),
+        name("L2promotion", f"L2_PROMOTION_L2_{promotion}B"),
         name("FloatOOBfill", FILLS[fill]),
     )
     encoded = check_driver(driver.cuTensorMapEncodeTiled(*fields), "describe an array to the copy engine")

@@ -11,6 +11,7 @@ TINY_CASES = [
     matmul.matmul_case("tensor_core", 9, 18, 64),
     matmul.matmul_case("wgmma", 9, 18, 64),
     matmul.matmul_case("gemv", 1, 9, 64),
+    matmul.matmul_case("flat", 9, 18, 64),
     attention.prefill_case("materialized", 2, 5, **TINY_HEADS),
     attention.prefill_case("flash_attention_1", 1, 17, **TINY_HEADS),
     attention.prefill_case("flash_attention_2", 2, 5, **TINY_HEADS),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minllm.kernels.matmul import VARIANTS, gemv, tensor_core, tiled
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.wgmma import HOPPER
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
 from minllm.runtime.device import current_device
@@ -24,6 +25,8 @@ from tests.kernels.matmul.cases import (
 
 LARGE_SHAPES = [(127, 129, 1031), (128, 256, 2048), (129, 257, 2040), (257, 1003, 520), (613, 509, 4104), (1, 4099, 4096), (8, 2053, 8191)]
 WGMMA_LARGE_SHAPES = [(128, 256, 2048), (257, 1003, 520), (1111, 2056, 4104)]
+FLAT_LARGE_SHAPES = [(m, 1003, 2056) for m in (1, 9, 17, 33, 65, 129, 256)]
+FLAT_LARGE_SHAPES += [(8, 28672, 520), (31, 4099, 4104), (127, 20000, 264)]
 MODEL_SHAPES = [(1, 3072, 2048), (1, 2048, 2048), (1, 16384, 2048), (1, 2048, 8192), (5, 1003, 344), (8, 6144, 4096), (2, 50257, 768)]
 LARGE_CASES = [
     *spread("naive", LARGE_SHAPES, DTYPES),
@@ -32,6 +35,7 @@ LARGE_CASES = [
     *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("vectorized", LARGE_SHAPES, DTYPES),
     *spread("wgmma", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16), [(), *with_tilings("tiling", WGMMA_TILINGS)]),
+    *spread("flat", FLAT_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES),
 ]
 RANK_OVER_2_31 = (1_050_000, 2056)  # rows and columns of a weight of more than 2**31 elements
@@ -39,8 +43,10 @@ RANK_OVER_2_31 = (1_050_000, 2056)  # rows and columns of a weight of more than 
 
 @pytest.fixture(autouse=True)
 def hopper_for_wgmma(request):
-    """wgmma's cases need a GPU that has it."""
-    if "wgmma" in request.node.name and current_device().compute_capability != HOPPER:
+    """wgmma's cases, and those of flat's kernel that uses it, need a GPU that has it."""
+    case = request.node.callspec.params.get("case") if hasattr(request.node, "callspec") else None
+    flat = any(isinstance(value, FlatWgmmaTiling) for _, value in getattr(case, "options", ()))
+    if (flat or "wgmma" in request.node.name) and current_device().compute_capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
 
 
@@ -80,7 +86,9 @@ def test_wgmma_with_bias_and_residual(case, device):
     wgmma_cases.check_residual(*case, device)
 
 
-@pytest.mark.parametrize(("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("wgmma", 16), ("gemv", 1), ("gemv", 8)])
+@pytest.mark.parametrize(
+    ("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("wgmma", 16), ("flat", 8), ("gemv", 1), ("gemv", 8)]
+)
 def test_weights_of_more_than_2_31_elements(variant, m, device):
     n, k = RANK_OVER_2_31
     dtype = FLOAT16

@@ -54,20 +54,21 @@ def test_variants_by_name_give_the_same(variants):
     np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs), rtol=0, atol=2e-5 * np.abs(theirs[0]).max())
 
 
-def test_a_gate_is_fused_where_wgmma_multiplies_and_nobody_asked_for_another(monkeypatch):
-    monkeypatch.setattr(cuda_ops, "takes_wgmma", lambda x, weight: True)
-    fused, launch = [], cuda_ops.matmul_silu_and_multiply
-    monkeypatch.setattr(cuda_ops, "matmul_silu_and_multiply", lambda *arguments: (fused.append(1), launch(*arguments)))
+@pytest.mark.parametrize(
+    ("product", "name"), [("gemv", "gated_gemv"), ("flat", "gated_flat"), ("wgmma", "matmul_silu_and_multiply"), ("tensor_core", None)]
+)
+def test_a_gate_is_fused_with_the_product_that_is_chosen_or_asked_for(product, name, monkeypatch):
+    fused, launchers = [], {one: getattr(cuda_ops, one) for one in ("gated_gemv", "gated_flat", "matmul_silu_and_multiply")}
+    for one, launch in launchers.items():
+        monkeypatch.setattr(cuda_ops, one, lambda *arguments, one=one, launch=launch: (fused.append(one), launch(*arguments)))
     random = np.random.default_rng(2)
-    x, gate_up, down = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((9, 16), (48, 16), (16, 24)))
+    x, gate_up, down = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((5, 16), (48, 16), (16, 24)))
     expected = NumpyOps("bfloat16").gated_mlp(x, gate_up, down, "silu").astype(np.float32)
-    for variants, count in ((None, 1), ({"matmul": "gemv"}, 1)):
+    for chosen, variants in ((product, None), ("naive", {"matmul": product})):
+        monkeypatch.setattr(cuda_ops, "choose_for", lambda x, weight, chosen=chosen: chosen)
         found = CudaOps("bfloat16", variants, simulated=True).gated_mlp(x, gate_up, down, "silu").astype(np.float32)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
-        assert len(fused) == count
-    few = CudaOps("bfloat16", simulated=True).gated_mlp(x[:5], gate_up, down, "silu").astype(np.float32)  # by gemv, which is fused too
-    np.testing.assert_allclose(few, expected[:5], rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
-    assert len(fused) == 1
+    assert fused == ([name] * 2 if name else [])
 
 
 def test_unknown_variants_and_dtypes_are_refused():

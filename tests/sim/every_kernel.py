@@ -22,6 +22,7 @@ from minllm.kernels.attention import (
     flash_attention_2_float32,
     flash_attention_3,
     materialized,
+    split_cascade,
     split_kv,
     split_tensor_core,
 )
@@ -30,6 +31,9 @@ from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.matmul.flat import matmul_flat
+from minllm.kernels.matmul.flat_tiles import FlatTiling
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
@@ -310,6 +314,24 @@ def gemv():
     return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
 
 
+@row
+def flat_by_tiles():
+    M, N, K, b = 8, 96, 128, 2
+    tiling = FlatTiling(rows=32, warps=4, splits=2, stages=3)
+    asked = dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b), 2 * M * N * K)
+    return partial(matmul_flat, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_flat_kernel": moved}
+
+
+@row
+def flat_by_warpgroups():
+    M, N, K, b = 8, 128, 128, 2
+    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
+    asked = dict(x_map=M * K * b * N // tiling.rows, weight_map=N * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b), 2 * M * N * K)
+    return partial(matmul_flat, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_flat_wgmma_kernel": moved}
+
+
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.
 
 LENS = ("query_start", "context_lens", "block_tables")
@@ -456,6 +478,19 @@ def split_tensor_core_of_a_decode_step():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+
+
+@row
+def prefix_of_a_cascade():
+    B, prefix, heads, kv_heads, D, b = 3, 64, 4, 2, 64, 2
+    arrays = make_arrays(AttentionCase((1,) * B, (70, 80, 65), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states = B * heads * 4
+    asked = dict(query=B * heads * D * b, key_cache=prefix * kv_heads * D * b, value_cache=prefix * kv_heads * D * b)
+    asked |= dict(prefix_max=states, prefix_sum=states, prefix_out=states * D)
+    tensor_core_flops = 4 * split_cascade.ROWS * D * kv_heads * prefix  # a tile of rows, of which the batch fills six
+    run = partial(split_cascade.attention, *arguments, arrays.block_tables, arrays.scale, prefix)
+    return run, {"prefix_kernel": Expected(asked, {}, tensor_core_flops)}, LENS
 
 
 # Sampling: R rows of V logits.

@@ -3,7 +3,8 @@
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error, some_of
-from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, matmul_reference
+from minllm.kernels.matmul import VARIANTS, matmul_reference
+from minllm.kernels.matmul.flat import MOST_ROWS
 
 SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # of the outputs, that are computed again on the host
 
@@ -20,7 +21,7 @@ def matmul_bytes(m: int, n: int, k: int, itemsize: int) -> int:
 
 def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16) -> KernelCase:
     """x [m, k] @ weight [n, k].T by one variant."""
-    few_rows = m <= MAX_ROWS_OF_X
+    few_rows = m <= MOST_ROWS
 
     def prepare(ops, noise, sets):
         inputs, launches, on_host = [], [], None
@@ -54,4 +55,6 @@ def cases() -> list[KernelCase]:
     for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)):
         ladder += [matmul_case(variant, 2048, n, k) for variant in ("tensor_core", "wgmma")]
     one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]
-    return [*ladder, *(matmul_case("gemv", 1, n, k) for n, k in one_row), matmul_case("gemv", 8, 6144, 4096)]
+    decoding = [*(matmul_case("gemv", 1, n, k) for n, k in one_row), matmul_case("gemv", 8, 6144, 4096)]
+    batches = [matmul_case("flat", m, n, k) for n, k in one_row[:3] for m in (1, 8, 16, 32, 64, 128, 256)]
+    return [*ladder, *decoding, *batches]

@@ -15,6 +15,7 @@ CUDA".
 from numba import cuda, float32, int64, uint32
 
 from minllm import ptx
+from minllm.kernels.arguments import ceil_div
 
 CHUNK = 8  # elements in 16 bytes
 PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
@@ -41,7 +42,8 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
     summed.
     """
     chunks = tile_k // CHUNK
-    copies = rows * chunks // threads  # 16-byte copies of each thread
+    copies = ceil_div(rows * chunks, threads)  # 16-byte copies of each thread
+    all_copy = rows * chunks % threads == 0
     place_of_chunk = make_place_of_chunk(tile_k)
 
     @cuda.jit(device=True)
@@ -60,8 +62,9 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
         valid_bytes = uint32(16) if first_k + chunk * CHUNK < source.shape[1] else uint32(0)
         for copy in range(copies):
             row = thread // uint32(chunks) + uint32(copy * threads // chunks)
-            place = uint32(address + uint32(16) * place_of_chunk(row, chunk))
-            ptx.cp_async_16(place, source, starts[copy] + first_k, valid_bytes)
+            if all_copy or row < rows:
+                place = uint32(address + uint32(16) * place_of_chunk(row, chunk))
+                ptx.cp_async_16(place, source, starts[copy] + first_k, valid_bytes)
 
     return find_rows, copy_tile
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import gemv, tensor_core, tiled, vectorized, wgmma
+from minllm.kernels.matmul import flat_tiles, flat_wgmma, flat_wgmma_tiling, gemv, tensor_core, tiled, vectorized, wgmma
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
@@ -14,6 +14,7 @@ from minllm.kernels.specimen import Specimen, array
 STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
+COPY_ENGINE = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
 # (rows of x, N, K, with bias): one matrix for each tiling that launches choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
 GATED_SHAPES = ((1, 16384, 2048), (1, 28672, 4096), (4, 16384, 2048), (8, 28672, 4096))
@@ -41,6 +42,7 @@ def specimens():
         yield from gemv_specimens(name)
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
+        yield from flat_specimens(dtype.name)
         yield from wgmma_specimens(dtype.name)
 
 
@@ -74,6 +76,27 @@ def tensor_core_specimens(dtype):
     kernel = tensor_core.tensor_core_kernel(tiling, dtype, False, False)
     arguments = operands(dtype, "float32")
     yield Specimen(f"matmul/tensor_core/elements/{dtype}", kernel, arguments, tiling.threads, 4, tiling.shared_bytes, TENSOR_CORES)
+
+
+def flat_specimens(dtype):
+    """Decoding a batch: the tilings that launches choose, plain and gated."""
+    matrix = array(dtype, 2)
+    for gated in (False, True):
+        kind = "gated/" if gated else ""
+        for tokens, n, blocks in ((8, 4096, 4), (32, 4096, 2), (32, 28672, 2), (64, 4096, 2), (128, 4096, 1)):
+            tiling = flat_tiles.choose_tiling(tokens, n, 4096, gated)
+            kernel = flat_tiles.flat_tiles_kernel(tokens, tiling, dtype, gated, True)
+            name, arguments = f"matmul/flat/tiles/{kind}{tokens}x{n}/{dtype}", operands(dtype, bias=False)
+            contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
+            yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
+        for tokens, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
+            tiling = flat_wgmma_tiling.choose_tiling(tokens, n, k, gated)
+            kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, True)
+            arguments = (types.uint64, types.uint64, types.none, matrix, types.int32)
+            name = f"matmul/flat/wgmma/{kind}{tokens}x{n}x{k}/{dtype}"
+            yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
+        if dtype != "bfloat16":
+            return  # the same instructions but for one letter
 
 
 def wgmma_specimens(dtype):

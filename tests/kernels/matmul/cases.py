@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.flat_tiles import FlatTiling
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
-UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(("tensor_core", "wgmma"), 2.0**-23)
+UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(("tensor_core", "wgmma", "flat"), 2.0**-23)
 
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
 SHAPES = [
@@ -52,6 +54,12 @@ SMALL_TENSOR_CORE_TILINGS = [
 ]
 SMALL_WGMMA_TILINGS = [WgmmaTiling(1, 64, 2), WgmmaTiling(1, 128, 3, 2, 2, 1), WgmmaTiling(2, 64, 2, 2)]
 SMALL_GEMV_TILINGS = [GemvTiling(1, 1, 1), GemvTiling(2, 2, 2), GemvTiling(3, 1, 1), GemvTiling(1, 4, 1, 2), GemvTiling(2, 4, 2, 4)]
+# One warp and several, K divided among warps or blocks, and rings that turn over.
+SMALL_FLAT_TILINGS = [FlatTiling(16, 1, 1, 2), FlatTiling(32, 4, 4, 3), FlatWgmmaTiling(1, 2, 1), FlatWgmmaTiling(2, 3, 2)]
+FLAT_SHAPES = [(1, 17, 8), (8, 3, 328), (9, 65, 72)]
+# More parts of K than tiles, and blocks that share tiles of x, the last cluster with more blocks than rows of weight.
+FLAT_CASES = [((5, 9, 255), 0), ((33, 65, 136), FlatTiling(64, 4, 2, 9)), ((3, 33, 200), FlatWgmmaTiling(1, 3, 8))]
+FLAT_CASES += [((17, 130, 200), FlatWgmmaTiling(1, 2, 2, 2)), ((60, 65, 264), FlatWgmmaTiling(1, 3, 1, 4))]
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,8 @@ CASES = [
     *spread("vectorized", [(33, 47, 24)], DTYPES, [(("tile", 32),)]),
     *spread("wgmma", WGMMA_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_WGMMA_TILINGS)),
     *spread("tensor_core", SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_TENSOR_CORE_TILINGS)),
+    *spread("flat", FLAT_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_FLAT_TILINGS)),
+    *(Case("flat", *shape, BFLOAT16, BFLOAT16, True, (("tiling", tiling),) if tiling else ()) for shape, tiling in FLAT_CASES),
     *spread("gemv", FEW_ROWS, DTYPES, with_tilings("tiling", SMALL_GEMV_TILINGS)),
 ]
 

@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul import VARIANTS, choose, gemv, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul import VARIANTS, choose, flat, flat_tiles, flat_wgmma_tiling, gemv, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul.flat_tiles import FlatTiling
+from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
     CASES,
+    SMALL_FLAT_TILINGS,
     SMALL_GEMV_TILINGS,
     SMALL_TENSOR_CORE_TILINGS,
     SMALL_WGMMA_TILINGS,
@@ -32,6 +35,7 @@ SMALL_OPTIONS = {
     "tensor_core": (("tiling", SMALL_TENSOR_CORE_TILINGS[0]),),
     "wgmma": (("tiling", SMALL_WGMMA_TILINGS[0]),),
     "gemv": (("tiling", SMALL_GEMV_TILINGS[1]),),
+    "flat": (("tiling", SMALL_FLAT_TILINGS[1]),),
 }
 
 
@@ -56,6 +60,8 @@ def test_products_that_are_exact_are_exact(case, device):
     Case("tensor_core", 65, 63, 35, FLOAT16, FLOAT16, True, (("tiling", tensor_core.TILING_BY_ELEMENTS),)),
     Case("gemv", 2, 9, 1032, BFLOAT16, FLOAT32, True, ()),
     Case("gemv", 1, 9, 8200, BFLOAT16, BFLOAT16, True, ()),
+    Case("flat", 3, 65, 136, BFLOAT16, BFLOAT16, True, ()),
+    Case("flat", 130, 9, 8, FLOAT16, FLOAT16, False, ()),
 ], ids=str)  # fmt: skip
 def test_the_tilings_of_the_gpu(case, device):
     check_product(case, device)
@@ -127,12 +133,28 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(m, intermediate, k,
     np.testing.assert_allclose(np.asarray(out.result(), np.float64), gate / (1 + np.exp(-gate)) * up, rtol=unit, atol=unit * np.sqrt(k) / 4)
 
 
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
+@pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (9, 40, 72)])
+@pytest.mark.parametrize("tiling", [None, FlatTiling(32, 2, 2, 3), FlatWgmmaTiling(1, 2, 2), FlatWgmmaTiling(2, 2, 1)])
+def test_a_gated_flat_product_is_silu_of_one_half_times_the_other(m, intermediate, k, dtype, tiling, device):
+    x, gate_up = random((m, k), dtype, 0), random((2 * intermediate, k), dtype, 1)
+    out = poisoned(device, (m, intermediate), dtype)
+    flat.gated_flat(device.array(x), device.array(gate_up), out.array, tiling=tiling)
+    gate, up = np.split(x.astype(np.float64) @ gate_up.astype(np.float64).T, 2, axis=1)
+    unit = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}[np.dtype(dtype)]
+    np.testing.assert_allclose(np.asarray(out.result(), np.float64), gate / (1 + np.exp(-gate)) * up, rtol=unit, atol=unit * np.sqrt(k) / 4)
+
+
 def test_a_gated_product_refuses_what_has_no_two_halves():
     x, out = np.zeros((1, 16), BFLOAT16), np.zeros((1, 3), BFLOAT16)
     with pytest.raises(KernelArgumentError, match="gate_and_up=6"):
         gemv.gated_gemv(x, np.zeros((5, 16), BFLOAT16), out)
     with pytest.raises(KernelArgumentError, match="rows are even"):
         gemv.gated_gemv(x, np.zeros((6, 16), BFLOAT16), out, tiling=GemvTiling(1, 2, 1))
+    with pytest.raises(KernelArgumentError, match="gate_and_up=6"):
+        flat.gated_flat(x, np.zeros((5, 16), BFLOAT16), out)
+    with pytest.raises(KernelArgumentError, match="multiples of 16 bytes"):
+        flat.gated_flat(x[:, :15].copy(), np.zeros((6, 15), BFLOAT16), out)
 
 
 def test_the_reference_is_the_equation():
@@ -153,11 +175,12 @@ def test_the_reference_is_the_equation():
 
 
 def test_the_choice_of_a_variant():
-    assert choose(1, 2048, 2048, "bfloat16") == choose(8, 100, 100, np.float32) == "gemv"
-    assert choose(9, 2048, 2048, ml_dtypes.bfloat16) == choose(512, 7, 9, np.float16) == "tensor_core"
+    assert choose(1, 2048, 2048, "bfloat16") == choose(8, 100, 100, np.float32) == choose(8, 2048, 2047, np.float16) == "gemv"
+    assert choose(9, 2048, 2048, ml_dtypes.bfloat16) == choose(32, 7, 8, np.float16) == "flat"
+    assert choose(257, 2048, 2048, ml_dtypes.bfloat16) == choose(512, 7, 9, np.float16) == choose(9, 7, 9, np.float16) == "tensor_core"
     assert choose(9, 2048, 2048, np.float32) == choose(512, 7, 9, "float32", hopper=True) == "vectorized"
     assert choose(65, 2048, 2048, "bfloat16", hopper=True) == "wgmma"
-    assert choose(64, 2048, 2048, "bfloat16", hopper=True) == choose(65, 2048, 2048, "bfloat16") == "tensor_core"
+    assert choose(64, 2048, 2049, "bfloat16", hopper=True) == choose(65, 2048, 2048, "bfloat16") == "tensor_core"
     for m, n, dtype in ((3, 7, BFLOAT16), (9, 7, FLOAT32), (9, 6, FLOAT16)):
         x, weight, out = random((m, 24), dtype, 0), random((n, 24), dtype, 1), np.empty((m, n), np.float32)
         matmul(x, weight, out)
@@ -170,6 +193,10 @@ def test_tilings_grow_with_the_work():
     assert tensor_core.choose_tiling(9, 2048).tile_m == 16
     assert tensor_core.choose_tiling(1, 1) == tensor_core.TILINGS[-1]
     assert tiled.choose_tile(4096, 4096) == tiled.TILES[0] and tiled.choose_tile(100, 100) == tiled.TILES[-1]
+    for tokens in flat.PADDED_ROWS:
+        for n in (64, 2048, 28672):
+            flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
+            flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False).check(tokens)
     for m in range(1, gemv.MAX_ROWS_OF_X + 1):
         tiling = gemv.choose_tiling(m, 2048, 8192)
         assert tiling.warps % tiling.splits == 0
@@ -197,13 +224,20 @@ def test_mistakes_of_one_variant_are_explained():
     x, weight, out = np.zeros((9, 16), FLOAT32), np.zeros((3, 16), FLOAT32), np.zeros((9, 3), FLOAT32)
     with pytest.raises(KernelArgumentError, match="up to 8 rows of x, not 9"):
         matmul(x, weight, out, variant="gemv")
-    with pytest.raises(KernelArgumentError, match="x is float32.*must be float16 or bfloat16"):
-        matmul(x, weight, out, variant="tensor_core")
+    for variant in ("tensor_core", "flat"):
+        with pytest.raises(KernelArgumentError, match="x is float32.*must be float16 or bfloat16"):
+            matmul(x, weight, out, variant=variant)
     with pytest.raises(KernelArgumentError, match="no matmul variant 'fast'.*gemv"):
         matmul(x, weight, out, variant="fast")
     with pytest.raises(KernelArgumentError, match="divide evenly"):
         gemv.matmul_gemv(x[:1], weight, out[:1], tiling=(1, 3, 1, 2))
     half = [array.astype(FLOAT16) for array in (x, weight, out)]
+    wrong = [FlatTiling(16, 4, 2, 2), FlatTiling(16, 4, 4, 10), FlatTiling(24, 1, 1, 2), FlatWgmmaTiling(1, 40), FlatWgmmaTiling(3, 2)]
+    for tiling in wrong:
+        with pytest.raises(KernelArgumentError):
+            flat.matmul_flat(*half, tiling=tiling)
+    with pytest.raises(KernelArgumentError, match="up to 256 rows of x, not 257"):
+        flat.matmul_flat(np.zeros((257, 16), FLOAT16), half[1], np.zeros((257, 3), FLOAT16))
     for tiling in ((8, 16, 16, 1, 1, 2), (16, 16, 24, 1, 1, 2), (16, 32, 16, 1, 2, 2), (16, 16, 16, 1, 1, 1)):
         with pytest.raises(KernelArgumentError):
             tensor_core.matmul_tensor_core(*half, tiling=tiling)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.matmul import matmul_silu_and_multiply, matmul_wgmma, takes_wgmma, wgmma
+from minllm.kernels.matmul import can_use_wgmma, matmul_silu_and_multiply, matmul_wgmma, wgmma
 from minllm.kernels.matmul.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma_tiling import TILINGS, WgmmaTiling, choose_tiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
@@ -63,7 +63,7 @@ def test_what_the_copy_engine_cannot_fetch_is_left_to_tensor_core(monkeypatch):
         matmul_wgmma(odd, odd, out, residual=out)
     with pytest.raises(KernelArgumentError, match="must begin on multiples of 16 bytes"):
         matmul_silu_and_multiply(odd, odd, out[:, :40].copy())
-    assert not takes_wgmma(aligned, aligned)  # in the simulator tensor_core is the quicker one
+    assert not can_use_wgmma(aligned, aligned)  # in the simulator tensor_core is the quicker one
 
 
 def test_a_gpu_without_wgmma_is_named(monkeypatch):
