@@ -247,7 +247,7 @@ def choose_tiling(m: int, n: int, k: int) -> GemvTiling:
     More rows of x leave registers for fewer loads in flight.
     """
     if m == 1:
-        return GemvTiling(rows=2, warps=4, unroll=4, splits=2) if k >= 4096 else GemvTiling(rows=1, warps=8, unroll=2, splits=2)
+        return GemvTiling(rows=2, warps=8, unroll=4, splits=2) if k >= 4096 else GemvTiling(rows=1, warps=8, unroll=2, splits=2)
     if n < 8192:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
     return GemvTiling(rows=2, warps=8, unroll=2) if m <= 4 else GemvTiling(rows=4, warps=4, unroll=1)

@@ -194,9 +194,10 @@ def test_tilings_grow_with_the_work():
     assert tensor_core.choose_tiling(1, 1) == tensor_core.TILINGS[-1]
     assert tiled.choose_tile(4096, 4096) == tiled.TILES[0] and tiled.choose_tile(100, 100) == tiled.TILES[-1]
     for tokens in flat.PADDED_ROWS:
-        for n in (64, 2048, 28672):
+        for n in (64, 2048, 4096, 6144, 28672):
             flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
-            flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False).check(tokens)
+            tiling = flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False)
+            tiling.check(-(-tokens // 32) * 32 if getattr(tiling, "sharers", 1) == 4 else tokens)
     for m in range(1, gemv.MAX_ROWS_OF_X + 1):
         tiling = gemv.choose_tiling(m, 2048, 8192)
         assert tiling.warps % tiling.splits == 0
