@@ -383,7 +383,7 @@ assert {row.variant: row.value for row in long}["flash_attention_2"] > 2 * speed
 #   head, 32 of them, on a machine of 132 multiprocessors, and it multiplies on ordinary units.
 # - **FlashAttention-2** is where the idea pays: states in registers, blocks enough, tensor cores.
 # - A short prompt has too few tiles to fill the machine. The longer prompts reach more than twice as much.
-# - Still, most of what tensor cores could do is missing.
+# - Even so, FlashAttention-2 leaves most of what the tensor cores could do.
 #
 # On a roofline, attention of a prompt stands far to the right: memory is not what is missing.
 
@@ -530,7 +530,59 @@ print(f"tensor cores at work: {one:.0%} with one consumer, {two:.0%} with two")
 assert 0.6 < one < 0.7 and two > 0.95
 
 # %% [markdown]
-# That is the upper bound of what the turns are worth, half as much again. The maxima, the sums, the rescaling of $o$ and the
+# The package's kernel does this. A consumer's loop over tiles of keys, with the two products started one after the
+# other, and the softmax between the waits for them:
+
+# %% tags=["hide-input"]
+from minllm.kernels.attention import hopper_consumer
+
+show_source(
+    hopper_consumer.make_consumer,
+    part="attend",
+    notes={
+        "for _ in range(1": "The loop over tiles of keys, from the last to the first.",
+        "wait_for_turn(consumer)": "Ping-pong: only one consumer starts products at a time.",
+        "start_output(acc, weights": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are on their way now.",
+        "pass_turn(consumer)": "The other consumer may start its own.",
+        "wgmma_wait_group_1": "All products but the newest are done: the scores are here, and P V is still being computed ...",
+        "last_seen_by_all = ": "... while the softmax goes on.",
+        "rescale(acc, factors)": "o is rescaled when P V is done. The kernel leaves that out where no maximum has risen by much.",
+    },
+    docstring=False,
+)
+
+# %% [markdown]
+# In the simulator, on 512 tokens and one head of 64 numbers, you see the producer run ahead of the products. Its
+# trace follows one block:
+
+# %%
+tokens, head_dim = 512, 64
+query = rng.standard_normal((tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)
+keys, values = rng.standard_normal((2, 1, tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)
+batch = np.int32([0, tokens]), np.int32([tokens]), np.int32([[0]])
+out = np.empty_like(query)
+with tracing() as traces:
+    VARIANTS["flash_attention_3"].attention(query, keys, values, out, *batch, head_dim**-0.5)
+expected = attention_reference(query.astype(np.float32), keys, values, *batch, head_dim**-0.5)
+assert np.allclose(out.astype(np.float32), expected, atol=0.03)
+copies = [copy for copy in traces[0].pipeline if copy.arrived is not None]
+print(f"{traces[0].kernel}: {len(copies)} copies by TMA in the block that is followed")
+
+# %% tags=["fold"]
+timeline(
+    [Span(f"copy {copy.number}", copy.issued, copy.arrived, "on its way") for copy in copies[:12]]
+    + [
+        Span("tensor cores", step, step + 1, "", colour=1)
+        for step, flops in enumerate(traces[0].step_flops)
+        if flops and step <= max(copy.arrived for copy in copies[:12])
+    ],
+    "",
+    "Copies of tiles, started by the producer, and products of the consumers",
+    caption="Steps of one block, from the simulator, which knows an order but no times. The first 12 copies.",
+)
+
+# %% [markdown]
+# What two consumers in turns can win is half as much again. The maxima, the sums, the rescaling of $o$ and the
 # masked tiles take their part, and none of them is in the picture.
 #
 # ## Exercises

@@ -6,7 +6,6 @@ out of the row.
 
 import gc
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from minllm.bench.kernel_case import MICROSECONDS, KernelCase, Prepared
 from minllm.bench.kernel_cases import STAGES, kernel_cases
 from minllm.bench.noise import Noise
 from minllm.bench.record import Row, new_record, write_json
-from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
+from minllm.bench.timing import Clock, CudaClock, input_sets, medians_in_turn
 from minllm.errors import DeviceError, InvalidOptionError
 
 PEER_PACKAGES = ("torch",)
-REST = 0.3  # seconds before each of two that are compared: a GPU at its power limit slows down by a sixth, whoever comes second
 COLUMNS = "{:<18} {:<44} {:<27} {:>9} {:<8} {:>9} {:>24} {:>11}"
 HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer's speed", "error")
 
@@ -90,20 +88,20 @@ class KernelBench:
         """Check, time, and compare with the fastest of the case's peers. Raises DeviceError for a kernel whose result is wrong."""
         prepared = case.prepare(self.ops, self.noise, input_sets(case.set_bytes, self.cache_bytes))
         error = checked_error(case, prepared)
-        if not self.peers:
-            return case.row(median_seconds(prepared.launches, self.clock), error, self.ceilings)
-        time.sleep(REST)
-        seconds = median_seconds(prepared.launches, self.clock)
-        found = [found for name in case.peers if (found := self._peer(name, prepared))]
-        return case.row(seconds, error, self.ceilings, *min(found, key=lambda peer: peer[1], default=(None, None, None)))
+        peers = [peer for name in case.peers if (peer := self._peer(name, prepared))] if self.peers else []
+        seconds, *of_peers = medians_in_turn([(prepared.launches, self.clock), *((peer.launches, clock) for _, peer, clock in peers)])
+        if not peers:
+            return case.row(seconds, error, self.ceilings)
+        fastest = min(range(len(peers)), key=of_peers.__getitem__)
+        name, peer, _ = peers[fastest]
+        return case.row(seconds, error, self.ceilings, f"torch {name}", of_peers[fastest], prepared.error(peer.result()))
 
-    def _peer(self, name: str, prepared: Prepared) -> tuple[str, float, float] | None:
-        """(name, seconds, error) of a peer, or None where it does not take this case."""
+    def _peer(self, name: str, prepared: Prepared) -> tuple[str, Any, Clock] | None:
+        """(name, torch_peers.Peer, its clock), or None where it does not take this case."""
         try:
-            peer = self.peers.PEERS[name](prepared.inputs)
-            time.sleep(REST)
-            seconds = median_seconds(peer.launches, self.peers.TorchClock())
-            return f"torch {name}", seconds, prepared.error(peer.result())
+            peer, clock = self.peers.PEERS[name](prepared.inputs), self.peers.TorchClock()
+            clock.seconds(peer.launches[:1])
+            return name, peer, clock
         except RuntimeError as refusal:  # what PyTorch raises for shapes that a backend does not take
             print(f"({name} does not take this: {str(refusal).splitlines()[0][:120]})", file=sys.stderr, flush=True)
             return None

@@ -9,6 +9,7 @@ memory, where a model's weights would be.
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,6 +18,8 @@ GRAPH_SECONDS = 2e-3  # about what one replay should take
 WARM_UP, REPLAYS = 3, 20
 SECONDS = 0.2  # what launches that are not replayed may take together
 FEWEST, MOST = 7, 50
+ROUNDS = 2  # in which contenders are measured in turn
+REST = 0.2  # seconds before each measurement of contenders, so that none inherits the heat of the one before
 CACHES_TO_FILL = 4  # times the last-level cache, that all sets of inputs take together
 
 Call = Callable[[], None]
@@ -80,12 +83,31 @@ def input_sets(set_bytes: int, cache_bytes: int) -> int:
 
 def median_seconds(launches: Sequence[Call], clock: Clock) -> float:
     """Seconds of one launch; `launches` has one for each set of inputs."""
+    return statistics.median(sampler(launches, clock)())
+
+
+def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[float]:
+    """Seconds of one launch of each (launches, clock), measured in turn, several rounds.
+
+    A GPU at its power limit slows down, and whoever is measured last would pay for it. In turn and rested, all meet the same clocks.
+    """
+    samplers = [sampler(*contender) for contender in contenders]
+    found: list[list[float]] = [[] for _ in samplers]
+    for _ in range(ROUNDS):
+        for samples, sample in zip(found, samplers, strict=True):
+            time.sleep(REST if len(samplers) > 1 else 0)
+            samples.extend(sample())
+    return [statistics.median(samples) for samples in found]
+
+
+def sampler(launches: Sequence[Call], clock: Clock) -> Callable[[], list[float]]:
+    """What measures the launches, one for each set of inputs, each time it is called: seconds of one launch, several times."""
     clock.seconds(launches)  # compiles, loads, allocates
     estimate = statistics.median(clock.seconds(launches))
     if estimate >= REPLAY_BELOW:
         count = min(MOST, max(FEWEST, int(SECONDS / estimate)))
         in_turn = [launches[i % len(launches)] for i in range(count + 1)]
-        return statistics.median(clock.seconds(in_turn)[1:])
+        return lambda: clock.seconds(in_turn)[1:]
     rounds = max(1, round(GRAPH_SECONDS / (estimate * len(launches))))
     replay = clock.graph(list(launches) * rounds)
-    return statistics.median(clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:]) / (rounds * len(launches))
+    return lambda: [seconds / (rounds * len(launches)) for seconds in clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:]]

@@ -1,10 +1,13 @@
 """Programmatic dependent launch: a kernel starts while its predecessor in the stream still runs. PTX ISA, "griddepcontrol"."""
 
+from greenlet import getcurrent
+
 from minllm.ptx.instruction import instruction
 
 
 def griddepcontrol_wait():
     """Wait until the kernels before this one in the stream have finished and their writes are visible."""
+    getcurrent().has_waited_for_predecessors = True
 
 
 def griddepcontrol_launch_dependents():

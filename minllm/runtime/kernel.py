@@ -165,6 +165,7 @@ class Simulation:
         shared_bytes = rest[1] if len(rest) > 1 else 0
         cluster = rest[2] if len(rest) > 2 else None
         chosen = trace if self.traced else simulate
+        grid, block = three_dimensions(grid, "grid"), three_dimensions(block, "block")
         return functools.partial(chosen, self.kernel, grid, block, shared_bytes=shared_bytes, cluster=cluster)
 
 

@@ -43,6 +43,7 @@ class Thread(greenlet):
         self.waiting_for = None
         self.result = None
         self.copies, self.copy_groups = [], deque()
+        self.has_waited_for_predecessors = False  # griddepcontrol.wait
         self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or warpgroup products
 
 

@@ -20,6 +20,7 @@ FOUND = {
     "rising_scores": (r"scores falling: right\n.*\nscores rising: out\[component 0\]: expected", ""),
     "lagging_rows": (r"a bulk store .* reads tile\[0\] .* no fence\.proxy\.async", "cp_async_bulk_wait_group_read_0()"),
     "long_batch": (r"array allowed has overflowed: it is 4294967296 without the 32-bit cast", "first = int32("),
+    "too_early": (r"reads the global array hidden, which hidden_kernel wrote, before griddepcontrol\.wait", "scaled = hidden[i]"),
     "every_fourth_token": (r"nobody wrote: the global array key_cache, element \[5, 3, 0\]", "total += query[i] * key_cache"),
     "short_neighbour": (r"nobody wrote: the global array maxima, element \[1, 1\]", "maximum = max(maximum, maxima[sequence, split])"),
 }

@@ -14,6 +14,7 @@ from minllm.kernels.attention import (
     materialized,
     split_kv,
     split_tensor_core,
+    split_unified_maximum,
 )
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
@@ -28,6 +29,8 @@ from tests.kernels.attention.case_lists import (
     REAL_PROMPTS,
     SPLIT_CASES,
     SPLIT_SHAPES,
+    TENSOR_COPY_CASES,
+    TENSOR_COPY_OPTIONS,
     TENSOR_CORE_CASES,
     TILE_SHAPE_CASES,
     TILE_SHAPES,
@@ -36,6 +39,8 @@ from tests.kernels.attention.case_lists import (
 )
 from tests.kernels.attention.cases import AttentionCase, run_variant
 from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
+from tests.kernels.attention.test_split_cascade import CASES as CASCADE_CASES
+from tests.kernels.attention.test_split_cascade import run_cascade
 
 
 @pytest.mark.parametrize("case", LADDER_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
@@ -103,6 +108,23 @@ def test_split_tensor_core_with_small_blocks(device, case, shape):
 def test_split_tensor_core(device, case, splits):
     first, second = (run_variant(device, split_tensor_core, case, workspace_options={"splits": splits}, splits=splits) for _ in range(2))
     np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
+@pytest.mark.parametrize("case", TENSOR_COPY_CASES, ids=str)
+@pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
+def test_split_tensor_core_by_tensor_copies(device, case, options):
+    run_variant(device, split_tensor_core, case, workspace_options=options, **options)
+
+
+@pytest.mark.parametrize(("case", "prefix_len"), CASCADE_CASES, ids=str)
+def test_split_cascade(device, case, prefix_len):
+    run_cascade(device, case, prefix_len)
+
+
+@pytest.mark.parametrize("phi", [-1000.0, 0.0, 20.0])
+@pytest.mark.parametrize("case", [case for case in REAL_DECODES if case.dtype is not np.float32], ids=str)
+def test_split_unified_maximum(device, case, phi):
+    run_variant(device, split_unified_maximum, case, phi=phi)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

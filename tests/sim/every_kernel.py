@@ -22,6 +22,7 @@ from minllm.kernels.attention import (
     flash_attention_2_float32,
     flash_attention_3,
     materialized,
+    split_cascade,
     split_kv,
     split_tensor_core,
 )
@@ -477,6 +478,19 @@ def split_tensor_core_of_a_decode_step():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+
+
+@row
+def prefix_of_a_cascade():
+    B, prefix, heads, kv_heads, D, b = 3, 64, 4, 2, 64, 2
+    arrays = make_arrays(AttentionCase((1,) * B, (70, 80, 65), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states = B * heads * 4
+    asked = dict(query=B * heads * D * b, key_cache=prefix * kv_heads * D * b, value_cache=prefix * kv_heads * D * b)
+    asked |= dict(prefix_max=states, prefix_sum=states, prefix_out=states * D)
+    tensor_core_flops = 4 * split_cascade.ROWS * D * kv_heads * prefix  # a tile of rows, of which the batch fills six
+    run = partial(split_cascade.attention, *arguments, arrays.block_tables, arrays.scale, prefix)
+    return run, {"prefix_kernel": Expected(asked, {}, tensor_core_flops)}, LENS
 
 
 # Sampling: R rows of V logits.

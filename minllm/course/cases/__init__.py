@@ -24,6 +24,7 @@ NAMES = (
     "every_fourth_token",
     "short_neighbour",
     "long_batch",
+    "too_early",
 )  # fmt: skip
 
 

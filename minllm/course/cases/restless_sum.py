@@ -8,7 +8,7 @@ from minllm.course.checks.mismatch import expect
 from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
 
-BLOCK = 64
+BLOCK = 256
 
 
 @kernel
@@ -55,8 +55,8 @@ def mended_kernel(x, out):
 
 
 def examine(kernel):
-    """Two rows of 100 numbers."""
-    x = np.random.default_rng(0).standard_normal((2, 100)).astype(np.float32)
+    """Two rows of 300 numbers."""
+    x = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
     out = unwritten((2,), np.float32)
     kernel.simulate[2, BLOCK](x, out)
     expect("out", out, x.astype(np.float64).sum(1), ("row",))
@@ -66,16 +66,17 @@ CASE = Case(
     name="restless_sum",
     lesson=2,
     title="A sum that changes from run to run",
-    story="The kernel adds up the rows of a matrix. With blocks of 32 threads it was always right. Somebody made the blocks larger, "
-    "and since then one row in a few thousand is wrong: another row each time, by another amount, and never while a debugger is "
-    "attached.",
-    hint="Follow two threads of different warps through the last loop. Who writes what thread 0 reads in its second step, and when?",
+    story="The kernel adds up the rows of a matrix. With blocks of 64 threads, 600,000 rows on an H200 were all right. Somebody made "
+    "the blocks larger, and since then a row is wrong now and then: another row each time, by another amount, and never while a "
+    "debugger is attached.",
+    hint="Follow two threads of different warps through the last loop. Who writes what thread 32 of a block of 256 reads in its second "
+    "step, and when? And why does a block of 64 never get into trouble?",
     broken=row_sum_kernel,
     mended=mended_kernel,
     examine=examine,
     guilty="partial[thread] += partial[thread + distance]",
-    solution="A race. In the second step, thread 0 reads what thread 16 has made in the first, and thread 16 may be later. With one "
-    "warp that went well by luck, because its lanes happened to run in step, which nothing promises. With two warps, the "
-    "second may not even have begun. The barrier above the loop orders the first step only; each step needs one. It stands "
-    "beside the `if`, not inside: all threads of a block must reach it.",
+    solution="A race. In the second step, thread 32 reads what thread 96 has made in the first. That is a thread of another warp, "
+    "which may be later. With 64 threads all steps but the first belong to one warp, whose lanes happen to run in step: right "
+    "by luck, which nothing promises, and the simulator does not count on it. The barrier above the loop orders the first "
+    "step only; each step needs one. It stands beside the `if`, not inside: all threads of a block must reach it.",
 )

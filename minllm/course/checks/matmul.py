@@ -138,7 +138,7 @@ EXERCISES = (
                 ),
             ),
             speed.rung("minllm.kernels.matmul.naive:matmul_naive", speed_problems.product(1024),
-                       "literals such as 0.0 are float64 and make the whole sum so: begin with float32(0.0)."),
+                       "neighbouring threads no longer share rows of x or weight, or a literal 0.0 made the sum a float64."),
         ),  # fmt: skip
     ),
     Exercise(

@@ -64,7 +64,7 @@ class Machine:
         """A speed as a rate and a share of the ceiling."""
         rate = problem.work / seconds / 1e12
         if problem.counts_flops:
-            return f"{rate:.3g} TFLOP/s, {100 * rate / self.tensor_core_tflops:.1f} % of the package's tensor-core product"
+            return f"{rate:.3g} TFLOP/s, {100 * rate / self.tensor_core_tflops:.2g} % of the package's tensor-core product"
         return f"{rate:.3g} TB/s, {100 * rate / self.copy_tb_s:.0f} % of a copy"
 
 

@@ -10,12 +10,13 @@ from minllm.kernels.attention import (
     flash_attention_3,
     materialized,
     materialized_projection,
+    split_cascade,
     split_kv,
     split_merge,
     split_tensor_core,
 )
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
-from minllm.kernels.attention.split_shape import shape_for
+from minllm.kernels.attention.split_shape import SplitShape, shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 from minllm.occupancy import MULTIPROCESSORS
@@ -132,7 +133,7 @@ def split_kv_specimens(dtype):
 def split_tensor_core_specimens(dtype):
     """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
-    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32)
+    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *[types.none] * 5)
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
         for capability, targets, line_heads in SPLIT_TARGETS:
             shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
@@ -145,3 +146,19 @@ def split_tensor_core_specimens(dtype):
     kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, unified=True)
     name, hopper = f"attention/split_unified_maximum/128/group_4/{dtype}", ((9, 0),)
     yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)
+    seeded, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, seeded=True)
+    states = (array(FLOAT32, 3), array(FLOAT32, 3), array(FLOAT32, 4))
+    name = f"attention/split_cascade/suffix/128/group_4/{dtype}"
+    seeds = (*arguments[:-5], *states, *[types.none] * 2)
+    yield Specimen(name, seeded, seeds, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)
+    for head_dim, blocks, stages in ((64, 1, 4), (128, 1, 4), (128, 2, 3), (256, 1, 2)):
+        shape = SplitShape(4, 16, stages, blocks, tensor_copies=True)
+        kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, 4, None, shape)
+        name, maps = f"attention/split_tensor_core/engine/{head_dim}/group_4/{blocks}x4x{stages}/{dtype}", (types.uint64,) * 2
+        contains, targets = ("UTMALDG.5D*", *TENSOR_CORES[:3], "MOVM.16.MT88"), ((9, 0), (10, 0))
+        yield Specimen(name, kernel, (*arguments[:-2], *maps), threads, blocks, shared_bytes, contains, targets=targets)
+    for head_dim in (64, 128):
+        prefix, threads, shared_bytes = split_cascade.make_prefix_kernel(dtype, head_dim, BLOCK_SIZE, 4)
+        batch = (array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
+        name, types_of_prefix = f"attention/split_cascade/prefix/{head_dim}/group_4/{dtype}", (*inputs(dtype), *states, *batch)
+        yield Specimen(name, prefix, types_of_prefix, threads, 1, shared_bytes, TENSOR_CORES)

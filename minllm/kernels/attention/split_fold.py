@@ -10,7 +10,7 @@ Scores are folded as they are, and their difference to the maximum is scaled: fl
 
 import functools
 
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.ptx import ex2
@@ -87,3 +87,35 @@ def make_guard(dtype, warps):
         return int32(1) if highest > float32(highest_exponent) or total < float32(smallest_sum) else int32(0)
 
     return left_band
+
+
+@functools.cache
+def make_seed(head_dim, heads):
+    """The device function seed(maxima, sums, acc, prefix, sequence, first_head, heads_left, scale, lane) for split_cascade.py."""
+    steps, columns = -(-head_dim // 16), heads // 8
+
+    @cuda.jit(device=True)
+    def seed(maxima, sums, acc, prefix, sequence, first_head, heads_left, scale, lane):
+        """Merge the states of all shares of a prefix into a warp's."""
+        prefix_max, prefix_sum, prefix_out = prefix
+        for share in range(prefix_max.shape[0]):
+            for column in range(columns):
+                for i in range(2):
+                    head = int32(8 * column + lane % 4 * 2 + i)
+                    if head < heads_left:
+                        place = uint32(first_head + head)
+                        share_maximum = prefix_max[share, uint32(sequence), place]
+                        maximum = max(maxima[2 * column + i], share_maximum)
+                        shift = finite_or_zero(maximum)
+                        correction = ex2((maxima[2 * column + i] - shift) * scale)
+                        weight = ex2((share_maximum - shift) * scale)
+                        maxima[2 * column + i] = maximum
+                        sums[2 * column + i] *= correction
+                        if lane < 4:  # sums of the lanes of a column are added in the end
+                            sums[2 * column + i] += weight * prefix_sum[share, uint32(sequence), place]
+                        for j in range(2 * steps):
+                            at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
+                            dim = uint32(min(int32(8 * j + lane // 4), head_dim - 1))
+                            acc[at] = acc[at] * correction + weight * prefix_out[share, uint32(sequence), place, dim]
+
+    return seed

@@ -32,8 +32,8 @@ def stage_bytes_of(head_dim, keys):
 
 
 @functools.cache
-def make_ring(head_dim, block_size, head_tiles, keys, warps):
-    """The device function fetch(cursor, heads, batch, cache, warp, lane, stage), which starts copying a warp's rows of a tile.
+def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
+    """(setup, fetch, wait): device functions for a warp's ring, which begins at the shared address `ring`.
 
     head_tiles: heads of the line for each KV head.
     """
@@ -44,6 +44,7 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps):
     copies = keys * chunks // 32  # of a lane, for keys
     in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
+    wait_for_oldest = WAIT_FOR_OLDEST[stages]
 
     @cuda.jit(device=True)
     def copy_tile(cursor, batch, cache, warp, lane, stage):
@@ -70,11 +71,21 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps):
             cp_async_16(uint32(to + keys * row_bytes), value_cache, index, 16 if inside else 0)
 
     @cuda.jit(device=True)
-    def fetch(cursor, heads, batch, cache, warp, lane, stage):
+    def setup(ring, lane):
+        """cp.async needs no preparation."""
+
+    @cuda.jit(device=True)
+    def fetch(cursor, heads, batch, cache, warp, lane, ring, stage):
         """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
         if cursor[LEFT] > 0:
             copy_tile(cursor, batch, cache, warp, lane, stage)
             advance(cursor, 1, heads, batch)
         cp_async_commit_group()
 
-    return fetch
+    @cuda.jit(device=True)
+    def wait(rings, ring_start, ring, stage, parity, position, start, stop, lane):
+        """Wait for the oldest tile: all but the newest groups."""
+        wait_for_oldest()
+        cuda.syncwarp()
+
+    return setup, fetch, wait

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from minllm.kernels.attention.split_merge_parts import pitch_of
 from minllm.kernels.attention.split_ring import stage_bytes_of
+from minllm.kernels.attention.split_tensor_ring import BARRIER_BYTES, tensor_stage_bytes_of
 from minllm.occupancy import MULTIPROCESSORS
 from minllm.runtime.device import current_device, is_available
 
@@ -14,12 +15,14 @@ RESERVED_BYTES = 1024  # that the system keeps of shared memory for every block
 
 @dataclass(frozen=True)
 class SplitShape:
-    """warps: of a block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: on a multiprocessor."""
+    """warps: of a block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: on a multiprocessor;
+    tensor_copies: the rings are filled by the copy engine (split_tensor_ring.py), not by cp.async."""
 
     warps: int
     keys: int
     stages: int
     blocks: int
+    tensor_copies: bool = False
 
     @property
     def tile(self):
@@ -35,6 +38,8 @@ def head_tiles_of(group, head_dim):
 
 def ring_bytes_of(head_dim, shape):
     """Dynamic shared memory of a block: the rings of all warps."""
+    if shape.tensor_copies:
+        return shape.warps * (shape.stages * tensor_stage_bytes_of(head_dim, shape.keys) + BARRIER_BYTES)
     return shape.warps * shape.stages * stage_bytes_of(head_dim, shape.keys)
 
 

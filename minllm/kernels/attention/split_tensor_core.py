@@ -30,7 +30,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_fold import make_folds, make_guard
+from minllm.kernels.attention.split_fold import make_folds, make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
@@ -48,9 +48,11 @@ from minllm.kernels.attention.split_plan import (
     quotient,
     visible_keys,
 )
-from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST, make_ring, stage_bytes_of
+from minllm.kernels.attention.split_ring import make_ring, stage_bytes_of
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_of
+from minllm.kernels.attention.split_tensor_ring import make_tensor_ring, map_of, tensor_stage_bytes_of
 from minllm.kernels.attention.split_tile import make_tile_products
+from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -58,22 +60,26 @@ MINUS_INFINITY = -math.inf
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False):
+def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False, seeded=False):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape; unified: one maximum
-    for all scores (split_unified_maximum.py)."""
+    for all scores (split_unified_maximum.py); seeded: sequences start from the states of a prefix (split_cascade.py)."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    stages, wait_for_oldest = shape.stages, WAIT_FOR_OLDEST[shape.stages]
-    fetch = make_ring(head_dim, block_size, head_tiles, keys, warps)
-    load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads)
+    stages = shape.stages
+    by_engine = shape.tensor_copies
+    ring_sizes = (head_dim, block_size, head_tiles, keys, warps, shape.stages)
+    setup, fetch, wait = make_tensor_ring(*ring_sizes) if by_engine else make_ring(*ring_sizes)
+    load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads, by_engine)
     fold_running, fold_unified = make_folds(head_dim, keys, heads)
     left_band = make_guard(dtype, warps)
+    seed = make_seed(head_dim, heads)
     share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
-    stage_bytes, shared_bytes = stage_bytes_of(head_dim, keys), ring_bytes_of(head_dim, shape)
-    ring_bytes = shared_bytes // warps
+    stage_bytes = tensor_stage_bytes_of(head_dim, keys) if by_engine else stage_bytes_of(head_dim, keys)
+    shared_bytes = ring_bytes_of(head_dim, shape)
+    ring_bytes, warp_bytes = stages * stage_bytes, shared_bytes // warps
     steps = -(-head_dim // 16)
     load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
     query_count, out_count, score_count, state_count = steps * heads // 4, steps * heads // 2, keys * heads // 32, heads // 4
@@ -117,7 +123,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                         dim = uint32(dim + threads)
             sequence = uint32(sequence + cuda.gridDim.x)
 
-    @kernel(launch_bounds=(threads, shape.blocks))
+    @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
     def split_tensor_core_kernel(
         query,  # [tokens, heads, head_dim]
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
@@ -134,19 +140,31 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         sliding_window,
         first_key,
         phi,  # the unified maximum, in units of q . k
+        prefix_max,  # [shares, sequences, heads], or None
+        prefix_sum,  # the same
+        prefix_out,  # [shares, sequences, heads, head_dim], or None
+        key_map,  # of key_cache, or None: for tensor copies
+        value_map,
     ):
-        rings = cuda.shared.array(0, uint32, alignment=128)
+        wait_for_predecessors()
+        rings = cuda.shared.array(0, uint32, alignment=1024)
         warp_max = cuda.shared.array(state_shape, float32)
         warp_sum = cuda.shared.array(state_shape, float32)
         warp_out = cuda.shared.array(out_shape, float32)
         arrived = cuda.shared.array(1, int32)
         shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
-        batch, cache = (query_start, context_lens, sliding_window, first_key), (key_cache, value_cache, block_tables)
+        batch = (query_start, context_lens, sliding_window, first_key)
+        if by_engine:
+            cache = (key_map, value_map, block_tables)
+        else:
+            cache = (key_cache, value_cache, block_tables)
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
         line_heads = int32(key_cache.shape[2] * head_tiles)
-        ring = uint32(shared_address(rings, 0) + warp * ring_bytes)
+        ring_start = uint32(shared_address(rings, 0))
+        ring = uint32(ring_start + warp * warp_bytes)
 
         prefetch_block_tables(block_tables)
+        setup(ring, lane)
         ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
@@ -156,8 +174,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
             now[i] = ahead[i]
         line = cut[LINE]
         for stage in range(stages - 1):
-            fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
-        stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
+            fetch(ahead, line_heads, batch, cache, warp, lane, ring, uint32(ring + stage * stage_bytes))
+        stage, free_stage, parity = ring, uint32(ring + ring_bytes - stage_bytes), uint32(0)
 
         fragments = cuda.local.array(query_count, uint32)
         next_fragments = cuda.local.array(query_count, uint32)
@@ -177,6 +195,10 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
             tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
             clear(maxima, sums, acc, phi if unified and not rescued else float32(MINUS_INFINITY))
             highest = float32(MINUS_INFINITY)
+            if seeded:
+                if now[TILE] == 0 and warp == 0:
+                    prefix = (prefix_max, prefix_sum, prefix_out)
+                    seed(maxima, sums, acc, prefix, now[SEQUENCE], first_head, heads_left, scale, lane)
             if load_early:
                 for i in range(query_count):
                     fragments[i] = next_fragments[i]
@@ -189,9 +211,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(next_fragments, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
-                fetch(ahead, line_heads, batch, cache, warp, lane, free_stage)
-                wait_for_oldest()
-                cuda.syncwarp()
+                fetch(ahead, line_heads, batch, cache, warp, lane, ring, free_stage)
+                wait(rings, ring_start, ring, stage, parity, position, start, stop, lane)
                 score_tile(scores, fragments, stage, lane)
                 mask_tile(scores, position, start, stop, lane)
                 if unified and not rescued:
@@ -204,7 +225,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                 free_stage = stage
                 stage = uint32(stage + stage_bytes)
                 if stage == ring + ring_bytes:
-                    stage = ring
+                    stage, parity = ring, uint32(parity ^ 1)
 
             share_states(maxima, sums, acc, shared_states, heads_left)
             cuda.syncthreads()
@@ -216,7 +237,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                     for i in range(CURSOR_FIELDS):
                         ahead[i] = now[i]
                     for i in range(stages - 1):
-                        fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + i * stage_bytes))
+                        fetch(ahead, line_heads, batch, cache, warp, lane, ring, uint32(ring + i * stage_bytes))
                     stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
                     if load_early:
                         load_query(next_fragments, query, row, first_head, heads_left, lane)
@@ -296,14 +317,19 @@ def check_single_tokens(name, sizes, max_query_len, splits):
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
-def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None):
-    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k."""
+def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0):
+    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k; from the states of a prefix on, and
+    only on keys from first_key on, if those are given."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
     dtype = str(query.dtype)
     shape = shape or shape_of(sizes, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
-    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None)
-    numbers = (float(scale * LOG2_E), int(sliding_window), 0, float(phi or 0.0))
-    arguments = (query, key_cache, value_cache, out, *states, query_start, context_lens, block_tables, *numbers)
+    chosen, threads, shared_bytes = make_kernel(
+        dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None, prefix is not None
+    )
+    numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
+    maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
+    optional = (*(prefix or (None, None, None)), *maps)
+    arguments = (query, key_cache, value_cache, out, *states, query_start, context_lens, block_tables, *numbers, *optional)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)

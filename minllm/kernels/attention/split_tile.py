@@ -32,14 +32,23 @@ MINUS_INFINITY = -math.inf
 
 
 @functools.cache
-def make_tile_products(dtype, head_dim, keys, heads):
+def make_tile_products(dtype, head_dim, keys, heads, swizzled=False):
     """(load_query, score_tile, mask_tile, multiply_values) for `keys` keys and `heads` query heads, multiples of 16 and 8."""
     multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
     steps = -(-head_dim // 16)  # mma steps along head_dim; tiles of 16 rows of O^T
     columns = heads // 8  # tiles of 8 heads
     key_tiles = keys // 16
     row_bytes = 4 * row_words_of(head_dim)
+    values_at = 2 * keys * head_dim if swizzled else keys * row_bytes
     score_count, weight_count = 4 * key_tiles * columns, 2 * columns
+
+    @cuda.jit(device=True)
+    def chunk_at(tile, row, step, half, lane):
+        """Shared address of the left or right 8 numbers of a step of 16 in a row, which is lane % 8 in its group of eight rows."""
+        if swizzled:  # [head_dim / 64][keys][64]: split_tensor_ring.py
+            chunk = (2 * (step % 4) + half) ^ (lane % 8)
+            return uint32(tile + (step // 4 * keys + row) * 128 + chunk * 16)
+        return uint32(tile + row * row_bytes + 32 * step + 16 * half)
 
     @cuda.jit(device=True)
     def load_query(fragments, query, row, first_head, heads_left, lane):
@@ -63,10 +72,9 @@ def make_tile_products(dtype, head_dim, keys, heads):
         for i in range(score_count):
             scores[i] = float32(0.0)
             odd[i] = float32(0.0)
-        source = uint32(stage + lane % 16 * row_bytes + lane // 16 * 16)
         for step in range(steps):
             for key_tile in range(key_tiles):
-                ldmatrix_x4(key_fragments, 0, uint32(source + 16 * key_tile * row_bytes + 32 * step))
+                ldmatrix_x4(key_fragments, 0, chunk_at(stage, 16 * key_tile + lane % 16, step, lane // 16, lane))
                 for column in range(columns):
                     at = 4 * (key_tile * columns + column)
                     if step % 2 == 0:
@@ -92,14 +100,14 @@ def make_tile_products(dtype, head_dim, keys, heads):
         """acc[16-dim tile, 8-head tile] += V^T P^T."""
         value_fragments = cuda.local.array(4, uint32)
         turned = cuda.local.array(weight_count, uint32)
-        source = uint32(stage + keys * row_bytes + (lane % 8 + lane // 16 * 8) * row_bytes + lane // 8 % 2 * 16)
+        values, row = uint32(stage + values_at), lane % 8 + lane // 16 * 8
         for key_tile in range(key_tiles):
             for column in range(columns):
                 at = 4 * (key_tile * columns + column)
                 turned[2 * column] = movmatrix_trans(pack(weights[at], weights[at + 1]))
                 turned[2 * column + 1] = movmatrix_trans(pack(weights[at + 2], weights[at + 3]))
             for step in range(steps):
-                ldmatrix_x4_trans(value_fragments, 0, uint32(source + 16 * key_tile * row_bytes + 32 * step))
+                ldmatrix_x4_trans(value_fragments, 0, chunk_at(values, 16 * key_tile + row, step, lane // 8 % 2, lane))
                 for column in range(columns):
                     multiply(acc, 4 * (step * columns + column), value_fragments, 0, turned, 2 * column)
 

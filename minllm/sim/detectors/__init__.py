@@ -9,6 +9,7 @@
                  beside the threads: cp.async, bulk copies and stores, wgmma
     barriers     block barriers that some threads have left out, or that threads reach at different places; warp-wide instructions too
     overflow     32-bit casts that changed an index
+    early_reads  reads of what an earlier launch wrote, by a kernel that overlaps it and has not waited; only within detecting()
 
 Bounds, alignment, deadlocks and lanes missing from a warp-wide instruction are checked always (arrays.py, machine.py).
 """
@@ -17,18 +18,21 @@ import contextlib
 import contextvars
 
 from minllm.sim.detectors.barriers import MeetingPlaces
+from minllm.sim.detectors.early_reads import EarlyReads
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
 from minllm.sim.detectors.unwritten import UnwrittenReads, unwritten
 
-__all__ = ["IndexOverflow", "MeetingPlaces", "SharedMemoryRaces", "UnwrittenReads", "detecting", "detectors", "unwritten"]
+__all__ = ["EarlyReads", "IndexOverflow", "MeetingPlaces", "SharedMemoryRaces", "UnwrittenReads", "detecting", "detectors", "unwritten"]
 
 _detecting = contextvars.ContextVar("detecting", default=False)
+_written = contextvars.ContextVar("written", default=None)  # arrays that launches inside detecting() wrote, by address
 
 
 def detectors():
     """A new set of all detectors, for one launch."""
-    return [UnwrittenReads(), SharedMemoryRaces(), MeetingPlaces(), IndexOverflow()]
+    history = _written.get()
+    return [UnwrittenReads(), SharedMemoryRaces(), MeetingPlaces(), IndexOverflow(), EarlyReads({} if history is None else history)]
 
 
 def is_detecting():
@@ -40,7 +44,9 @@ def is_detecting():
 def detecting(on=True):
     """Simulations inside this context run with detectors, or without them, unless they say otherwise themselves."""
     token = _detecting.set(on)
+    kept = _written.set({} if _written.get() is None else _written.get())
     try:
         yield
     finally:
         _detecting.reset(token)
+        _written.reset(kept)

@@ -90,6 +90,17 @@ RAGGED_CASES = [  # for blocks that take parts of several heads and sequences
     AttentionCase((1, 0, 1, 1), (50, 70, 12, 90), heads=12, kv_heads=1, head_dim=16, dtype=BFLOAT16, sliding_window=30, block_size=32),
     AttentionCase((1, 1), (40, 95), heads=2, kv_heads=1, head_dim=72, dtype=FLOAT16, block_size=5),
 ]
+TENSOR_COPY_CASES = [  # caches of whole blocks of 16 keys, head_dim of whole boxes of 64
+    AttentionCase((1,) * 3, (33, 0, 70), heads=8, kv_heads=2, dtype=BFLOAT16),
+    AttentionCase((1, 1), (20, 97), heads=2, kv_heads=2, head_dim=128, dtype=FLOAT16, block_size=32),
+    AttentionCase((1,), (67,), heads=4, kv_heads=1, dtype=BFLOAT16, sliding_window=30),
+    AttentionCase((1,), (40,), heads=2, kv_heads=1, head_dim=256, dtype=BFLOAT16, block_size=48),
+]
+TENSOR_COPY_OPTIONS = [
+    dict(sm_count=3, shape=SplitShape(1, 16, 3, 1, tensor_copies=True)),
+    dict(splits=2, shape=SplitShape(2, 32, 2, 1, tensor_copies=True)),
+    dict(sm_count=2, shape=SplitShape(2, 16, 4, 1, tensor_copies=True)),
+]
 SPLIT_SHAPES = [SplitShape(1, 16, 2, 1), SplitShape(2, 16, 3, 1), SplitShape(1, 32, 4, 2)]
 
 

@@ -6,7 +6,16 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_tensor_core
 from minllm.kernels.attention.split_shape import ring_bytes_of, shape_for
-from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16, RAGGED_CASES, SPLIT_CASES, SPLIT_SHAPES, in_16_bits
+from tests.kernels.attention.case_lists import (
+    BFLOAT16,
+    FLOAT16,
+    RAGGED_CASES,
+    SPLIT_CASES,
+    SPLIT_SHAPES,
+    TENSOR_COPY_CASES,
+    TENSOR_COPY_OPTIONS,
+    in_16_bits,
+)
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 
 
@@ -28,6 +37,12 @@ def test_fair_shares(device, case, blocks):
 @pytest.mark.parametrize("shape", SPLIT_SHAPES[1:], ids=str)
 def test_block_shapes(device, shape):
     run(device, RAGGED_CASES[0], sm_count=3, shape=shape)
+
+
+@pytest.mark.parametrize("case", TENSOR_COPY_CASES, ids=str)
+@pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
+def test_tensor_copies(device, case, options):
+    run(device, case, **options)
 
 
 def test_more_blocks_than_tiles(device):
