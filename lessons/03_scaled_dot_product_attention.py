@@ -286,7 +286,7 @@ assert before > 0.5 and first > 0.8
 # %% [markdown]
 # Nobody programmed these patterns. The first two together can do something useful: find where the same token stood
 # before, and see what came after it. The third has a name, too. Weights must add up to 1, so a head that finds
-# nothing needs a place to put its weight, and the first token serves as a sink.
+# nothing needs a place to put its weight, and the first token serves as an attention sink.
 #
 # ## As three kernels
 #
@@ -482,14 +482,16 @@ roofline(
 (row,) = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16", "materialized")
 assert row.value < tb_s * flops_a_byte / 30
 if has_gpu():
+    import ml_dtypes
+
     from minllm.course import machine_line, timed
 
-    query = place.array(rng.standard_normal((T, heads, head_dim)).astype(np.float32))
-    caches = [place.array(rng.standard_normal((1, T, kv_heads, head_dim)).astype(np.float32)) for _ in range(2)]
-    batch = [place.array(array) for array in (np.int32([0, T]), np.int32([T]), np.int32([[0]]))]
-    mixed = place.empty((T, heads, head_dim), np.float32)
-    seconds = timed(attend(query, *caches, mixed, *batch, scale=head_dim**-0.5))
-    print(f"{flops / seconds / 1e12:.2f} TFLOP/s in float32, {machine_line()}")
+    shapes = ((T, heads, head_dim), (T // 16, 16, kv_heads, head_dim), (T // 16, 16, kv_heads, head_dim))
+    inputs = [place.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16)) for shape in shapes]
+    blocks = np.arange(T // 16, dtype=np.int32)[None]  # the cache's blocks of 16 keys, in order
+    batch = [place.array(array) for array in (np.int32([0, T]), np.int32([T]), blocks)]
+    seconds = timed(attend(*inputs, place.empty(shapes[0], ml_dtypes.bfloat16), *batch, scale=head_dim**-0.5))
+    print(f"{flops / seconds / 1e12:.2f} TFLOP/s in bfloat16, {machine_line()}")
 else:
     print("No GPU here: nothing was timed on this machine.")
 

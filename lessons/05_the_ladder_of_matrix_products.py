@@ -317,9 +317,9 @@ assert loads["tiled"] == 8 * loads["vectorized"] and words["tiled"] == 4 * words
 from minllm.kernels.matmul import fragments
 
 show_source(
-    fragments.make_multiply_tiles,
+    fragments.make_multiply_step,
     notes={
-        "x_fragments = cuda.local.array": "This lane's part of the operands.",
+        "a = cuda.local.array": "This lane's part of the operands: A is of x, B of weight.",
         "place_of_chunk(row, chunk)": "Chunks of 16 bytes lie in shared memory in a shuffled order, the swizzle, so that "
         "the eight rows that one load wants lie in eight different groups of banks. It does without padding.",
         "multiply(total": "The instruction: 4,096 operations.",
@@ -454,8 +454,8 @@ guess.against(
 # %% [markdown]
 # ## Measured against predicted
 #
-# The operations a byte that each rung asks for, and what it reached. A kernel on the slope would be limited by what it
-# asks of memory; below it, something else is.
+# The operations for each byte that a rung's blocks ask for, and what it reached. Where no cache helps, a kernel cannot
+# be above the slope; and if it is far below, something else than memory holds it up.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -479,9 +479,12 @@ roofline(
 #   deliver. So caches answer most of it, and even they do not keep up.
 # - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary arithmetic
 #   units, and spends many of its instructions on moving numbers.
-# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that.
-# - What still lies between the rungs above and the roof cannot be read off this chart: all of them ask for few enough
-#   bytes. The suspect is waiting, for a copy, a barrier, an address. Rung 5 is built to wait less.
+# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that. From here
+#   on a block asks for a byte for every 85 operations. If memory had to answer all of it, some 360 TFLOP/s would be the
+#   end. It need not: blocks that run at the same time want the same tiles, and the second-level cache has them. So a
+#   dot of these rungs may stand above the slope.
+# - What else keeps them from the flat roof cannot be read off this chart. The suspect is waiting, for a copy, a
+#   barrier, an address. Rung 5 is built to wait less.
 #
 # Note what the simulator can and cannot say. It counted bytes, sectors and conflicts, and
 # [its counts are those of the hardware](../docs/simulator.md). But it did not know which of them would cost time. For that
@@ -501,7 +504,7 @@ if has_gpu():
     product = place.empty((M, N), a.dtype)
     launches = 20  # one after the other: alone, a launch costs as much time as the fast kernels
     print(machine_line())
-    for variant in [name for name in VARIANTS if name != "gemv"]:
+    for variant in order:
         try:
             seconds = timed(lambda v=variant: [VARIANTS[v](a, b, product) for _ in range(launches)]) / launches
             print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
@@ -540,8 +543,11 @@ for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336
     print(row)
 
 # %% [markdown]
-# That is lesson 9. Before it, look at what stands between the products. Norms, rotations and activations
-# do next to no arithmetic. But the faster the products become, the larger is the share of time that these small
+# That is lesson 9. Between one token and thousands lies the batch: [flat.py](../minllm/kernels/matmul/flat.py)
+# multiplies up to 256 rows with tensor cores, and means to do that at the speed of memory, too.
+#
+# Before it, look at what stands between the products. Norms, rotations and activations do next to no arithmetic. But
+# the faster the products become, the larger is the share of time that these small
 # kernels take: [lesson 6](06_norms_rope_swiglu_fusion.py).
 #
 # ## Sources

@@ -5,10 +5,12 @@ import pytest
 
 from minllm.kernels.matmul import VARIANTS, gemv, tensor_core, tiled
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.wgmma import HOPPER
+from minllm.kernels.matmul.wgmma import HOPPER, matmul_wgmma
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
+from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
-from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned
+from minllm.runtime.graph import CapturedGraph
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul import wgmma_cases
 from tests.kernels.matmul.cases import (
     CASES,
@@ -84,6 +86,22 @@ def test_wgmma_with_the_gate(case, device):
 @pytest.mark.parametrize("case", [*wgmma_cases.RESIDUALS, (1111, 2056, 520, BFLOAT16, BFLOAT16, None)], ids=str)
 def test_wgmma_with_bias_and_residual(case, device):
     wgmma_cases.check_residual(*case, device)
+
+
+def test_wgmma_is_captured_with_arrays_that_the_copy_engine_has_not_seen():
+    ops, (m, n, k) = CudaOps("bfloat16"), (200, 264, 136)
+    host = [random(shape, BFLOAT16, seed) for seed, shape in enumerate(((m, k), (n, k)))]
+
+    def multiply(x, weight):
+        out = ops.empty((m, n), BFLOAT16)
+        matmul_wgmma(x, weight, out, stream=ops.stream)
+        return out
+
+    first, second = ([ops.array(array) for array in host] for _ in range(2))
+    expected = ops.to_host(multiply(*first))  # compiles; the second copies lie elsewhere, and there are no tensor maps of them yet
+    graph = CapturedGraph(lambda: multiply(*second), ops.core_stream, ops.memory)
+    graph.launch()
+    np.testing.assert_array_equal(ops.to_host(graph.result).view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.mark.parametrize(

@@ -49,21 +49,23 @@ def make_row_functions(keys, columns, dtype):
 
     @cuda.jit(device=True)
     def choose_origins(scores, maxima, origins, scale):
-        """Scores of rows whose first keys are huge count from an origin, the highest of those keys; whether a row of the warp has one.
+        """Let scores count from their rows' origins; where a maximum is huge, it becomes the origin. Whether a row of the warp has one.
 
         scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
         a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
         """
+        for block in range(key_blocks):
+            for i in range(4):
+                scores[4 * block + i] -= origins[i // 2]
         for half in range(2):
-            highest = finite_or_zero(highest_of(scores, half))
-            if maxima[half] == float32(MINUS_INFINITY) and abs(highest * scale) > float32(HUGE):
-                origins[half] = highest
-        if cuda.any_sync(ALL_LANES, origins[0] != float32(0.0) or origins[1] != float32(0.0)):
-            for block in range(key_blocks):
-                for i in range(4):
-                    scores[4 * block + i] -= origins[i // 2]
-            return True
-        return False
+            highest = finite_or_zero(max(maxima[half], highest_of(scores, half)))
+            if abs(highest * scale) > float32(HUGE):
+                origins[half] += highest
+                maxima[half] -= highest
+                for block in range(key_blocks):
+                    scores[4 * block + 2 * half] -= highest
+                    scores[4 * block + 2 * half + 1] -= highest
+        return cuda.any_sync(ALL_LANES, origins[0] != float32(0.0) or origins[1] != float32(0.0))
 
     @cuda.jit(device=True)
     def raise_maxima(scores, maxima, factors, scale):

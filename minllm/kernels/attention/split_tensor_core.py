@@ -16,11 +16,11 @@ lose no time before the first and after the last of them. What this rung does ab
 FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
 * itemsize a key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
 
-What was measured on an H200 (32/8 heads of 128, bfloat16; the last column is cuDNN's): one sequence of 8192 keys 2.1 TB/s (2.2), one of
-131072 4.0 (3.8), 16 of 8192 4.1 (4.4), 64 of 4096 4.26 (4.5), 256 of 1024 4.2 (4.5). Small things that mattered: 32-bit instead of 64-bit
-divisions in the plan took 2 of 11 microseconds off a short context, and fetching block tables to L2 while the plan is made some more; the
-queries of the next head are loaded ahead. And what did not help: copies of whole rows by the copy engine, a lane a row, are issued one
-after another (2.4 TB/s with four warps, level with cp.async only with eight), and fetching 256 bytes to L2 for a miss instead of 128.
+What was measured on an H200 (32/8 heads of 128, bfloat16, contiguous; in brackets cuDNN): one sequence of 8192 keys 2.1 TB/s (2.2), one
+of 131072 4.0 (3.8), 16 of 8192 4.1 (4.4), 64 of 4096 4.1 (4.4), 256 of 1024 4.1 (4.4): some 9 us that do not depend on the context, and
+4.2 TB/s. Small things that mattered: 32-bit instead of 64-bit divisions in the plan and block tables fetched to L2 meanwhile took 2.5 of 11
+us off a short context; the queries of the next head are loaded ahead; a launch in the predecessor's shadow gives 3 %. What made no
+difference: copies by the copy engine (split_tensor_ring.py), other prefetch and eviction hints, K before V, one KV head a sequence.
 """
 
 import functools

