@@ -82,7 +82,7 @@ class LoadedKernel:
         self.kernel = check_driver(driver.cuLibraryGetKernel(self.library, compiled.name.encode()), f"find {compiled.name}")
         # A CUkernel is accepted wherever the driver launches a CUfunction.
         self.function = driver.CUfunction(int(self.kernel))
-        self.shared_bytes_allowed = DEFAULT_SHARED_BYTES
+        self.shared_bytes_allowed = DEFAULT_SHARED_BYTES - (compiled.shared_bytes or 0)  # of dynamic shared memory, beside the static
 
     def allow_shared_bytes(self, shared_bytes):
         """Raise the kernel's limit of dynamic shared memory; above 48 KB a kernel has to ask."""

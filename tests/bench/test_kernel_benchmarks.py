@@ -184,6 +184,16 @@ def test_rows_have_the_format_and_hold_shares_in_speed():
     assert found("sampling", "advance", "64 rows").row(2e-6, 0.0, CEILINGS).limit is None
 
 
+def test_a_product_of_cublas_that_beats_the_ceiling_is_the_ceiling():
+    product = found("matmul", "tensor_core", "4096x4096x4096").row(1e-3, 0.0, CEILINGS, "torch cuBLAS", 1.5e-4, 0.0)
+    copy = found("kv", "append", "65536").row(2e-4, 0.0, CEILINGS)
+    ceilings, rows = kernels.with_the_peers_ceiling(CEILINGS, [product, copy])
+    assert ceilings == {**CEILINGS, "bf16_tflops": product.peer_value} and product.peer_value > CEILINGS["bf16_tflops"]
+    assert rows == [replace(product, limit=product.peer_value, of_limit=rounded(product.value / product.peer_value)), copy]
+    slower = replace(product, peer_value=700.0)
+    assert kernels.with_the_peers_ceiling(CEILINGS, [slower]) == (CEILINGS, [slower])
+
+
 def test_a_row_names_the_fastest_peer(monkeypatch):
     clocks = iter([FakeClock(3.0), FakeClock(2.0)])
     monkeypatch.setattr(torch_peers, "TorchClock", lambda: next(clocks))

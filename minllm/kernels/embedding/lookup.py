@@ -73,8 +73,10 @@ def embedding_vector_kernel(dtype, has_positions):
     def embedding_vector_kernel(token_ids, embedding, positions, position_embedding, out):
         wait_for_predecessors()
         token, hidden = cuda.blockIdx.x, out.shape[1]
-        row = token_ids[token] * hidden
         i = cuda.threadIdx.x * width
+        if i >= hidden:
+            return
+        row = token_ids[token] * hidden
         while i < hidden:
             if has_positions:
                 values, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
