@@ -79,7 +79,7 @@ for T in (1, 4, 64, 512):
 #
 # A formula is a claim about what a kernel does. The simulator runs the kernel and counts every byte that every thread
 # touches. Here are two kernels for the same product: one that anybody would write first, and the one that the engine
-# uses for few rows. You meet both in lesson 5.
+# uses for few rows. You meet both in [lesson 5](05_the_ladder_of_matrix_products.py).
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -455,11 +455,15 @@ bars(
 print(
     f"measured {total:.2f} ms = products {products:.2f} + attention {attention_ms:.2f} + the rest {rest:.2f}"
 )
-launches = 32 * 7
-print(f"the rest is {1e3 * rest / launches:.1f} µs for each of some {launches} kernels in the step")
-assert floor < products < total
+print(
+    f"the rest is {1e3 * rest / config.num_hidden_layers:.1f} µs in each of {config.num_hidden_layers} layers"
+)
+assert products < total
 
 # %% [markdown]
+# The first token misses its floor by more. Its products are bound by arithmetic, and the dots of such products in the
+# first roofline stand below the roof.
+#
 # A floor that is not reached is no failure of the method. The difference is a list of what to look at next:
 # products that do not reach the speed of a copy, attention over a short context, and time between kernels. The
 # smaller the model, the more the last one weighs: the bundled model's 16 MB take 4 µs at this bandwidth, less than
@@ -554,7 +558,8 @@ assert cache[0].value > cache[1].value
 #
 # The roofline above has one dot that is far below its roof: the naive product of 2,048 rows stands at the right place
 # and three orders of magnitude too low. It is bound by neither limit of this lesson, but by how it goes about it.
-# Prefill consists of such products. Lesson 5 takes the same equation up the ladder, from that dot to the roof.
+# Prefill consists of such products. [Lesson 5](05_the_ladder_of_matrix_products.py) takes the same equation up the
+# ladder, from that dot to the roof.
 #
 # ## Sources
 #

@@ -578,7 +578,7 @@ timeline(
     ],
     "",
     "Copies of tiles, started by the producer, and products of the consumers",
-    caption="Steps of one block, from the simulator, which knows an order but no times. The first 12 copies.",
+    caption="Steps of one block, from the simulator, which knows an order but no times.",
 )
 
 # %% [markdown]

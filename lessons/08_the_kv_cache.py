@@ -25,7 +25,7 @@
 # - find the slot of a token from its position and a block table, and read the kernels that write it there.
 #
 # You need [lesson 1](01_what_a_language_model_computes.py), [lesson 2](02_your_first_kernel.py), and queries, keys and
-# values as lesson 3 explains them. You need no GPU.
+# values as [lesson 3](03_scaled_dot_product_attention.py) explains them. You need no GPU.
 #
 # ## Predict
 #
@@ -301,6 +301,7 @@ from minllm.kernels.kv import qkv_rope_append as fused_module
 show_source(
     fused_module.qkv_rope_append_kernel(64, 64, False, False),
     notes={
+        "wait_for_predecessors": "This kernel may be started before the one that makes qkv has ended: lesson 13.",
         "head = uint32": "One warp for each head of each token: query heads, then key heads, then value heads.",
         "position, slot =": "All loads come before any use, so memory is waited for twice, not four times.",
         "a[r], b[r] = a[r] * cosine": "The rotation, in registers.",
@@ -523,9 +524,10 @@ for (n, floor), (_, ms) in zip(floors, decode_step):
     print(f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms a token, {ms - floor:.2f} ms more")
 
 # %% [markdown]
-# Nearly all of the difference is there at every length: it is the products and the gaps that lesson 4 took apart. But
-# it grows a little, because attention over a single sequence reads its cache at far less than full speed: the lowest
-# dot above. There is too little to read to fill the machine. Lesson 9 is about that.
+# Nearly all of the difference is there at every length: it is the products and the gaps that
+# [lesson 4](04_arithmetic_intensity_and_the_roofline.py) took apart. But it grows a little, because attention over a single
+# sequence reads its cache at far less than full speed: the lowest dot above. There is too little to read to fill the
+# machine. Lesson 9 is about that.
 #
 # ## Exercises
 #

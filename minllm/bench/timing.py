@@ -19,7 +19,7 @@ WARM_UP, REPLAYS = 3, 20
 SECONDS = 0.2  # what launches that are not replayed may take together
 FEWEST, MOST = 7, 50
 ROUNDS = 2  # in which contenders are measured in turn
-REST = 0.2  # seconds before each measurement of contenders, so that none inherits the heat of the one before
+REST = 0.1  # seconds before each measurement of contenders, so that none inherits the heat of the one before
 CACHES_TO_FILL = 4  # times the last-level cache, that all sets of inputs take together
 
 Call = Callable[[], None]

@@ -320,16 +320,18 @@ def flat_by_tiles():
     tiling = FlatTiling(rows=32, warps=4, splits=2, stages=3)
     asked = dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b)
     moved = Expected(asked, dict(x=M * K * b), 2 * M * N * K)
-    return partial(matmul_flat, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_flat_kernel": moved}
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
+    return partial(matmul_flat, x, weight, numbers(M, N), tiling=tiling), {"matmul_flat_kernel": moved}
 
 
 @row
-def flat_by_warpgroups():
+def flat_by_wgmma():
     M, N, K, b = 8, 128, 128, 2
     tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
     asked = dict(x_map=M * K * b * N // tiling.rows, weight_map=N * K * b, out=M * N * b)
     moved = Expected(asked, dict(x_map=M * K * b), 2 * M * N * K)
-    return partial(matmul_flat, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_flat_wgmma_kernel": moved}
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
+    return partial(matmul_flat, x, weight, numbers(M, N), tiling=tiling), {"matmul_flat_wgmma_kernel": moved}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.
