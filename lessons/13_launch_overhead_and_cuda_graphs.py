@@ -288,7 +288,7 @@ guess.against(
 # %% [markdown]
 # The host needs more time to ask for the work than the GPU to do it. A program like this is host-bound: its GPU waits,
 # and a faster one would change nothing. A queue of kernels makes that plain. A kernel can begin when the host has
-# launched it and its predecessor has ended, so every few microseconds the lane of the GPU has a hole:
+# launched it and its predecessor has ended, so the row of the GPU is full of holes:
 
 
 # %%
