@@ -876,7 +876,7 @@ show_case("short_neighbour")
 # ends of kernels are the subject of lesson 13. And the first bars say what remains even if every kernel were perfect: a
 # step reads what it reads. So the next gains come from reading less. Sequences that share a beginning read its keys once:
 # lesson 10. Keys and values in 8 bits are half as many bytes: lesson 11. Before all that, the logits are
-# there and a token has to be chosen: [lesson 12](../docs/lessons.md).
+# there and a token has to be chosen: [lesson 12](12_choosing_the_next_token.py).
 #
 # ## Sources
 #
