@@ -543,7 +543,7 @@ for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336
     print(row)
 
 # %% [markdown]
-# That is lesson 9. Between one token and thousands lies the batch: [flat.py](../minllm/kernels/matmul/flat.py)
+# That is [lesson 9](09_decode_attention.py). Between one token and thousands lies the batch: [flat.py](../minllm/kernels/matmul/flat.py)
 # multiplies up to 256 rows with tensor cores, and means to do that at the speed of memory, too.
 #
 # Before it, look at what stands between the products. Norms, rotations and activations do next to no arithmetic. But

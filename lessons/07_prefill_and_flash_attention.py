@@ -118,7 +118,7 @@ curves(
 
 # %% [markdown]
 # The state of any set of keys is such a triple. Two states merge by the same rule, in any order, which the next lessons
-# lean on: tiles here, blocks of the GPU in lesson 9.
+# lean on: tiles here, blocks of the GPU in [lesson 9](09_decode_attention.py).
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -611,8 +611,8 @@ for row in recorded("decode attention", "1x8192"):
 
 # %% [markdown]
 # No product of matrices is left, every key and value is used once, and the roofline's slope is the limit again. Two
-# lessons deal with that: [the next](../docs/lessons.md) says where keys and values are kept, and what they cost; lesson 9
-# splits them over blocks, and merges the states by the algebra of this page.
+# lessons deal with that: [the next](08_the_kv_cache.py) says where keys and values are kept, and what they cost;
+# [lesson 9](09_decode_attention.py) splits them over blocks, and merges the states by the algebra of this page.
 #
 # ## Sources
 #

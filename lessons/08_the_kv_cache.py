@@ -527,7 +527,7 @@ for (n, floor), (_, ms) in zip(floors, decode_step):
 # Nearly all of the difference is there at every length: it is the products and the gaps that
 # [lesson 4](04_arithmetic_intensity_and_the_roofline.py) took apart. But it grows a little, because attention over a single
 # sequence reads its cache at far less than full speed: the lowest dot above. There is too little to read to fill the
-# machine. Lesson 9 is about that.
+# machine. [Lesson 9](09_decode_attention.py) is about that.
 #
 # ## Exercises
 #
