@@ -81,7 +81,7 @@ assert all(0.9 < stage.arithmetic_intensity < 1.1 for stage in large if stage.we
 assert attention.flops / attention.kv_bytes == 4
 
 # %% [markdown]
-# The machine would do some 180 operations for each byte. So the time of a step is the time of its bytes, and a kernel
+# The machine would do close to 200 operations for each byte. So the time of a step is the time of its bytes, and a kernel
 # is good if memory never rests.
 #
 # ## Bytes in flight
@@ -617,14 +617,14 @@ for row in rows:
         lines.setdefault(f"{row.variant}, {layout_of(row)}", {})[length] = row.value
         if row.peer_value:
             library[length] = row.peer_value
-lines[next(row.peer for row in rows if row.peer)] = library
+lines[next(row.peer for row in rows if row.peer).removeprefix("torch SDPA ")] = library
 curves(
     {name: sorted(points.items()) for name, points in lines.items() if len(points) > 1},
     "keys",
     "TB/s",
     f"One sequence, against a copy's {tb_s:.2f} TB/s",
     log_x=True,
-    caption=f"32 query heads, 8 KV heads of 128, bfloat16; {rows[0].label}. Torch gets contiguous keys.",
+    caption=f"32 query heads, 8 KV heads of 128, bfloat16; {rows[0].label}. The library, through torch, gets contiguous keys.",
 )
 
 # %% tags=["fold"]
@@ -851,7 +851,8 @@ print(f"gemv, 8 tokens instead of 1: {slower:.2f} times the time, though the byt
 assert slower > 1.05
 
 # %% [markdown]
-# The third idea is to choose: GEMV for the fewest rows, flat products up to some hundred, large tiles beyond.
+# The third idea is to choose: in the paper, GEMV for the fewest rows, flat products for more, and large tiles for the
+# rest. Where one ends and the next begins is a matter of measurement, as the picture shows.
 # [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses from a table that was measured on the GPU in question.
 #
 # ## Exercises
