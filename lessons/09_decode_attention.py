@@ -624,7 +624,7 @@ curves(
     "TB/s",
     f"One sequence, against a copy's {tb_s:.2f} TB/s",
     log_x=True,
-    caption=f"32 query heads, 8 KV heads of 128, bfloat16; {rows[0].label}. The library, through torch, gets contiguous keys.",
+    caption=f"32 query heads, 8 KV heads of 128; {rows[0].label}. The library, through torch, gets contiguous keys.",
 )
 
 # %% tags=["fold"]
