@@ -83,6 +83,16 @@ def check_arguments(
     return sizes
 
 
+def check_single_tokens(name, sizes, max_query_len, splits=None):
+    """Raise KernelArgumentError for more than one new token a sequence, or no splits; `name` is the variant's."""
+    check(
+        max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
+        f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
+        f"{max_query_len}: use flash_attention_2",
+    )
+    check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
+
+
 def query_len_bound(max_query_len, sizes):
     """The bound on new tokens of one sequence that grids are made from: the caller's, else all tokens of the batch."""
     return sizes.tokens if max_query_len is None else max_query_len

@@ -18,12 +18,12 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.shared_tiles import make_tile_copies, row_words_of
 from minllm.kernels.attention.split_fold import make_folds
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
 from minllm.kernels.attention.split_plan import quotient
-from minllm.kernels.attention.split_tensor_core import check_single_tokens, launch_kernel
+from minllm.kernels.attention.split_tensor_core import launch_kernel
 from minllm.kernels.attention.split_tensor_core import workspace_shapes as suffix_shapes
 from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, load_32, shared_address
@@ -167,7 +167,7 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale)
-    check_single_tokens("split_cascade", sizes, 1, None)
+    check_single_tokens("split_cascade", sizes, 1)
     dtype = str(query.dtype)
     check(dtype in ("float16", "bfloat16"), f"split_cascade takes float16 and bfloat16, not {dtype}")
     check(1 <= prefix_len < sizes.max_context_len, f"prefix_len is {prefix_len}; contexts have up to {sizes.max_context_len} keys")

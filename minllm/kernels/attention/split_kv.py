@@ -27,7 +27,7 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.split_choice import MAX_SPLITS, choose_splits, head_tiles_of
@@ -299,11 +299,7 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    check(
-        max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
-        f"split_kv takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
-        f"{max_query_len}: use flash_attention_2",
-    )
+    check_single_tokens("split_kv", sizes, max_query_len)
     splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count)
     check(1 <= splits <= MAX_SPLITS, f"splits is {splits}; it must be 1 to {MAX_SPLITS}")
     dtype = str(query.dtype)

@@ -17,7 +17,7 @@ FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 
 * itemsize a key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
 
 What was measured on an H200 (32/8 heads of 128, bfloat16, contiguous; in brackets cuDNN): one sequence of 8192 keys 2.1 TB/s (2.2), one
-of 131072 4.0 (3.8), 16 of 8192 4.1 (4.4), 64 of 4096 4.1 (4.4), 256 of 1024 4.1 (4.4): some 9 us that do not depend on the context, and
+of 131072 4.0 (4.3), 16 of 8192 4.1 (4.4), 64 of 4096 4.2 (4.5), 256 of 1024 4.1 (4.5): some 9 us that do not depend on the context, and
 4.2 TB/s. Small things that mattered: 32-bit instead of 64-bit divisions in the plan and block tables fetched to L2 meanwhile took 2.5 of 11
 us off a short context; the queries of the next head are loaded ahead; a launch in the predecessor's shadow gives 3 %. What made no
 difference: copies by the copy engine (split_tensor_ring.py), other prefetch and eviction hints, K before V, one KV head a sequence.
@@ -29,7 +29,7 @@ import math
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_fold import make_folds, make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
 from minllm.kernels.attention.split_plan import (
@@ -54,7 +54,7 @@ from minllm.kernels.attention.split_tensor_ring import make_tensor_ring, map_of,
 from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
-from minllm.runtime.kernel import check, kernel, launch
+from minllm.runtime.kernel import kernel, launch
 
 MINUS_INFINITY = -math.inf
 
@@ -305,16 +305,6 @@ def attention(
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
     launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape)
-
-
-def check_single_tokens(name, sizes, max_query_len, splits):
-    """Raise KernelArgumentError for more than one new token a sequence, or no splits."""
-    check(
-        max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
-        f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
-        f"{max_query_len}: use flash_attention_2",
-    )
-    check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
 def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0):

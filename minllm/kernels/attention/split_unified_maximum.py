@@ -16,8 +16,8 @@ arithmetic: what the unified maximum saves hides behind the loads.
 """
 
 from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.arguments import check_arguments
-from minllm.kernels.attention.split_tensor_core import check_single_tokens, launch_kernel, workspace_shapes  # noqa: F401
+from minllm.kernels.attention.arguments import check_arguments, check_single_tokens
+from minllm.kernels.attention.split_tensor_core import launch_kernel, workspace_shapes  # noqa: F401
 
 
 def attention(

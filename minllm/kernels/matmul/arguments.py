@@ -24,3 +24,10 @@ def check_arguments(x, weight, out, bias=None, dtypes: tuple[np.dtype, ...] = FL
     if bias is not None:
         check_array("bias", bias, (x.dtype, FLOAT32), N=n)
     return m, n, k
+
+
+def check_gated_arguments(x, gate_up, out, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> None:
+    """Raise KernelArgumentError unless `out` [M, I], `x` [M, K] and `gate_up` [2 * I, K] share one of `dtypes`."""
+    check_array("out", out, dtypes, M=None, I=None)
+    check_array("x", x, (out.dtype,), M=out.shape[0], K=None)
+    check_array("gate_up", gate_up, (out.dtype,), gate_and_up=2 * out.shape[1], K=x.shape[1])

@@ -26,9 +26,9 @@ Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference 
 
 import numpy as np
 
-from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul import flat_tiles, flat_wgmma_tiling
-from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.flat_tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat_wgmma_tiling import TILE_K, FlatWgmmaTiling
@@ -73,9 +73,7 @@ def gated_flat(x, gate_up, out, stream=None, tiling: FlatTiling | FlatWgmmaTilin
     Raises KernelArgumentError where shapes or dtypes do not fit, M is more than 256, or rows of x or gate_up do not begin on multiples
     of 16 bytes.
     """
-    check_array("out", out, HALF_DTYPES, M=None, I=None)
-    check_array("x", x, (out.dtype,), M=out.shape[0], K=None)
-    check_array("gate_up", gate_up, (out.dtype,), gate_and_up=2 * out.shape[1], K=x.shape[1])
+    check_gated_arguments(x, gate_up, out, HALF_DTYPES)
     check_rows(out.shape[0])
     if 0 in out.shape:
         return

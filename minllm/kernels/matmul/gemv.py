@@ -36,8 +36,8 @@ import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
-from minllm.kernels.matmul.arguments import check_arguments
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.arguments import check_arguments, check_gated_arguments
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES, vectors_a_row
 from minllm.ptx import (
@@ -276,9 +276,7 @@ def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None) -
     One dtype: float32, float16 or bfloat16. Sums and gate are float32, and rounded once. `tiling` overrides the choice by shape; its rows
     are even. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
     """
-    check_array("out", out, FLOAT_DTYPES, M=None, I=None)
-    check_array("x", x, (out.dtype,), M=out.shape[0], K=None)
-    check_array("gate_up", gate_up, (out.dtype,), gate_and_up=2 * out.shape[1], K=x.shape[1])
+    check_gated_arguments(x, gate_up, out)
     tiling = tiling or choose_gated_tiling(x.shape[0], *gate_up.shape)
     check(tiling[0] % 2 == 0, f"{tiling}: a warp computes pairs of a gate and what it gates, so its rows are even")
     launch_gemv(x, gate_up, out, None, stream, tiling, gated=True)
