@@ -65,7 +65,7 @@ guess
 # **By hand.** Powers of 2 are easier than powers of $e$, and the kernels use them too. Take four keys with scores 1, 3,
 # 2, 5 and values 4, 2, 8, 1, in tiles of two. Fill in the last line before you look at the next cell.
 #
-# | | scores | $m$ | factor for what was there | new weights | $l$ | $o$ |
+# | | scores | maximum $m$ | factor for what was there | new weights | sum $l$ | output $o$ |
 # | --- | --- | ---: | ---: | --- | ---: | ---: |
 # | at the beginning | | $-\infty$ | | | 0 | 0 |
 # | first tile | 1, 3 | 3 | $2^{-\infty} = 0$ | $2^{-2}, 2^0$ | 1.25 | $0.25 \cdot 4 + 1 \cdot 2 = 3$ |

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
-from minllm.course.checks.mismatch import expect
+from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 
 IN_PLACE = "the result was not written into scores: work in place."
@@ -43,9 +43,20 @@ def ladder(small, long, suspects=None, **options):
 
 def plain_rungs():
     """For the three kernels of the first rung."""
+
+    def suspects(case, arrays):
+        def slots_by_division(scores, values):
+            at = np.arange(len(scores))
+            found = at // case.block_size * case.block_size + at // case.block_size
+            weights = np.exp(scores - scores.max())
+            return weights @ values[np.minimum(found, len(values) - 1)] / weights.sum()
+
+        divided = "the slot within a page is key % block_size; key // block_size is the page's number."
+        return [(divided, attend(case, arrays, combine=slots_by_division))]
+
     advice = "the sum is not held in a float32 variable, or is computed for keys that the row does not see."
     fast = speed.rung("minllm.kernels.attention.materialized:attention", speed_problems.attention("materialized", 1, 512, 512), advice)
-    return *ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,))), fast
+    return *ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,)), suspects), fast
 
 
 def flash_rungs():
@@ -53,12 +64,24 @@ def flash_rungs():
 
     def suspects(case, arrays):
         forgot = "what was summed before a larger maximum came was not scaled by exp(old maximum - new maximum)."
-        return [(forgot, attend(case, arrays, combine=without_rescale(TILE)))]
+        found = [(forgot, attend(case, arrays, combine=without_rescale(TILE)))]
+        if max(case.context_lens) <= TILE:
+            alone = "each lane added its own weight only: warp_sum adds up those of all lanes."
+            found.append((alone, attend(case, arrays, combine=divided_by_a_lane)))
+        return found
 
     sizes = dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(TILE + 5,))
     place, problem = "minllm.kernels.attention.flash_attention_1:attention", speed_problems.attention("flash_attention_1", 1, 512, 512)
     advice = "the lanes' numbers are combined more often than once for the maximum and once for the sum."
     return *ladder(*sizes, suspects, warps=1), speed.rung(place, problem, advice)
+
+
+def divided_by_a_lane(scores, values):
+    """One tile of keys, where lane i holds element i of the output and divides it by the weight of key i."""
+    weights = np.exp(scores - scores.max())
+    mine = np.zeros(max(len(weights), values.shape[1]))
+    mine[: len(weights)] = weights
+    return weights @ values * np.divide(1, mine, where=mine > 0, out=np.zeros_like(mine))[: values.shape[1]]
 
 
 def softmax(softmax_in_place, scores):
@@ -92,9 +115,19 @@ def merged(merge_reference, first, second):
         w1, w2 = np.exp(m1 - shift), np.exp(m2 - shift)
     expected = m, l1 * w1 + l2 * w2, o1 * w1[..., None] + o2 * w2[..., None]
     unscaled = m, l1 + l2, o1 + o2
+    unshifted = m, l1 * np.exp(m1) + l2 * np.exp(m2), o1 * np.exp(m1)[..., None] + o2 * np.exp(m2)[..., None]
+    exchanged = m, l1 * w2 + l2 * w1, o1 * w2[..., None] + o2 * w1[..., None]
+    one = "that is one state's maximum; the union's is the larger of the two, element by element: np.maximum."
+    raised = "the maxima themselves were raised; each state is scaled by exp(its own maximum - m)."
+    crossed = "the weights are exchanged: each state is scaled by exp(its own maximum - m)."
     added = "the two were added as they are; each is relative to its own maximum, so scale by exp(m1 - m) and exp(m2 - m)."
-    for name, got, right, wrong in zip(("m", "l", "o"), merge_reference(*states), expected, unscaled, strict=True):
-        expect(name, got, right, ("row", "dim"), [(added, wrong)])
+    result = merge_reference(*states)
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise Mismatch(f"expected a state, (m, l, o), got {type(result).__name__}\nLikely cause: `return m, l, o` is missing.")
+    for i, (name, got) in enumerate(zip(("m", "l", "o"), result)):
+        own = [(one, m1), (one, m2), ("the smaller of the two maxima was taken.", np.minimum(m1, m2))] if name == "m" else []
+        suspects = [*own, (added, unscaled[i]), (raised, unshifted[i]), (crossed, exchanged[i])]
+        expect(name, got, expected[i], ("row", "dim"), suspects if name != "m" else own)
 
 
 def some_states(maxima, seed=0):

@@ -25,6 +25,7 @@ def gate(silu, gate_up):
     suspects = [
         ("gate and up are exchanged: the gate is the first half of the row.", second * other * first),
         ("this is sigmoid(gate) * up; silu(gate) is gate * sigmoid(gate).", sigmoid * second),
+        ("up was read where the gate is: it lies `intermediate` elements further in the row.", first * sigmoid * first),
         ("up is missing.", first * sigmoid),
         ("gate and up were taken from neighbouring elements; all gates come first, then all ups.", in_turns),
         ("the gate passed without its sigmoid.", first * second),

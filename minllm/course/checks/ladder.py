@@ -30,6 +30,18 @@ MEANINGS = (
     ("has overflowed", "the index needs more than 32 bits: compute it as int64."),
 )
 
+# What Python's and NumPy's own errors usually mean in an exercise: a type, a part of its text, the meaning.
+ERRORS = (
+    (TypeError, "NoneType", "something is None here, as an argument with the default None may be: test it before you reckon with it."),
+    (UnboundLocalError, "", "the variable gets a value in one branch only, or after it is read: give it one at the start."),
+    (NameError, "", "a misspelt name, or one that is neither a parameter nor made or imported further up in the file."),
+    (AttributeError, "", "a misspelt attribute, or another kind of object than you take it for."),
+    (ValueError, "could not be broadcast", "the shapes do not fit: keepdims=True keeps an axis of length 1, and x[..., None] adds one."),
+    (ValueError, "truth value of an array", "an array was used as a condition: np.where chooses element by element."),
+    (IndexError, "", "an index that is as large as the array, or an axis too many."),
+    (ZeroDivisionError, "", "a sum that may be 0 was divided by."),
+)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -124,14 +136,19 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
     except SyntaxError as error:
         return f"{error.filename}, line {error.lineno}: Python cannot read this: {error.msg}\n    {(error.text or '').strip()}"
     except Exception as error:
-        hint = f"\nThe check calls functions of {file} as the package does: keep their parameters." if calls_wrongly(error) else ""
-        return f"{type(error).__name__}: {error}{place(error, file)}{hint}"
+        return f"{type(error).__name__}: {error}{place(error, file)}{advice(error, file)}"
     return None
 
 
-def calls_wrongly(error: Exception) -> bool:
-    """Whether an error looks like a call of a function whose parameters were changed."""
-    return isinstance(error, TypeError) and ("positional argument" in str(error) or "unexpected keyword" in str(error))
+def advice(error: Exception, file: str) -> str:
+    """What an error of Python's or NumPy's usually means here, on a line of its own; "" for one of which nothing can be said."""
+    text = str(error)
+    if isinstance(error, TypeError) and ("positional argument" in text or "unexpected keyword" in text):
+        return f"\nThe check calls functions of {file} as the package does: keep their parameters."
+    for kind, part, meaning in ERRORS:
+        if isinstance(error, kind) and part in text:
+            return f"\nLikely cause: {meaning}"
+    return ""
 
 
 def place(error: BaseException, file: str) -> str:

@@ -30,7 +30,8 @@ def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
     if residual is not None:
         summed = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
         kept = ("the sum of x and residual was not written back: the next layer adds to it.", residual)
-        expect("residual", stream, summed, ("token", "feature"), [kept])
+        alone = ("x was stored without the residual: add the residual's numbers to values first.", x)
+        expect("residual", stream, summed, ("token", "feature"), [kept, alone])
         wide = summed.astype(np.float64)
     mean_square = (wide**2).mean(1, keepdims=True)
     suspects = [

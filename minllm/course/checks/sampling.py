@@ -95,10 +95,12 @@ def advanced(advance, positions, limits, block_size=4, counts=False):
             ("this is the slot of the old position: the new token's key would overwrite the last one's.", on(old_slots, -1)),
             ("the position itself was taken as the slot; pages lie anywhere: block_tables says where.", on(following, -1)),
             ("a row at its limit must get slot -1, or it writes into somebody's page.", slots),
+            ("the slot of a row at its limit was left as it was: write -1.", on(slots, 3)),
         ]),
         "context_lens": (on(following + 1, 0), [
             ("one too few: a context of position p has p + 1 keys, the new token's included.", on(following, 0)),
             ("a row at its limit must see nothing: context length 0.", following + 1),
+            ("the context length of a row at its limit was left as it was: write 0.", on(following + 1, following)),
         ]),
     }  # fmt: skip
     for name, (right, suspects) in expected.items():
@@ -121,16 +123,19 @@ def steps(rows=2, pages=4, shift=0, temperature=0.0, penalty=0.0):
     return batch, build_sampling_tensors(parameters, 20, [[1]] * rows)
 
 
-def same_graph(graph_key, other, wanted, reads=(False, False)):
-    """Whether `steps()` and `steps(**other)` may be replayed from one graph."""
+def same_graph(graph_key, other, wanted, cause, reads=(False, False)):
+    """Whether `steps()` and `steps(**other)` may be replayed from one graph; cause: what is wrong with a key that says otherwise."""
     first, second = graph_key(*steps(), reads[0]), graph_key(*steps(**other), reads[1])
     if (first == second) == wanted:
         return
-    raise Mismatch(
-        "the keys differ, though one graph serves both: only shapes and launches count, values may change."
-        if wanted
-        else "the keys are equal, though the steps differ in an array's shape, in the kernels that they launch, or in what is read back."
-    )
+    said = "differ, though one graph serves both steps" if wanted else "are equal, though the steps need a graph each"
+    raise Mismatch(f"the keys {said}: {short(first)} and {short(second)}\nLikely cause: {cause}")
+
+
+def short(key) -> str:
+    """A key in a line."""
+    text = repr(key)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 EXERCISES = (
@@ -213,12 +218,18 @@ EXERCISES = (
         hints=("A graph holds launches with fixed grids and addresses; the numbers in the arrays may change.", "sampling.arrays() "
                                                                                                                "gives arrays by name."),
         rungs=(
-            Rung("other values", "tokens and positions change with every step.", lambda f: same_graph(f, dict(shift=1), True)),
-            Rung("another batch size", "grids are made from shapes.", lambda f: same_graph(f, dict(rows=3), False)),
-            Rung("longer block tables", "the batch's arrays count, too.", lambda f: same_graph(f, dict(pages=8), False)),
-            Rung("greedy and drawn", "drawing launches other kernels.", lambda f: same_graph(f, dict(temperature=1.0), False)),
-            Rung("penalties", "penalties bring arrays, and a kernel of their own.", lambda f: same_graph(f, dict(penalty=0.5), False)),
-            Rung("logits that are read", "reading logits back is a part of the step.", lambda f: same_graph(f, {}, False, (False, True))),
+            Rung("other values", "tokens and positions change with every step.", lambda f: same_graph(f, dict(shift=1), True,
+                 "a number out of an array is part of the key: take shapes only. (A seed is a number in an array, too.)")),
+            Rung("another batch size", "grids are made from shapes.", lambda f: same_graph(f, dict(rows=3), False,
+                 "no shape that has the batch's rows is in the key.")),
+            Rung("longer block tables", "the batch's arrays count, too.", lambda f: same_graph(f, dict(pages=8), False,
+                 "the shapes of the batch's arrays are missing: getattr(batch, name).shape for each of BATCH_ARRAYS.")),
+            Rung("greedy and drawn", "drawing launches other kernels.", lambda f: same_graph(f, dict(temperature=1.0), False,
+                 "sampling.all_greedy is missing.")),
+            Rung("penalties", "penalties bring arrays, and a kernel of their own.", lambda f: same_graph(f, dict(penalty=0.5), False,
+                 "the names of the sampler's arrays are missing: sampling.arrays() has more of them where there are penalties.")),
+            Rung("logits that are read", "reading logits back is a part of the step.", lambda f: same_graph(f, {}, False,
+                 "reads_logits is missing.", (False, True))),
         ),
     ),
 )  # fmt: skip
