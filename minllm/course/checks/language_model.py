@@ -7,6 +7,7 @@ from minllm.course.exercise import Exercise, Rung
 from minllm.engine.scoring import windows
 
 VOCABULARY = 6
+ALL_HIDDEN = "NaN: a row of -inf has the maximum -inf, and -inf - -inf is no number; subtract a maximum only where it is finite."
 UNSHIFTED = "the maximum was not subtracted: exp of a large logit is infinite, and of a very negative one 0, whose logarithm is -inf."
 
 
@@ -24,10 +25,12 @@ def log_probabilities(log_softmax, logits):
             ("these are probabilities; what is wanted is their logarithm.", np.exp(expected)),
             ("this is the logarithm to base 2; the natural one is wanted.", expected / np.log(2)),
             ("the sum went over the whole array: every row has its own, so sum over the last axis.", whole),
-            (UNSHIFTED, exact - log_sum),
-            (UNSHIFTED, exact - np.where(np.isfinite(log_sum), log_sum, 0)),
             ("the maximum was subtracted, the logarithm of the sum was not.", shifted),
         ]
+        if np.isfinite(exact).all():
+            suspects += [(UNSHIFTED, exact - log_sum), (UNSHIFTED, exact - np.where(np.isfinite(log_sum), log_sum, 0))]
+        else:
+            suspects.append((ALL_HIDDEN, exact - exact.max(-1, keepdims=True)))
     expect("log_softmax(logits)", log_softmax(logits), expected, ("row", "token") if logits.ndim == 2 else ("token",), suspects)
 
 

@@ -219,7 +219,7 @@ EXERCISES = (
                                                                                                                "gives arrays by name."),
         rungs=(
             Rung("other values", "tokens and positions change with every step.", lambda f: same_graph(f, dict(shift=1), True,
-                 "a number out of an array is part of the key: take shapes only. (A seed is a number in an array, too.)")),
+                 "a number out of an array is part of the key: take shapes only, values may change.")),
             Rung("another batch size", "grids are made from shapes.", lambda f: same_graph(f, dict(rows=3), False,
                  "no shape that has the batch's rows is in the key.")),
             Rung("longer block tables", "the batch's arrays count, too.", lambda f: same_graph(f, dict(pages=8), False,
