@@ -125,8 +125,8 @@ for launcher in (matmul_naive, matmul_gemv):
 #
 # ## A whole step
 #
-# [minllm/costs](../minllm/costs/stages.py) holds that formula for every stage of a model. Here is a decode step of the 8B shape with 576 tokens in its
-# cache:
+# [minllm/costs](../minllm/costs/stages.py) holds that formula for every stage of a model. Here is a decode step of the
+# 8B shape with 576 tokens in its cache:
 
 # %%
 from minllm import costs

@@ -37,6 +37,12 @@ def merge(make_merge_kernel, m, l, o, context, step=SHARE):  # noqa: E741
         ("the exponentials are to base e; the maxima are to base 2.", np.exp(m - m.max()) @ o / (np.exp(m - m.max()) @ l)),
         ("nothing was divided by the sum of the weighted l.", weight @ o),
     ]  # fmt: skip
+    again = weight * (np.minimum(np.arange(used), threads // 32 - 1) + 1)
+    suspects += [
+        ("the outputs were not weighted, the sums were: acc[i] takes weight * the split's output.", o.sum(0) / (weight @ l)),
+        ("splits were added by several warps: warp w goes on by the number of warps.", again @ o / (again @ l)),
+        ("splits were added by several warps: warp w goes on by the number of warps.", again @ o / (weight @ l)),
+    ]
     own = np.where(np.arange(used) % (threads // 32) == 0, weight, 0)
     suspects.append(("all warps took the same splits, 0, warps, 2 warps, ...: warp w begins at split w.", own @ o / (own @ l)))
     expect("out", out[0, 0], weight @ o / (weight @ l), ("dim",), suspects)
@@ -154,7 +160,8 @@ EXERCISES = (
             Rung("more keys than a step", "what was summed before a new maximum is scaled to it.",
                  lambda f: decode(f, AttentionCase((1,), (101,)), 1)),
             Rung("grouped heads", "a thread holds a state for each head of the group.",
-                 lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2))),
+                 lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2)),
+                 look="the head in every index: maxima[head], sums[head], acc[head * numbers_each + i], scores[key * heads_here + head]."),
             Rung("non-consecutive pages", "key p lies in page block_table[p // block_size].",
                  lambda f: decode(f, AttentionCase((1,), (19,), block_size=2))),
             Rung("several sequences and splits", "splits without keys leave the identity, and are not read.",

@@ -26,6 +26,9 @@ def log_probabilities(log_softmax, logits):
             ("this is the logarithm to base 2; the natural one is wanted.", expected / np.log(2)),
             ("the sum went over the whole array: every row has its own, so sum over the last axis.", whole),
             ("the maximum was subtracted, the logarithm of the sum was not.", shifted),
+            ("the logarithm of the sum was added; it is subtracted.", 2 * shifted - expected),
+            ("the maximum of each column was subtracted; every row has its own: axis=-1.",
+             exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(-1, keepdims=True))),
         ]
         if np.isfinite(exact).all():
             suspects += [(UNSHIFTED, exact - log_sum), (UNSHIFTED, exact - np.where(np.isfinite(log_sum), log_sum, 0))]
@@ -59,8 +62,13 @@ def perplexity(scorer_class, log_likelihoods, window=None, stride=None):
         ("this is to base 2; exp goes with the natural logarithm.", np.exp2(-exact.mean())),
     ]  # fmt: skip
     window, stride = window or len(tokens), stride or len(tokens)
-    again = sum(exact[begin : end - 1].sum() for begin, end, _ in windows(len(tokens), window, stride))
+    slices = [(begin, first, end) for begin, end, first in windows(len(tokens), window, stride)]
+    again = sum(exact[begin : end - 1].sum() for begin, _, end in slices)
+    within = sum(exact[begin + first - 1 : end - 1].sum() for begin, first, end in slices)
+    last = exact[slices[-1][1] - 1 : slices[-1][2] - 1].sum()
     suspects += [
+        ("first_target counts in the whole text; within a window it is first_target - begin.", np.exp(-within / len(exact))),
+        ("only the last window was counted: add up with +=.", np.exp(-last / len(exact))),
         ("tokens that two windows share were counted twice: pass first_target - begin, so that only new ones are scored.",
          np.exp(-again / len(exact))),
         *[("the sum was kept in too few bits: ask for .sum(dtype=np.float64).", np.exp(-log_likelihoods.sum(dtype=few) / len(exact)))

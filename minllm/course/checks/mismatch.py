@@ -76,7 +76,16 @@ def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) 
         return UNWRITTEN
     if element.dtype.kind not in "iub" and np.isnan(element.astype(np.float64)):
         return NOT_A_NUMBER
+    if left := untouched(got):
+        return f"{left} of {got.size} elements were never written. Do several threads store at the same place?"
     return ""
+
+
+def untouched(got: np.ndarray) -> int:
+    """How many elements of a floating-point array nobody has written."""
+    if got.dtype.kind in "iub" or got.ndim == 0:
+        return 0
+    return int((np.ascontiguousarray(got).view(np.uint8).reshape(got.size, -1) == 0xFF).all(axis=1).sum())
 
 
 def seen_in(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: list[str], tolerance: float | None) -> str:

@@ -71,7 +71,8 @@ def _unused_index(got, expected, wrong, axes, same) -> str:
     """All slices along some axis are the same."""
     for axis, name in enumerate(axes):
         first = got.take([0], axis)
-        if got.shape[axis] > 1 and same(got, np.broadcast_to(first, got.shape)) and not same(expected, np.broadcast_to(first, got.shape)):
+        alike = same(expected, np.broadcast_to(expected.take([0], axis), got.shape))
+        if got.shape[axis] > 1 and same(got, np.broadcast_to(first, got.shape)) and not alike:
             return f"every {name} has the same numbers: the index of the {name} is not used somewhere."
     return ""
 
@@ -88,7 +89,12 @@ def _region(got, expected, wrong, axes, same) -> str:
             where = {0: "the first", size - 1: "the last"}.get(int(bad[0]), f"number {bad[0]}")
             return f"all that is wrong belongs to one {name}, {where} of {size}."
         if bad[-1] == size - 1 and len(bad) == size - bad[0]:
-            return f"{name} 0 to {bad[0] - 1} are right; from {name} {bad[0]} on they are not."
+            return f"{_up_to(name, bad[0] - 1, 'right')}; from {name} {bad[0]} on all is wrong."
         if bad[0] == 0 and len(bad) == bad[-1] + 1:
-            return f"{name} 0 to {bad[-1]} are wrong; from {name} {bad[-1] + 1} on all is right."
+            return f"{_up_to(name, bad[-1], 'wrong')}; from {name} {bad[-1] + 1} on all is right."
     return ""
+
+
+def _up_to(name: str, last: int, what: str) -> str:
+    """The places 0 to `last`, in words."""
+    return f"{name} 0 is {what}" if last == 0 else f"{name} 0 to {last} are {what}"
