@@ -477,7 +477,7 @@ def split_tensor_core_of_a_decode_step():
     arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     states = splits * heads * 4
-    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, query=splits * warps * heads * D * b)
+    asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=splits * warps * heads * D * b)
     parts_at_once = 8  # the last part is asked for again in place of those that are missing
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
     different = dict(query=heads * D * b, part_out=2 * states * D)
