@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError, OutOfMemoryError
-from minllm.runtime.array import DeviceArray
+from minllm.runtime.array import DeviceArray, address_of
 from minllm.runtime.memory import LARGE_STEP, SMALLEST_BLOCK, DeviceMemory, block_size_for
 from tests.runtime.host_memory import HostMemory
 
@@ -69,7 +69,7 @@ def test_a_view_with_gaps(pool):
     assert array[1].strides == layer[1].strides and array[:1].strides == layer[:1].strides
     for shape in ((10, 8), (10, 2, 4), (2, 5, 4, 2), (1, 2, 5, 8, 1), (5, 2, 8)):
         assert array.reshape(shape).strides == layer.reshape(shape).strides, shape
-        np.testing.assert_array_equal(array.reshape(shape)[-1][0][0].copy_to_host(), layer.reshape(shape)[-1, 0, 0])
+        assert array.reshape(shape)[-1].pointer - array.pointer == address_of(layer.reshape(shape)[-1]) - address_of(layer)
     assert strided(pool.array(host[:, :, :1]), 0).is_contiguous
     for use in (lambda: array.reshape(80), lambda: array.reshape(2, 40), array.copy_to_host, lambda: array.fill_bytes(0),
                 lambda: array.view(np.uint8), lambda: array.copy_from_host(layer)):  # fmt: skip

@@ -16,6 +16,7 @@ from numba import cuda
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.kv.layout import check_layout, slot_stride
+from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_a_row
 from minllm.ptx import load_128, store_128, token_stride
 from minllm.runtime.kernel import check, kernel, launch
@@ -26,12 +27,16 @@ BLOCK = 128
 def append_reference(key, value, key_cache, value_cache, slot_mapping):
     """Write key and value [T, kv_heads, head_dim] into the caches, in place; a slot of -1 writes nothing.
 
-    key_cache, value_cache: [num_blocks, block_size, kv_heads, head_dim]; slot_mapping: [T], block * block_size + offset.
+    key_cache, value_cache: [num_blocks, block_size, kv_heads, head_dim], or QuantizedCaches; slot_mapping: [T],
+    block * block_size + offset.
     """
     written = slot_mapping >= 0
-    place = np.divmod(slot_mapping[written], key_cache.shape[1])
-    key_cache[place] = key[written]
-    value_cache[place] = value[written]
+    slots = slot_mapping[written]
+    for new, cache in ((key[written], key_cache), (value[written], value_cache)):
+        if is_quantized(cache):
+            cache.put(slots, new)
+        else:
+            cache[np.divmod(slots, cache.shape[1])] = new
 
 
 @kernel
