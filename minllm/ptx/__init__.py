@@ -3,7 +3,7 @@
 Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. What is where:
 
     arithmetic, convert, convert_fp8     fast functions, and floats of 16 and 8 bits
-    memory                               128-bit loads and stores, cp.async
+    memory, array_layout                 128-bit loads and stores, cp.async; where the tokens of a cache lie
     matrix, mma                          tiles to and from registers, and a warp's tensor-core products
     barrier, fence                       mbarriers, named barriers, and what makes stores visible to asynchronous units
     bulk_copy, tensor_copy               copies of runs and tiles beside the threads; swizzle says how tiles lie
@@ -17,6 +17,9 @@ from minllm.ptx.arithmetic import (
     rcp,
     rcp_rn,
     tanh_approx,
+)
+from minllm.ptx.array_layout import (
+    token_stride,
 )
 from minllm.ptx.barrier import (
     bar_arrive,
@@ -284,6 +287,7 @@ __all__ = [
     "store_32",
     "store_64",
     "tanh_approx",
+    "token_stride",
     "uint_as_float",
     "unpack_bf16x2",
     "unpack_e4m3x2",
