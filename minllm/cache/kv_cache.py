@@ -1,7 +1,8 @@
 """The KV cache: the keys and values of all tokens that the model has seen, so that each is computed once.
 
 Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a token: 2 * layers * kv_heads * head_dim * itemsize, for
-Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is `block_pool.BlockPool`'s business.
+Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is a policy's business
+(`policy.CachePolicy`).
 """
 
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class KVCache:
         self.layers = [
             LayerCache(key=ops.zeros(array_shape, shape.dtype), value=ops.zeros(array_shape, shape.dtype)) for _ in range(shape.num_layers)
         ]
+
+    def copy_blocks(self, ops, copies: list[tuple[int, int]]) -> None:
+        """Copies blocks, (source, destination) one after the other, in every layer."""
+        for layer in self.layers:
+            for array in (layer.key, layer.value):
+                ops.copy_blocks(array, copies)
 
     @property
     def block_size(self) -> int:
