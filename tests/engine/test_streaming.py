@@ -120,5 +120,3 @@ def test_special_tokens_are_hidden_unless_wanted():
         for token_id in token_ids:
             sequence.append(token_id)
         assert sequence.text == expected
-
-
