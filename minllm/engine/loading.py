@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from minllm.cache.block_pool import BlockPool
-from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit
+from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit, one_block_a_sequence
+from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.paged import PagedPolicy
+from minllm.cache.policy import CachePolicy
 from minllm.engine.calibration import calibrate
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
@@ -43,7 +45,7 @@ class Engine:
     eos_token_ids: frozenset[int]
     max_model_len: int
     cache: KVCache
-    pool: BlockPool
+    cache_policy: CachePolicy
     runner: ModelRunner
 
 
@@ -73,17 +75,26 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    num_blocks = num_blocks_that_fit(shape, _cache_budget(device, ops, config, options), options.max_num_seqs, wanted_len)
-    max_model_len = _fitted_model_len(options, wanted_len, num_blocks * options.block_size)
+    budget = _cache_budget(device, ops, config, options)
+    if options.kv_cache_policy == "contiguous":
+        shape = one_block_a_sequence(shape, budget, wanted_len)
+    num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
+    policy = _make_policy(options, shape, num_blocks)
+    max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens)
     cache = KVCache(ops, shape, num_blocks)
     if calibration is not None:
         cache.calibrate(calibration.offsets, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
     eos_token_ids = _eos_token_ids(generation_config, config)
-    pool = BlockPool(num_blocks)
     return Engine(
-        directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, pool, runner,
+        directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, policy, runner,
     )  # fmt: skip
+
+
+def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:
+    if options.kv_cache_policy == "contiguous":
+        return ContiguousPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
+    return PagedPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
 
 
 def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:

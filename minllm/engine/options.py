@@ -11,6 +11,7 @@ from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+KV_CACHE_POLICIES = ("paged", "contiguous")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 
@@ -38,6 +39,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     block_size: int = 16
+    kv_cache_policy: str = "paged"
     gpu_memory_utilization: float = 0.9
     quantization: str | None = None
     kernel_variants: dict[str, Any] | None = None
@@ -52,6 +54,8 @@ class EngineOptions:
         _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
         _check(self.kv_cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        policies = f"one of {', '.join(KV_CACHE_POLICIES)}"
+        _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
         if self.max_model_len is not None:
