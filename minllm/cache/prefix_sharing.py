@@ -1,6 +1,6 @@
 """Prefix sharing: a prompt that begins like one before it finds the keys and values of that beginning in the cache.
 
-Only full blocks are shared, because only they never change: the last, partly filled block of a sequence is still being written. At least the
+Only full blocks are shared, because only they never change: the last, partly filled one of a sequence is still being written. At least the
 last token of a prompt is always computed, even when all of it was seen before: its logits are needed, and the cache holds none. A block
 becomes findable when its tokens are committed, stays so while sequences come and go, and when nobody holds it any more it is kept
 until memory runs short; then the one that was let go of the longest time ago goes first (least recently used).
