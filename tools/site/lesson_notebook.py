@@ -22,7 +22,10 @@ def write(lesson: Path, target: Path, site_url: str | None) -> None:
 
 
 def portable(source: str, site_url: str | None) -> str:
-    """Markdown that every notebook program shows: admonitions become quotations, titles of side paths bold, links into docs/ lead to the site if it has an address."""
+    """Markdown that every notebook program shows: admonitions become quotations, the titles of side paths bold lines.
+
+    Links into docs/ lead to the site if it has an address.
+    """
     source = re.sub(r"^<!-- aside: (.+?) -->$", r"**\1**", ADMONITION.sub(quotation, source), flags=re.MULTILINE)
     source = source.replace("<!-- end aside -->", "").strip("\n")
     if site_url:
