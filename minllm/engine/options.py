@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.kernels.quantization.formats import ALIASES, KV_FORMATS
 from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+KV_CACHE_POLICIES = ("paged", "contiguous")
+PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -36,6 +40,8 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     block_size: int = 16
+    kv_cache_policy: str = "paged"
+    enable_prefix_caching: bool | str = False
     gpu_memory_utilization: float = 0.9
     quantization: str | None = None
     kernel_variants: dict[str, Any] | None = None
@@ -48,8 +54,14 @@ class EngineOptions:
         _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
-        _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, '"auto", which is dtype, in this version')
+        _check(self.kv_cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        policies = f"one of {', '.join(KV_CACHE_POLICIES)}"
+        _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
+        prefixes, is_paged = self.enable_prefix_caching, self.kv_cache_policy == "paged"
+        is_choice = isinstance(prefixes, bool) or prefixes in PREFIX_INDEXES
+        meaning = 'False, True, "hash" (which True means) or "radix"; it takes kv_cache_policy="paged"'
+        _check(is_choice and (is_paged or not prefixes), "enable_prefix_caching", prefixes, meaning)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
         if self.max_model_len is not None:
@@ -67,6 +79,11 @@ class EngineOptions:
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
         _check(isinstance(value, Integral) and not isinstance(value, bool) and value >= 1, name, value, "an integer of at least 1")
+
+    @property
+    def prefix_index(self) -> str | None:
+        """ "hash" or "radix"; None where prefixes are not shared."""
+        return "hash" if self.enable_prefix_caching is True else self.enable_prefix_caching or None
 
     def resolved_device(self) -> str:
         """ "cpu" or "cuda": "auto" is "cuda" where a GPU can be used. DeviceError where "cuda" was asked for and none can."""
