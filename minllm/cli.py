@@ -217,6 +217,24 @@ def bench_perplexity(
         benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
 
 
+@bench_app.command("accuracy")
+def bench_accuracy(
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.BFLOAT16,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="Of the text to read; default all, which takes a CPU long.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """What each format of a quantised KV cache costs in quality: perplexity, logit error, and how often the likeliest token stays."""
+    with user_errors():
+        from minllm.bench import accuracy as benchmark
+
+        benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
+
+
 @bench_app.command("simulator")
 def bench_simulator(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
 from minllm.hardware import Gpu
-from minllm.kernels.quantization.formats import CODE_BITS, INT4_GROUPS, PAIR_BYTES, kv_format
+from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUPS, PAIR_BYTES, kv_format
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ WEIGHT_FORMATS = {
 }
 KV_ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 QUANTIZED_KV = {"float8": "fp8_e4m3", "int8": "int8", "int4": "int4"}  # name here -> of kernels/quantization/formats.py
-KV_DTYPES = (*KV_ITEMSIZES, *QUANTIZED_KV)
 SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8", "fp8_e4m3": "float8", "fp8_e5m2": "float8"}
 
 
@@ -58,11 +57,13 @@ def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
 
 
 def kv_format_tables() -> dict[str, dict]:
-    """What kv_itemsize knows, for code that is not Python: bits of a code, bytes of a group's scale and zero, sizes of groups to try."""
-    tables = {name: dict(bits=8 * size, scale_bytes=0, groups=()) for name, size in KV_ITEMSIZES.items()}
+    """What kv_itemsize knows, for code that is not Python: bits of a code, bytes of a group's scale and zero, sizes of groups to try,
+    and what a head's size must be a multiple of."""
+    tables = {name: dict(bits=8 * size, scale_bytes=0, groups=(), multiple=1) for name, size in KV_ITEMSIZES.items()}
     for name, full in QUANTIZED_KV.items():
         groups = INT4_GROUPS if full == "int4" else ()
-        tables[name] = dict(bits=CODE_BITS[full], scale_bytes=PAIR_BYTES if full.startswith("int") else 0, groups=groups)
+        scale_bytes = PAIR_BYTES if full.startswith("int") else 0
+        tables[name] = dict(bits=CODE_BITS[full], scale_bytes=scale_bytes, groups=groups, multiple=CHUNK_BITS // CODE_BITS[full])
     return tables
 
 

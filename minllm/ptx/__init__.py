@@ -15,6 +15,7 @@ from minllm.ptx.arithmetic import (
     ex2,
     prmt,
     rcp,
+    rcp_rn,
     tanh_approx,
 )
 from minllm.ptx.array_layout import (
@@ -68,6 +69,7 @@ from minllm.ptx.convert import (
     float_as_uint,
     pack_bf16x2,
     pack_f16x2,
+    round_to_uint,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
@@ -125,6 +127,7 @@ from minllm.ptx.memory import (
     prefetch_l2,
     shared_address,
     store_32,
+    store_64,
     store_128,
 )
 from minllm.ptx.mma import (
@@ -266,6 +269,8 @@ __all__ = [
     "prefetch_tensormap",
     "prmt",
     "rcp",
+    "rcp_rn",
+    "round_to_uint",
     "setmaxnreg_dec",
     "setmaxnreg_inc",
     "shared_address",
@@ -280,6 +285,7 @@ __all__ = [
     "stmatrix_x4_trans",
     "store_128",
     "store_32",
+    "store_64",
     "tanh_approx",
     "token_stride",
     "uint_as_float",

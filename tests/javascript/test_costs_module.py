@@ -8,7 +8,7 @@ from minllm import costs
 from minllm.costs.parallel import degrees
 from minllm.hardware import GPUS
 from minllm.models.config_reader import parse_model_config
-from minllm.planning.formats import KV_DTYPES, KV_ITEMSIZES, WEIGHT_FORMATS, kv_itemsize
+from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables, kv_itemsize
 from minllm.planning.plan import Wishes, make_plan
 from tests.javascript.modules import needs_javascript, run
 
@@ -64,7 +64,7 @@ def random_case(rng: random.Random) -> dict:
         context=round(most ** rng.random()), batch=round(20000 ** rng.random()), tensorParallel=rng.choice(degrees(config)),
         memoryShare=rng.choice([0.5, 0.9, 1.0]), pricePerHour=rng.choice([None, 0.0, 2.5]),
     )  # fmt: skip
-    cached = list(KV_ITEMSIZES if config.head_dim % 8 else KV_DTYPES)
+    cached = [name for name, table in kv_format_tables().items() if config.head_dim % table["multiple"] == 0]
     choices = dict(gpu=rng.choice(list(GPUS)), dtype=rng.choice(list(WEIGHT_FORMATS)), kvDtype=rng.choice(cached))
     return dict(values=values, wishes=wishes, **choices)
 

@@ -84,7 +84,9 @@ export function weightBytes(c, item, matrixItem) {
 
 // Bytes that a cached number takes, its part of the scales included. format: of tables.kv_formats.
 export function kvItemsize(format, headDim) {
-  if (format.bits < 16 && headDim % 8) throw new Error(`Heads of ${headDim} cannot be cached in this format: they must be a multiple of 8.`);
+  if (headDim % format.multiple) {
+    throw new Error(`Heads of ${headDim} cannot be cached in this format: they must be a multiple of ${format.multiple}.`);
+  }
   const group = format.groups.find((size) => headDim % size === 0) ?? headDim;
   return format.bits / 8 + format.scale_bytes / group;
 }

@@ -1,7 +1,7 @@
 """The formats that keys and values are cached in: how many bits a number has, which numbers share a scale, how many bytes that is.
 
     int8      value = code * scale + zero, codes 0 to 255, a (scale, zero) for each head of each token
-    int4      the same with codes 0 to 15, a (scale, zero) for each 64 components (32 where 64 do not divide a head)
+    int4      the same with codes 0 to 15, a (scale, zero) for each 32 components
     fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale a KV head and layer
     fp8_e5m2  the same with 5 bits of exponent and 2 of fraction, largest 57344
 
@@ -19,7 +19,7 @@ from minllm.errors import KernelArgumentError
 CODE_BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8}
 ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's
 KV_FORMATS = tuple(CODE_BITS)
-INT4_GROUPS = (64, 32)  # components, the first that divides a head
+INT4_GROUP = 32  # components
 PAIR_BYTES = 4  # scale and zero in float16
 CHUNK_BITS = 128  # of a head's codes, that a thread loads at one time; a group's codes are whole chunks too
 
@@ -86,7 +86,7 @@ def kv_format(name: str, head_dim: int, group_size: int | None = None) -> KvForm
             "take another format, or kv_cache_dtype='auto'"
         )
     if group_size is None:
-        group_size = head_dim if name != "int4" else next((size for size in INT4_GROUPS if head_dim % size == 0), head_dim)
+        group_size = INT4_GROUP if name == "int4" else head_dim
     powers = [chunk << i for i in range(8) if head_dim % (chunk << i) == 0]
     if group_size not in (*powers, head_dim):
         allowed = ", ".join(map(str, sorted({*powers, head_dim})))

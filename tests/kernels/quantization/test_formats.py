@@ -10,8 +10,8 @@ from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
     ("name", "head_dim", "groups", "bytes_a_head"),
     [
         ("int8", 128, 1, 132),
-        ("int4", 128, 2, 72),
-        ("int4", 64, 1, 36),
+        ("int4", 128, 4, 80),
+        ("int4", 64, 2, 40),
         ("int4", 96, 3, 60),
         ("int8", 80, 1, 84),
         ("fp8_e4m3", 128, 1, 128),
