@@ -5,11 +5,11 @@ What paging does with block tables in every kernel, the GPU's own page tables do
 
     mapping ahead        when a sequence enters, pages for its prompt are mapped at once, and those for an answer of the estimated length
                          (length_estimate.py) by a thread in the background; later that thread stays LOOK_AHEAD tokens in front
-    deferred reclamation a slot whose sequence has ended keeps its pages: the next sequence in it finds them
+    deferred reclamation a slot whose sequence has ended keeps its pages: the next sequence in it finds them (virtual_slots.py)
     reclaiming late      only when pages run out, those of idle slots are taken, then those mapped too far ahead
 
-Nothing is ever unmapped under a kernel or a graph that runs: the pages of a running sequence's tokens are not taken, and before any page
-is taken VirtualRange waits for everything that was launched. Room is made before a step is launched, never while it runs.
+No mapping changes under a kernel or a graph that runs: room is made before a step is launched, what running sequences may write is
+never taken, and before any page is taken VirtualRange.unmap waits for everything that was launched.
 
 Kernels fetch whole tiles of keys (READ_TILE tokens at most) of which only the visible ones count; so tiles are mapped as a whole.
 
@@ -19,13 +19,14 @@ A fork copies its parent's pages: addresses are contiguous, so two sequences can
 import threading
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from minllm.cache.length_estimate import LengthEstimate
 from minllm.cache.mapping_thread import MappingThread
 from minllm.cache.policy import CachePolicy, CacheUsage, PrefixHits
 from minllm.cache.virtual_cache import VirtualKVCache
 from minllm.cache.virtual_check import check_virtual
+from minllm.cache.virtual_slots import MappingCounts, Slots
 from minllm.errors import CacheError, OutOfMemoryError
 
 READ_TILE = 128  # tokens: the most keys that an attention kernel fetches at a time
@@ -39,46 +40,37 @@ class Occupied:
     slot: int
     token_ids: list[int]
     prompt_tokens: int
-    room: int  # tokens that it may write
     promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
     expected_tokens: int  # prompt and estimated answer
-    asked_pairs: int = 0  # up to here the thread was asked to map
+    room: int  # tokens that it may write now
+    asked_pairs: int = 0  # up to here it is to be mapped in the background
 
 
-@dataclass(slots=True)
-class MappingCounts:
-    """How often memory was there in time. Pairs: a page of keys and one of values."""
-
-    mapped_in_time: int = 0  # pairs, by the thread
-    mapped_late: int = 0  # pairs, while a sequence waited
-    waits: int = 0  # how often one waited after its prompt: misses of the estimate and the thread
-    reused: int = 0  # pairs that a sequence found in its slot
-    reclaimed: int = 0  # pairs taken from idle slots or from far ahead
-
-
-@dataclass
 class VirtualPolicy(CachePolicy):
-    """A slot for each sequence of a VirtualKVCache. background False maps ahead at once, in the calling thread, for tests.
+    """A slot of a VirtualKVCache for each sequence.
 
-    max_retained_pairs: how many pairs idle slots may keep in all; None: any number.
+    background: map ahead in a thread; False does it at once in the calling one. read_tile, look_ahead: in tokens, see above.
+    max_retained_pairs: how many pairs of pages idle slots may keep in all; None is any number.
     """
 
-    cache: VirtualKVCache
-    background: bool = True
-    max_retained_pairs: int | None = None
-    estimate: LengthEstimate = field(default_factory=LengthEstimate)
-    counts: MappingCounts = field(default_factory=MappingCounts)
-    prefix_hits: PrefixHits = field(default_factory=PrefixHits)
-
-    def __post_init__(self) -> None:
-        self.layout = self.cache.layout
-        self.block_size, self.num_blocks = self.layout.block_size, self.cache.num_blocks
-        self.mapped = [0] * self.layout.num_slots  # pairs of each slot, from its beginning on
+    def __init__(
+        self, cache: VirtualKVCache, background: bool = True, read_tile: int = READ_TILE, look_ahead: int = LOOK_AHEAD,
+        max_retained_pairs: int | None = None, estimate: LengthEstimate | None = None,
+    ):  # fmt: skip
+        self.cache, self.layout, self.slots = cache, cache.layout, Slots(cache)
+        self.block_size, self.num_blocks = cache.block_size, cache.num_blocks
+        self.read_tile, self.look_ahead, self.max_retained_pairs = read_tile, look_ahead, max_retained_pairs
+        self.estimate = estimate or LengthEstimate()
+        self.prefix_hits = PrefixHits()
         self._held: dict[Hashable, Occupied] = {}
-        self._idle = set(range(self.layout.num_slots))
         self._copies: list[tuple[int, int]] = []  # slots: (source, destination)
         self._lock = threading.RLock()
-        self._thread = MappingThread(self) if self.background else None
+        self._thread = MappingThread(self) if background else None
+
+    @property
+    def counts(self) -> MappingCounts:
+        """How often memory was there in time."""
+        return self.slots.counts
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -102,10 +94,10 @@ class VirtualPolicy(CachePolicy):
             if num_tokens <= occupied.room:
                 return False
             self._check_length(sequence, num_tokens)
-            missing = self._claim(occupied, num_tokens) - self._claim(occupied)
+            missing = self._pairs_read(max(num_tokens, occupied.promised_tokens)) - self._claim(occupied)
             if missing > self.num_available:
                 raise self._no_room(sequence, num_tokens, missing)
-            late = self._back(occupied.slot, self._pairs_read(num_tokens))
+            late = self._back(occupied, self._pairs_read(num_tokens))
             self.counts.waits += late > 0
             occupied.room = num_tokens
             self._ask(sequence, occupied)
@@ -123,7 +115,7 @@ class VirtualPolicy(CachePolicy):
         """See CachePolicy. The child gets a slot and pages of its own, and a copy of the parent's keys and values."""
         with self._lock:
             source = self._occupied(parent)
-            copied = self._enter(child, list(source.token_ids), source.prompt_tokens, source.promised_tokens, avoid=source.slot)
+            copied = self._enter(child, list(source.token_ids), source.prompt_tokens, source.promised_tokens)
             self._copies.append((source.slot, copied.slot))
 
     def free(self, sequence: Hashable) -> None:
@@ -131,12 +123,12 @@ class VirtualPolicy(CachePolicy):
         with self._lock:
             occupied = self._occupied(sequence)
             del self._held[sequence]
-            self._idle.add(occupied.slot)
+            self.slots.idle.add(occupied.slot)
             self._copies = [copy for copy in self._copies if copy[1] != occupied.slot]
-            answer = len(occupied.token_ids) - occupied.prompt_tokens
-            self.estimate.observe(answer, occupied.expected_tokens - occupied.prompt_tokens)
+            answer, prompt = len(occupied.token_ids) - occupied.prompt_tokens, occupied.prompt_tokens
+            self.estimate.observe(answer, occupied.expected_tokens - prompt)
             if self.max_retained_pairs is not None:
-                self._reclaim(sum(self.mapped[slot] for slot in self._idle) - self.max_retained_pairs, from_idle_only=True)
+                self.slots.reclaim(self.slots.num_retained - self.max_retained_pairs, self._kept)
 
     def tokens(self, sequence: Hashable) -> list[int]:
         """See CachePolicy."""
@@ -158,106 +150,95 @@ class VirtualPolicy(CachePolicy):
         """See CachePolicy. Pages that are mapped ahead count as allocated: they are waste until they are filled."""
         with self._lock:
             pair_bytes, held = self.layout.pair_bytes, self._held.values()
-            allocated = sum(self.mapped[occupied.slot] for occupied in held)
-            tokens = sum(len(occupied.token_ids) for occupied in held)
-            retained = sum(self.mapped[slot] for slot in self._idle)
-            owed = sum(max(0, self._claim(occupied) - self.mapped[occupied.slot]) for occupied in held)
-            sizes = (pairs * pair_bytes for pairs in (retained, owed))
-            return CacheUsage(self.cache.num_bytes, allocated * pair_bytes, 2 * tokens * self.layout.token_bytes, *sizes)
+            allocated = pair_bytes * sum(self.slots.mapped[occupied.slot] for occupied in held)
+            holding = 2 * self.layout.token_bytes * sum(len(occupied.token_ids) for occupied in held)
+            return CacheUsage(self.cache.num_bytes, allocated, holding, pair_bytes * self.slots.num_retained, pair_bytes * self._num_owed)
 
     def check(self) -> None:
         """See CachePolicy."""
         with self._lock:
-            check_virtual(self.cache, self.mapped, self._held, self._idle)
+            check_virtual(self.slots, self._held, self._pairs_read)
             if self.num_available < 0:
                 raise CacheError(f"{-self.num_available} pairs of pages more are promised than there are")
 
     def map_ahead(self, sequence: Hashable) -> None:
-        """Maps what was asked for a sequence, as far as there are pages that nobody needs. Called by the thread."""
-        while True:
+        """Maps what was asked for a sequence, as far as there are pages that nobody needs. The thread's work."""
+        is_going_on = True
+        while is_going_on:
             with self._lock:  # for a page at a time: a step that is about to be launched goes first
                 occupied = self._held.get(sequence)
-                if occupied is None or self.mapped[occupied.slot] >= occupied.asked_pairs or not self._num_spare:
-                    return
-                try:
-                    self.cache.map(occupied.slot, self.mapped[occupied.slot], 1)
-                except OutOfMemoryError:
-                    return  # it was a service, not a promise
-                self.mapped[occupied.slot] += 1
-                self.counts.mapped_in_time += 1
+                is_wanted = occupied is not None and self.slots.mapped[occupied.slot] < occupied.asked_pairs
+                is_going_on = is_wanted and self.slots.num_left > self._num_owed and self.slots.map_one(occupied.slot)
 
     def wait(self) -> None:
         """Returns when the thread has mapped what it was asked for; raises what stopped it."""
         if self._thread is not None:
             self._thread.wait()
 
+    def close(self) -> None:
+        """Ends the thread and gives all memory back."""
+        if self._thread is not None:
+            self._thread.close()
+        self.cache.close()
+
     @property
     def num_available(self) -> int:
         """Pairs of pages that no running sequence has a claim on."""
-        return self.cache.num_pairs - sum(map(self._claim, self._held.values()))
+        return self.cache.num_pairs - sum(self._kept.values())
 
     @property
-    def _num_left(self) -> int:
-        """Pairs that are mapped nowhere."""
-        return self.cache.pages.left // 2
+    def _num_owed(self) -> int:
+        """Pairs that running sequences have a claim on and not behind them yet."""
+        return sum(max(0, self._claim(occupied) - self.slots.mapped[occupied.slot]) for occupied in self._held.values())
 
     @property
-    def _num_spare(self) -> int:
-        """Pairs that are mapped nowhere, and that no promise needs."""
-        return self._num_left - sum(max(0, self._claim(occupied) - self.mapped[occupied.slot]) for occupied in self._held.values())
+    def _kept(self) -> dict[int, int]:
+        """slot -> pairs that nobody else may have: those of running sequences, and of one that has ended and is still to be copied."""
+        kept = {occupied.slot: self._claim(occupied) for occupied in self._held.values()}
+        for source, copy in self._copies:
+            if source not in kept:
+                kept[source] = min(self.slots.mapped[source], self.slots.mapped[copy])
+        return kept
 
     def _pairs_read(self, tokens: int) -> int:
-        """Pairs of the tiles that kernels fetch to see so many tokens."""
-        return self.layout.pairs_for(-(-tokens // READ_TILE) * READ_TILE)
+        """Pairs of the tiles that kernels fetch to see so many tokens, or all there are."""
+        return min(self.cache.num_pairs, self.layout.pairs_for(-(-tokens // self.read_tile) * self.read_tile))
 
-    def _claim(self, occupied: Occupied, num_tokens: int = 0) -> int:
+    def _claim(self, occupied: Occupied) -> int:
         """Pairs that a sequence must have, now or later: for what it may write, and for what it was promised."""
-        return self._pairs_read(max(occupied.room, occupied.promised_tokens, num_tokens))
+        return self._pairs_read(max(occupied.room, occupied.promised_tokens))
 
-    def _enter(self, sequence: Hashable, token_ids: list[int], prompt_tokens: int, promised: int, avoid: int | None = None) -> Occupied:
+    def _enter(self, sequence: Hashable, token_ids: list[int], prompt_tokens: int, promised: int) -> Occupied:
         """Give a sequence a slot with memory for its tokens."""
         if sequence in self._held:
             raise CacheError(f"sequence {sequence!r} has reserved already: free it before reserving again")
-        expected = min(self.max_sequence_tokens, prompt_tokens + round(self.estimate.tokens))
-        expected = max(len(token_ids), min(expected, promised or expected))
         self._check_length(sequence, max(promised, len(token_ids)))
-        occupied = Occupied(-1, token_ids, prompt_tokens, len(token_ids), promised, expected)
+        limit = promised or self.max_sequence_tokens
+        expected = max(len(token_ids), min(limit, prompt_tokens + round(self.estimate.tokens)))
+        occupied = Occupied(-1, token_ids, prompt_tokens, promised, expected, room=len(token_ids))
         claim, needed = self._claim(occupied), self._pairs_read(len(token_ids))
-        free_slots = self._idle - {source for source, _ in self._copies}
-        if claim > self.num_available or not free_slots:
+        slot = self.slots.take(needed, self._kept) if claim <= self.num_available else None
+        if slot is None:
             raise self._no_room(sequence, max(promised, len(token_ids)), claim)
-        # The slot that has enough and least to spare, else the one that has most.
-        slot = min(free_slots, key=lambda slot: (self.mapped[slot] < needed, abs(self.mapped[slot] - needed), slot))
         occupied.slot = slot
-        self._idle.remove(slot)
-        self._held[sequence] = occupied
-        self.counts.reused += min(needed, self.mapped[slot])
         try:
-            self._back(slot, needed)
-        except OutOfMemoryError:
-            del self._held[sequence]
-            self._idle.add(slot)
+            self._back(occupied, needed)
+        except BaseException:
+            self.slots.idle.add(slot)
             raise
+        self._held[sequence] = occupied
         self._ask(sequence, occupied)
         return occupied
 
-    def _back(self, slot: int, pairs: int) -> int:
-        """Memory behind the first `pairs` pairs of a slot, now; how many were missing."""
-        missing = pairs - self.mapped[slot]
-        if missing <= 0:
-            return 0
-        self._reclaim(missing - self._num_left)
-        self.cache.map(slot, self.mapped[slot], missing)
-        self.mapped[slot] = pairs
-        self.counts.mapped_late += missing
-        return missing
+    def _back(self, occupied: Occupied, pairs: int) -> int:
+        """Memory behind the first pairs of a sequence, now; how many were missing."""
+        return self.slots.back(occupied.slot, pairs, self._kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:
         """Have the thread map to the expected end, or on from there when that comes near."""
-        wanted = max(occupied.expected_tokens, occupied.room + LOOK_AHEAD)
-        wanted = min(wanted, self.max_sequence_tokens, occupied.promised_tokens or wanted)
-        pairs = self._pairs_read(wanted)
-        if pairs <= max(occupied.asked_pairs, self.mapped[occupied.slot]):
+        wanted = max(occupied.expected_tokens, occupied.room + self.look_ahead)
+        pairs = self._pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens))
+        if pairs <= max(occupied.asked_pairs, self.slots.mapped[occupied.slot]):
             return
         occupied.asked_pairs = pairs
         if self._thread is None:
@@ -265,26 +246,12 @@ class VirtualPolicy(CachePolicy):
         else:
             self._thread.ask(sequence)
 
-    def _reclaim(self, pairs: int, from_idle_only: bool = False) -> None:
-        """Unmap so many pairs: the last ones of idle slots, those with most first, then what running sequences have beyond their claims."""
-        pinned = {slot for copy in self._copies for slot in copy}
-        sources = [(slot, 0) for slot in sorted(self._idle - pinned, key=lambda slot: -self.mapped[slot])]
-        if not from_idle_only:
-            sources += [(occupied.slot, self._claim(occupied)) for occupied in self._held.values()]
-        for slot, kept in sources:
-            taken = min(pairs, self.mapped[slot] - kept)
-            if taken > 0:
-                self.cache.unmap(slot, self.mapped[slot] - taken, taken)
-                self.mapped[slot] -= taken
-                self.counts.reclaimed += taken
-                pairs -= taken
-
     def _blocks_of(self, slot: int) -> list[int]:
         return list(range(slot * self.layout.blocks_a_slot, (slot + 1) * self.layout.blocks_a_slot))
 
     def _occupied(self, sequence: Hashable) -> Occupied:
         if sequence not in self._held:
-            raise CacheError(f"sequence {sequence!r} is not in the cache: it never reserved, or it was freed before")
+            raise CacheError(f"sequence {sequence!r} holds nothing: it never reserved, or it was freed before")
         return self._held[sequence]
 
     def _check_length(self, sequence: Hashable, num_tokens: int) -> None:
@@ -297,6 +264,6 @@ class VirtualPolicy(CachePolicy):
     def _no_room(self, sequence: Hashable, num_tokens: int, pairs: int) -> OutOfMemoryError:
         return OutOfMemoryError(
             f"{num_tokens} tokens of {sequence!r} need {pairs} pairs of pages of {self.layout.page_bytes / 2**20:g} MiB, and "
-            f"{max(0, self.num_available)} of {self.cache.num_pairs} are nobody's, in {len(self._idle)} free slots of "
-            f"{self.layout.num_slots}: free sequences, lower max_tokens, or give the cache more memory (gpu_memory_utilization)"
+            f"{max(0, self.num_available)} of {self.cache.num_pairs} are nobody's, with {len(self.slots.idle)} of "
+            f"{self.layout.num_slots} slots free: free sequences, lower max_tokens, or give the cache more memory (gpu_memory_utilization)"
         )
