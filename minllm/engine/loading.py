@@ -12,9 +12,12 @@ import numpy as np
 
 from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit, one_block_a_sequence
 from minllm.cache.contiguous import ContiguousPolicy
+from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
+from minllm.cache.prefix_sharing import PrefixSharingPolicy
+from minllm.cache.radix_tree import RadixTree
 from minllm.engine.calibration import calibrate
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
@@ -94,7 +97,11 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
 def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:
     if options.kv_cache_policy == "contiguous":
         return ContiguousPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
-    return PagedPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
+    sizes = num_blocks, shape.block_size, shape.bytes_per_block
+    if options.prefix_index is None:
+        return PagedPolicy(*sizes)
+    index = HashChain(shape.block_size) if options.prefix_index == "hash" else RadixTree(shape.block_size)
+    return PrefixSharingPolicy(index, *sizes)
 
 
 def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
