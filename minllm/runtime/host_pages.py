@@ -12,6 +12,7 @@ import numpy as np
 from minllm.errors import DeviceError
 
 GARBAGE = 0xFF
+MOST_ADDRESSES = 1 << 34  # bytes of one range: some systems count addresses as if they were memory
 
 
 class HostPages:

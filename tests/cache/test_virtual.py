@@ -297,8 +297,12 @@ class VirtualTraffic(AnyTraffic):
 
     @initialize(slots=st.integers(1, 4), pairs=st.integers(1, 12), page_bytes=st.sampled_from([32, 64, 128]), tile=st.sampled_from([1, 4]))
     def begin(self, slots, pairs, page_bytes, tile):
-        self.policy = make_policy(slots, 12, pairs, page_bytes, tile, background=self.background)
-        self.shadow, self.promised = MemoryShadow(self.policy), {}
+        self.policy, shadow = self.make(slots, pairs, page_bytes, tile)
+        self.shadow, self.promised = shadow(self.policy), {}
+
+    def make(self, slots, pairs, page_bytes, tile):
+        """A policy, and the shadow that follows it."""
+        return make_policy(slots, 12, pairs, page_bytes, tile, background=self.background), MemoryShadow
 
     @rule(parent=NAMES, child=NAMES)
     def fork(self, parent, child):
@@ -323,7 +327,11 @@ class VirtualTraffic(AnyTraffic):
         super().teardown()
         if hasattr(self, "shadow"):
             self.policy.close()
-            assert not self.policy.cache.pages.backend.mapped and self.policy.cache.pages.backend.num_created == 0, "no page is lost"
+            self.check_all_is_given_back()
+
+    def check_all_is_given_back(self):
+        """No page is lost."""
+        assert not self.policy.cache.pages.backend.mapped and self.policy.cache.pages.backend.num_created == 0
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "in a thread"])
