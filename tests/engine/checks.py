@@ -16,6 +16,7 @@ BATCHINGS = [
     {"block_size": 7},
     {"block_size": 256},
     {"kv_cache_policy": "contiguous", "max_num_seqs": 3},
+    {"kv_cache_policy": "virtual", "max_num_seqs": 3},
 ]
 
 
