@@ -38,14 +38,11 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.attention import flash_attention_2
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.hopper_consumer import make_consumer
-from minllm.kernels.attention.hopper_producer import COUNT, WORK_WORDS, make_produce
+from minllm.kernels.attention.hopper_producer import WORK_SLOTS, WORK_WORDS, make_produce
 from minllm.kernels.attention.hopper_tiles import ATOM_BYTES, BARRIER_BYTES, TileShape, map_of
 from minllm.ptx import (
     fence_mbarrier_init,
-    keep_registers,
-    mbarrier_arrive,
     mbarrier_init,
-    mbarrier_wait_parity,
     setmaxnreg_dec,
     setmaxnreg_inc,
     shared_address,
@@ -95,24 +92,25 @@ def why_not(query, key_cache, block_tables, shape=None):
 @functools.cache
 def make_kernel(dtype, shape, block_size, page_rows):
     """(kernel, threads) for 16-bit `dtype`; block_size and page_rows (of one copy) say how the cache lies."""
-    consumers, stages, out_count = shape.consumers, shape.stages, shape.head_dim // 2
+    consumers, stages, query_slots = shape.consumers, shape.stages, shape.query_slots
     threads, consumer_threads = 128 * (consumers + 1), 128 * consumers
-    sum_count, work_count = 2 * consumer_threads, 2 * WORK_WORDS
+    sum_count, work_count = 4 * consumer_threads, WORK_SLOTS * WORK_WORDS
     barriers_at, ring_barrier_bytes = shape.barriers_at, shape.ring_barrier_bytes
     # Of the producer's threads and of the consumers': together what a multiprocessor has, 65,536.
     producer_registers, consumer_registers = (32, 160) if consumers == 3 else (40, 232)
     parts = 1 if page_rows == shape.key_tile else 2  # threads that fetch the pages of a tile
     produce = make_produce(shape, block_size, page_rows, parts)
-    attend, store_rows, wait_for_turn, pass_turn = make_consumer(dtype, shape)
+    consume, wait_for_turn, pass_turn = make_consumer(dtype, shape)
 
     @cuda.jit(device=True)
     def make_barriers(barriers):
         """The mbarriers. Full: an arrival for each issuing thread. Empty: one for each consumer, but of all its threads for the queries,
         with which comes the description of the work, that all threads read."""
-        mbarrier_init(barriers, 1)
-        mbarrier_init(barriers + BARRIER_BYTES, consumer_threads)
+        for slot in range(query_slots):
+            mbarrier_init(barriers + BARRIER_BYTES * slot, 1)
+            mbarrier_init(barriers + BARRIER_BYTES * (query_slots + slot), consumer_threads)
         for ring in range(2):
-            full = uint32(barriers + 2 * BARRIER_BYTES + ring * ring_barrier_bytes)
+            full = uint32(barriers + 2 * query_slots * BARRIER_BYTES + ring * ring_barrier_bytes)
             for stage in range(stages):
                 mbarrier_init(full + BARRIER_BYTES * stage, parts)
                 mbarrier_init(full + BARRIER_BYTES * (stages + stage), consumers)
@@ -151,7 +149,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
                     0, part, query_map, key_map, query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window,
                     base, work,
                 )  # fmt: skip
-            if thread % 64 == 32 and part < parts:
+            elif thread % 64 == 32 and part < parts:
                 produce(
                     1, part, query_map, value_map, query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window,
                     base, work,
@@ -160,29 +158,9 @@ def make_kernel(dtype, shape, block_size, page_rows):
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)
             own = int32(thread - 128)
-            acc = cuda.local.array(out_count, float32)
-            opaque = cuda.local.array(2, int32)
-            tile, at = int32(0), int32(0)  # tiles of keys that went by; where the piece of work in hand is described
             if own // 128 == consumers - 1:
                 pass_turn(own // 128)
-            mbarrier_wait_parity(queries_full, 0)
-            while work[at + COUNT] >= 0:
-                for i in range(out_count // 4):
-                    for j in range(4):
-                        acc[4 * i + j] = float32(0.0)
-                if work[at + COUNT] > 0:
-                    attend(acc, row_sums, words, base, work, at, tile, own, scale, window)
-                    tile += work[at + COUNT]
-                else:  # rows that see no key
-                    for half in range(2):
-                        row_sums[half * consumer_threads + own] = float32(0.0)
-                    mbarrier_arrive(queries_full + BARRIER_BYTES)
-                # What follows is computed from these afresh: ptxas would keep addresses in registers that `attend` needs.
-                opaque[0], opaque[1] = own, at
-                keep_registers(opaque, 2)
-                store_rows(acc, row_sums, out, work, opaque[1], opaque[0])
-                at ^= WORK_WORDS
-                mbarrier_wait_parity(queries_full, at // WORK_WORDS)
+            consume(row_sums, words, base, work, out, own, scale, window)
             if own // 128 == 0:
                 wait_for_turn(0)
 

@@ -23,11 +23,13 @@ from minllm.kernels.attention.hopper_producer import (
     STOP_TILE,
     TOKEN,
     VISIBLE_START,
+    WORK_SLOTS,
+    WORK_WORDS,
     make_ring,
 )
 from minllm.kernels.attention.hopper_tiles import BARRIER_BYTES, make_clear_rows, make_products
 from minllm.kernels.attention.online_softmax import MINUS_INFINITY, reciprocal_or_zero
-from minllm.kernels.attention.register_rows import make_row_functions, make_store_row
+from minllm.kernels.attention.register_rows import ALL_LANES, make_row_functions, make_store_row
 from minllm.ptx import (
     bar_arrive,
     bar_sync,
@@ -43,16 +45,19 @@ FIRST_TURN = 2  # named barrier of the first consumer's turn; 1 is hopper_tiles.
 
 @functools.cache
 def make_consumer(dtype, shape):
-    """(attend, store_rows, wait_for_turn, pass_turn): device functions of a consumer, for 16-bit `dtype`."""
-    head_dim, consumers, key_tile, stages = shape.head_dim, shape.consumers, shape.key_tile, shape.stages
+    """(consume, wait_for_turn, pass_turn): device functions of a consumer, for 16-bit `dtype`."""
+    head_dim, consumers, key_tile, stages, query_slots = shape.head_dim, shape.consumers, shape.key_tile, shape.stages, shape.query_slots
     query_bytes, key_bytes, row_bytes, ring_bytes = shape.query_bytes, shape.key_bytes, shape.row_bytes, shape.ring_bytes
     barriers_at, ring_barrier_bytes, consumer_threads = shape.barriers_at, shape.ring_barrier_bytes, 128 * consumers
     score_count, weight_count, out_count = key_tile // 2, key_tile // 4, head_dim // 2
 
-    slot_of = make_ring(shape)
-    start_scores, start_output = make_products(shape, "bf16" if dtype == "bfloat16" else "f16")
+    slot_of, queries_slot_of = make_ring(stages), make_ring(query_slots)
+    load_queries, start_scores, start_output = make_products(shape, "bf16" if dtype == "bfloat16" else "f16")
     clear_rows = make_clear_rows(shape)
-    mask_scores, choose_origins, raise_maxima, weigh_scores, rescale, pack_weights = make_row_functions(key_tile, head_dim, dtype)
+    in_registers, fragment_count = shape.in_registers, (head_dim + 15) // 16 * 4 if shape.in_registers else 4
+    mask_scores, subtract_origins, move_origins, raise_maxima, weigh_scores, rescale, pack_weights = make_row_functions(
+        key_tile, head_dim, dtype
+    )
     store_row = make_store_row(head_dim, dtype)
 
     @cuda.jit(device=True)
@@ -74,112 +79,165 @@ def make_consumer(dtype, shape):
             bar_arrive(FIRST_TURN + (consumer + 1 if consumer + 1 < consumers else 0), 256)
 
     @cuda.jit(device=True)
-    def leave_sums(sums, row_sums, own):
+    def leave_sums(sums, row_sums, piece, own):
         """Leave a thread's sums in shared memory, where the row's other lanes find them at the end.
 
         After every tile, and before the wait for the product in flight: ptxas keeps a store before a wait, and so has to compute the
         weights that the sums are made of before it. It would put all exponentials behind the wait otherwise, and nothing would overlap.
         """
         for half in range(2):
-            row_sums[half * consumer_threads + own] = sums[half]
+            row_sums[(2 * (piece & 1) + half) * consumer_threads + own] = sums[half]
 
     @cuda.jit(device=True)
-    def row_sum(row_sums, half, own):
-        """The sum of a row: of what its four lanes have left."""
-        at = half * consumer_threads + own // 4 * 4
-        return (row_sums[at] + row_sums[at + 1]) + (row_sums[at + 2] + row_sums[at + 3])
-
-    @cuda.jit(device=True)
-    def store_rows(acc, row_sums, out, work, at, own):
-        """out = acc / sums: the rows of the tile that belong to the sequence."""
+    def store_rows(acc, row_sums, out, work, piece, own):
+        """out = acc / sums: the rows of a piece of work that belong to its sequence."""
         cuda.syncwarp()
+        at = WORK_WORDS * (piece & (WORK_SLOTS - 1))
         token, head, rows = work[at + TOKEN], work[at + HEAD], work[at + ROWS]
         for half in range(2):
             row = int32(own // 32 * 16 + own % 32 // 4 + 8 * half)
+            lanes = (2 * (piece & 1) + half) * consumer_threads + own // 4 * 4  # that share the row
+            total = (row_sums[lanes] + row_sums[lanes + 1]) + (row_sums[lanes + 2] + row_sums[lanes + 3])
             index = (int64(token + row) * out.shape[1] + head) * head_dim
-            store_row(acc, 0, half, reciprocal_or_zero(row_sum(row_sums, half, own)), out, index, row < rows, own % 32)
+            store_row(acc, 0, half, reciprocal_or_zero(total), out, index, row < rows, own % 32)
 
     @cuda.jit(device=True)
-    def attend(acc, row_sums, words, base, work, at, tile, own, scale, window):
-        """One warpgroup's 64 rows of the work at `at`: acc = sum of weights times values, row_sums = sums of weights."""
-        first_position = work[at + FIRST_POSITION]
-        lane, consumer = int32(own % 32), int32(own // 128)
-        position = int32(first_position + own // 32 * 16 + lane // 4)  # of the thread's first row
-        query, keys = uint32(base + consumer * 64 * row_bytes), uint32(base + query_bytes)
+    def start_rows(maxima, sums, origins):
+        """The state of rows that have seen no key."""
+        for half in range(2):
+            maxima[half] = float32(MINUS_INFINITY)
+            sums[half] = float32(0.0)
+            origins[half] = float32(0.0)
+
+    @cuda.jit(device=True)
+    def clear_unseen(words, values_full, values, work, at, tile, first_key, own):
+        """Clear rows of a tile of values that no row of queries sees: behind the context, or before the window."""
+        context_len, visible_start = work[at + CONTEXT_LEN], work[at + VISIBLE_START]
+        if first_key + key_tile > context_len or first_key < visible_start:
+            stage, parity = slot_of(tile)
+            mbarrier_wait_parity(values_full + BARRIER_BYTES * stage, parity)
+            address = uint32(values + stage * key_bytes)
+            clear_rows(words, address, int32(context_len - first_key), key_tile, own)
+            clear_rows(words, address, 0, int32(visible_start - first_key), own)
+
+    @cuda.jit(device=True)
+    def consume(row_sums, words, base, work, out, own, scale, window):
+        """One warpgroup's 64 rows of every piece of work: out = sum of weights times values, over the sum of weights."""
+        lane, consumer = int32(own % 32), cuda.shfl_sync(ALL_LANES, int32(own // 128), 0)
+        queries, keys = uint32(base + consumer * 64 * row_bytes), uint32(base + query_slots * query_bytes)
         values = uint32(keys + ring_bytes)
-        queries_empty = uint32(base + barriers_at + BARRIER_BYTES)
-        keys_full = uint32(queries_empty + BARRIER_BYTES)
+        queries_full = uint32(base + barriers_at)
+        queries_empty = uint32(queries_full + query_slots * BARRIER_BYTES)
+        keys_full = uint32(queries_empty + query_slots * BARRIER_BYTES)
         keys_empty = uint32(keys_full + stages * BARRIER_BYTES)
         values_full = uint32(keys_full + ring_barrier_bytes)
         values_empty = uint32(values_full + stages * BARRIER_BYTES)
+        acc = cuda.local.array(out_count, float32)
         scores = cuda.local.array(score_count, float32)
         weights = cuda.local.array(weight_count, uint32)
         maxima = cuda.local.array(2, float32)
         sums = cuda.local.array(2, float32)
         factors = cuda.local.array(2, float32)
         origins = cuda.local.array(2, float32)
-        for half in range(2):
-            maxima[half] = float32(MINUS_INFINITY)
-            sums[half] = float32(0.0)
-            origins[half] = float32(0.0)
+        opaque = cuda.local.array(2, int32)
+        fragments = cuda.local.array(fragment_count, uint32)
 
-        # The last tile of keys comes first: it has the diagonal, and the rows behind the context.
-        first_key = int32((work[at + STOP_TILE] - 1) * key_tile)
-        stage, parity = slot_of(tile)
-        mbarrier_wait_parity(keys_full + BARRIER_BYTES * stage, parity)
-        start_scores(scores, query, uint32(keys + stage * key_bytes))
-        wgmma_wait_group_0()
-        keep_registers(scores, score_count)
-        release(keys_empty + BARRIER_BYTES * stage)
-        mask_scores(scores, first_key, position, window, lane)
-        from_origins = choose_origins(scores, maxima, origins, scale)
-        raise_maxima(scores, maxima, factors, scale)
-        weigh_scores(scores, maxima, sums, factors, scale)
-        leave_sums(sums, row_sums, own)
-        pack_weights(scores, weights)
-        context_len = work[at + CONTEXT_LEN]
-        if first_key + key_tile > context_len:
-            mbarrier_wait_parity(values_full + BARRIER_BYTES * stage, parity)
-            clear_rows(words, uint32(values + stage * key_bytes), int32(context_len - first_key), key_tile, own)
-
-        for _ in range(1, work[at + COUNT]):
-            before, parity_before = slot_of(tile)
-            tile += 1
-            stage, parity = slot_of(tile)
-            first_key -= key_tile
-            mbarrier_wait_parity(keys_full + BARRIER_BYTES * stage, parity)
-            wait_for_turn(consumer)
-            start_scores(scores, query, uint32(keys + stage * key_bytes))
-            mbarrier_wait_parity(values_full + BARRIER_BYTES * before, parity_before)
-            start_output(acc, weights, uint32(values + before * key_bytes))
-            pass_turn(consumer)
-            wgmma_wait_group_1()
+        piece, at, tile = int32(0), int32(0), int32(0)  # pieces and tiles that went by; where the piece in hand is described
+        mbarrier_wait_parity(queries_full, 0)
+        left = work[COUNT]  # tiles of the piece that are still to be taken
+        if left > 0:
+            # The last tile of keys comes first: it has the diagonal, and the rows behind the context.
+            left = int32(left - 1)
+            first_key = int32((work[STOP_TILE] - 1) * key_tile)
+            first_position = work[FIRST_POSITION]
+            start_rows(maxima, sums, origins)
+            if in_registers:
+                load_queries(fragments, uint32(base), own)
+                mbarrier_arrive(queries_empty)
+            mbarrier_wait_parity(keys_full, 0)
+            start_scores(scores, fragments, queries, keys)
+            wgmma_wait_group_0()
             keep_registers(scores, score_count)
-            release(keys_empty + BARRIER_BYTES * stage)
-            last_seen_by_all = first_position + consumer * 64
-            first_seen_by_all = last_seen_by_all + 64 - window if window > 0 else 0
-            if from_origins or first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all:
-                mask_scores(scores, first_key, position, window, lane)
-                from_origins = choose_origins(scores, maxima, origins, scale)
+            release(keys_empty)
+            if not in_registers and left == 0:
+                mbarrier_arrive(queries_empty)
+            mask_scores(scores, first_key, int32(first_position + own // 32 * 16 + lane // 4), window, lane)
             raise_maxima(scores, maxima, factors, scale)
+            from_origins = move_origins(scores, maxima, origins, scale)
             weigh_scores(scores, maxima, sums, factors, scale)
-            leave_sums(sums, row_sums, own)
+            leave_sums(sums, row_sums, piece, own)
+            pack_weights(scores, weights)
+            clear_unseen(words, values_full, values, work, at, tile, first_key, own)
+            more = int32(0)  # whether the accumulator holds a part of the piece already
+
+            while True:
+                begins = left == 0  # another piece
+                if begins:
+                    piece = int32(piece + 1)
+                    slot, parity = queries_slot_of(piece)
+                    mbarrier_wait_parity(queries_full + BARRIER_BYTES * slot, parity)
+                    at = int32(WORK_WORDS * (piece & (WORK_SLOTS - 1)))
+                    left = work[at + COUNT]
+                    if left < 0:
+                        break
+                    first_key = int32(work[at + STOP_TILE] * key_tile)
+                    first_position = work[at + FIRST_POSITION]
+                    from_origins = False
+                    start_rows(maxima, sums, origins)
+                    if in_registers:
+                        load_queries(fragments, uint32(base + slot * query_bytes), own)
+                        mbarrier_arrive(queries_empty + BARRIER_BYTES * slot)
+                left, first_key = int32(left - 1), int32(first_key - key_tile)
+                before, parity_before = slot_of(tile)
+                tile = int32(tile + 1)
+                stage, parity = slot_of(tile)
+                slot, _ = queries_slot_of(piece)
+                mbarrier_wait_parity(keys_full + BARRIER_BYTES * stage, parity)
+                wait_for_turn(consumer)
+                start_scores(scores, fragments, uint32(queries + slot * query_bytes), uint32(keys + stage * key_bytes))
+                mbarrier_wait_parity(values_full + BARRIER_BYTES * before, parity_before)
+                start_output(acc, weights, uint32(values + before * key_bytes), more)
+                pass_turn(consumer)
+                wgmma_wait_group_1()
+                keep_registers(scores, score_count)
+                release(keys_empty + BARRIER_BYTES * stage)
+                if not in_registers and left == 0:
+                    mbarrier_arrive(queries_empty + BARRIER_BYTES * slot)
+                last_seen_by_all = int32(first_position + consumer * 64)
+                first_seen_by_all = int32(last_seen_by_all + 64 - window if window > 0 else 0)
+                special = from_origins or first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all
+                if special:
+                    mask_scores(scores, first_key, int32(first_position + own // 32 * 16 + lane // 4), window, lane)
+                    if from_origins:
+                        subtract_origins(scores, origins)
+                raise_maxima(scores, maxima, factors, scale)
+                if special:
+                    from_origins = move_origins(scores, maxima, origins, scale)
+                weigh_scores(scores, maxima, sums, factors, scale)
+                leave_sums(sums, row_sums, piece, own)
+                wgmma_wait_group_0()
+                keep_registers(acc, out_count)
+                keep_registers(weights, weight_count)  # which the product that has just ended was reading
+                release(values_empty + BARRIER_BYTES * before)
+                if begins:
+                    # Computed from these afresh: ptxas would keep addresses in registers that the loop needs.
+                    opaque[0], opaque[1] = own, int32(piece - 1)
+                    keep_registers(opaque, 2)
+                    store_rows(acc, row_sums, out, work, opaque[1], opaque[0])
+                else:
+                    rescale(acc, factors)
+                more = int32(0 if begins else 1)
+                pack_weights(scores, weights)
+                if begins or left == 0:
+                    clear_unseen(words, values_full, values, work, at, tile, first_key, own)
+
+            stage, parity = slot_of(tile)
+            mbarrier_wait_parity(values_full + BARRIER_BYTES * stage, parity)
+            start_output(acc, weights, uint32(values + stage * key_bytes), more)
             wgmma_wait_group_0()
             keep_registers(acc, out_count)
-            keep_registers(weights, weight_count)  # which the product that has just ended was reading
-            release(values_empty + BARRIER_BYTES * before)
-            rescale(acc, factors)
-            pack_weights(scores, weights)
+            opaque[0], opaque[1] = own, int32(piece - 1)
+            keep_registers(opaque, 2)
+            store_rows(acc, row_sums, out, work, opaque[1], opaque[0])
 
-        mbarrier_arrive(queries_empty)
-        stage, parity = slot_of(tile)
-        mbarrier_wait_parity(values_full + BARRIER_BYTES * stage, parity)
-        visible_start = work[at + VISIBLE_START]
-        if first_key < visible_start:
-            clear_rows(words, uint32(values + stage * key_bytes), 0, int32(visible_start - first_key), own)
-        start_output(acc, weights, uint32(values + stage * key_bytes))
-        wgmma_wait_group_0()
-        keep_registers(acc, out_count)
-        release(values_empty + BARRIER_BYTES * stage)
-
-    return attend, store_rows, wait_for_turn, pass_turn
+    return consume, wait_for_turn, pass_turn

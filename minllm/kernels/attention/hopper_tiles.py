@@ -21,6 +21,8 @@ from minllm.ptx import (
     cp_async_bulk_tensor_3d_shared_global,
     cp_async_bulk_tensor_4d_shared_global,
     fence_proxy_async,
+    keep_register,
+    ldmatrix_x4,
     make_wgmma,
     matrix_descriptor,
     mbarrier_arrive_expect_tx,
@@ -33,6 +35,7 @@ from minllm.runtime.tensor_map import tensor_map
 
 ATOM_BYTES = 1024  # swizzled pieces begin at multiples of this
 BARRIER_BYTES = 8
+TILE_BYTES = 208 * 1024  # that tiles may take of a block's 227 KB of shared memory
 CLEARED = 1  # the named barrier of consumers that have cleared rows
 
 
@@ -40,8 +43,8 @@ CLEARED = 1  # the named barrier of consumers that have cleared rows
 class TileShape:
     """How a block's tiles are cut, and where they lie: `consumers` warpgroups of 64 query rows each share tiles of `key_tile` keys.
 
-    Shared memory, from a multiple of ATOM_BYTES on: a tile of queries; a ring of `stages` tiles of keys, one of values; the mbarriers
-    "queries full" and "queries empty", then for each ring those of its stages, full and empty.
+    Shared memory, from a multiple of ATOM_BYTES on: `query_slots` tiles of queries; a ring of `stages` tiles of keys, one of values; the
+    mbarriers of the tiles of queries, full and empty, then for each ring those of its stages, full and empty.
     """
 
     head_dim: int
@@ -85,9 +88,19 @@ class TileShape:
         return self.stages * self.key_bytes
 
     @property
+    def query_slots(self):
+        """Tiles of queries in shared memory: two, of this piece of work and of the next, or one where two do not fit."""
+        return 2 if 2 * self.query_bytes + 2 * self.ring_bytes <= TILE_BYTES else 1
+
+    @property
+    def in_registers(self):
+        """Whether queries are in registers."""
+        return self.head_dim // 2 + self.key_tile // 2 + self.key_tile // 4 + (self.head_dim + 15) // 16 * 4 <= (136 if self.consumers == 3 else 192)
+
+    @property
     def barriers_at(self):
         """Where the mbarriers begin."""
-        return self.query_bytes + 2 * self.ring_bytes
+        return self.query_slots * self.query_bytes + 2 * self.ring_bytes
 
     @property
     def ring_barrier_bytes(self):
@@ -97,7 +110,7 @@ class TileShape:
     @property
     def shared_bytes(self):
         """Dynamic shared memory of a block, with what it takes to align its start."""
-        return ATOM_BYTES + self.barriers_at + 2 * BARRIER_BYTES + 2 * self.ring_barrier_bytes
+        return ATOM_BYTES + self.barriers_at + 2 * self.query_slots * BARRIER_BYTES + 2 * self.ring_barrier_bytes
 
     def page_rows(self, block_size, max_blocks):
         """Rows of a tile that one copy fetches, or None where the copy engine cannot gather a tile from blocks of this size."""
@@ -157,22 +170,41 @@ def make_fetches(shape, block_size, page_rows, parts):
 
 @functools.cache
 def make_products(shape, dtype):
-    """(start_scores, start_output): device functions in which a warpgroup starts a tile's products and closes their group.
+    """(load_queries, start_scores, start_output): device functions in which a warpgroup fetches its rows of queries into registers, and
+    starts a tile's products and closes their group.
 
     dtype: "bf16" or "f16".
     """
-    head_dim, key_tile, row_bytes, piece = shape.head_dim, shape.key_tile, shape.row_bytes, shape.piece
-    query_piece_bytes, key_piece_bytes = shape.query_tile * row_bytes, key_tile * row_bytes
-    multiply_query_key = make_wgmma(key_tile, dtype)
+    head_dim, key_tile, row_bytes, piece, in_registers = shape.head_dim, shape.key_tile, shape.row_bytes, shape.piece, shape.in_registers
+    query_piece_bytes, key_piece_bytes, steps = shape.query_tile * row_bytes, key_tile * row_bytes, (head_dim + 15) // 16
+    multiply_query_key = make_wgmma(key_tile, dtype, a="registers" if in_registers else "shared")
     multiply_weights_values = make_wgmma(head_dim, dtype, a="registers", b_major="mn")
 
     @cuda.jit(device=True)
-    def start_scores(scores, query, keys):
-        """scores [64, key_tile] = Q K^T, 16 columns of head_dim a product; query, keys: shared addresses."""
-        left = matrix_descriptor(query, 16, 8 * row_bytes, row_bytes)
+    def load_queries(fragments, queries, own):
+        """A warp's 16 rows of the tile of queries at a shared address, as A operands; chunks of 16 bytes lie where the swizzle put them."""
+        for step in range(steps):
+            offset = uint32((own // 32 * 16 + own % 16) * row_bytes + step * 16 % piece * 2 + own % 32 // 16 * 16)
+            offset ^= uint32((offset >> uint32(7) & uint32(row_bytes // 16 - 1)) << uint32(4))
+            ldmatrix_x4(fragments, 4 * step, uint32(queries + step * 16 // piece * query_piece_bytes + offset))
+
+    @cuda.jit(device=True)
+    def start_scores_from_registers(scores, fragments, query, keys):
+        """scores [64, key_tile] = Q K^T, 16 columns of head_dim a product; Q in registers, keys a shared address."""
         right = matrix_descriptor(keys, 16, 8 * row_bytes, row_bytes)
         wgmma_fence()
-        for step in range((head_dim + 15) // 16):
+        for step in range(steps):
+            b = advance_descriptor(right, step * 16 // piece * key_piece_bytes + step * 16 % piece * 2)
+            multiply_query_key(scores, fragments, 4 * step, b, step)
+        wgmma_commit_group()
+
+    @cuda.jit(device=True)
+    def start_scores(scores, fragments, query, keys):
+        """The same with Q at a shared address."""
+        left = matrix_descriptor(keep_register(query), 16, 8 * row_bytes, row_bytes)
+        right = matrix_descriptor(keys, 16, 8 * row_bytes, row_bytes)
+        wgmma_fence()
+        for step in range(steps):
             within = step * 16 % piece * 2
             a = advance_descriptor(left, step * 16 // piece * query_piece_bytes + within)
             b = advance_descriptor(right, step * 16 // piece * key_piece_bytes + within)
@@ -180,15 +212,15 @@ def make_products(shape, dtype):
         wgmma_commit_group()
 
     @cuda.jit(device=True)
-    def start_output(acc, weights, values):
-        """acc [64, head_dim] += P V, 16 keys a product; P in registers, V where its rows are the depth ("mn")."""
+    def start_output(acc, weights, values, more):
+        """acc [64, head_dim] = P V, 16 keys a product, added to what is there if `more` is not 0; P in registers, V with rows as depth."""
         right = matrix_descriptor(values, key_piece_bytes, 8 * row_bytes, row_bytes)
         wgmma_fence()
         for step in range(key_tile // 16):
-            multiply_weights_values(acc, weights, 4 * step, advance_descriptor(right, 16 * row_bytes * step), 1)
+            multiply_weights_values(acc, weights, 4 * step, advance_descriptor(right, 16 * row_bytes * step), 1 if step else more)
         wgmma_commit_group()
 
-    return start_scores, start_output
+    return load_queries, start_scores_from_registers if in_registers else start_scores, start_output
 
 
 @functools.cache
