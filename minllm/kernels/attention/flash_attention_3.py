@@ -37,8 +37,9 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import flash_attention_2
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
-from minllm.kernels.attention.hopper_consumer import make_consumer
+from minllm.kernels.attention.hopper_consumer import make_consume, make_turns
 from minllm.kernels.attention.hopper_producer import WORK_SLOTS, WORK_WORDS, make_produce
+from minllm.kernels.attention.hopper_rows import sum_count
 from minllm.kernels.attention.hopper_tiles import ATOM_BYTES, BARRIER_BYTES, TileShape, map_of
 from minllm.ptx import (
     fence_mbarrier_init,
@@ -94,13 +95,13 @@ def make_kernel(dtype, shape, block_size, page_rows):
     """(kernel, threads) for 16-bit `dtype`; block_size and page_rows (of one copy) say how the cache lies."""
     consumers, stages, query_slots = shape.consumers, shape.stages, shape.query_slots
     threads, consumer_threads = 128 * (consumers + 1), 128 * consumers
-    sum_count, work_count = 4 * consumer_threads, WORK_SLOTS * WORK_WORDS
+    row_sum_count, work_count = sum_count(shape), WORK_SLOTS * WORK_WORDS
     barriers_at, ring_barrier_bytes = shape.barriers_at, shape.ring_barrier_bytes
     # Of the producer's threads and of the consumers': together what a multiprocessor has, 65,536.
     producer_registers, consumer_registers = (32, 160) if consumers == 3 else (40, 232)
     parts = 1 if page_rows == shape.key_tile else 2  # threads that fetch the pages of a tile
     produce = make_produce(shape, block_size, page_rows, parts)
-    consume, wait_for_turn, pass_turn = make_consumer(dtype, shape)
+    consume, (wait_for_turn, pass_turn) = make_consume(dtype, shape), make_turns(consumers)
 
     @cuda.jit(device=True)
     def make_barriers(barriers):
@@ -132,7 +133,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
         window,
     ):
         words = cuda.shared.array(0, uint32, alignment=ATOM_BYTES)
-        row_sums = cuda.shared.array(sum_count, float32)
+        row_sums = cuda.shared.array(row_sum_count, float32)
         work = cuda.shared.array(work_count, int32)
         base = uint32((shared_address(words, 0) + uint32(ATOM_BYTES - 1)) & uint32(0xFFFFFFFF ^ (ATOM_BYTES - 1)))
         queries_full = uint32(base + barriers_at)
@@ -158,10 +159,10 @@ def make_kernel(dtype, shape, block_size, page_rows):
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)
             own = int32(thread - 128)
-            if own // 128 == consumers - 1:
-                pass_turn(own // 128)
+            if own // 128 == consumers - 1:  # the first turn is the first consumer's
+                pass_turn(consumers - 1)
             consume(row_sums, words, base, work, out, own, scale, window)
-            if own // 128 == 0:
+            if own // 128 == 0:  # the last turn that was passed
                 wait_for_turn(0)
 
     return flash_attention_3_kernel, threads

@@ -1,4 +1,4 @@
-"""Tiles of queries, keys and values for Hopper: fetched by its copy engine (TMA), multiplied by warpgroups (wgmma), for 16-bit types.
+"""Tiles of queries, keys and values for Hopper: how they are cut, and how its copy engine (TMA) fetches them, for 16-bit types.
 
 A tile [rows, head_dim] lies in shared memory in pieces of 64 columns, 128 bytes a row, or of 32 where that wastes less (head_dim 80, 96);
 the copy engine permutes the 16-byte chunks of a piece ("swizzle"), so that no access meets a bank conflict, and fills columns beyond
@@ -16,19 +16,12 @@ from numba import cuda, int32, uint32
 
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.ptx import (
-    advance_descriptor,
     bar_sync,
     cp_async_bulk_tensor_3d_shared_global,
     cp_async_bulk_tensor_4d_shared_global,
     fence_proxy_async,
-    keep_register,
-    ldmatrix_x4,
-    make_wgmma,
-    matrix_descriptor,
     mbarrier_arrive_expect_tx,
     shared_address,
-    wgmma_commit_group,
-    wgmma_fence,
 )
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.tensor_map import tensor_map
@@ -93,9 +86,15 @@ class TileShape:
         return 2 if 2 * self.query_bytes + 2 * self.ring_bytes <= TILE_BYTES else 1
 
     @property
-    def in_registers(self):
-        """Whether queries are in registers."""
-        return self.head_dim // 2 + self.key_tile // 2 + self.key_tile // 4 + (self.head_dim + 15) // 16 * 4 <= (136 if self.consumers == 3 else 192)
+    def query_registers(self):
+        """Registers of a thread that a warpgroup's 64 rows of queries take as operands of wgmma."""
+        return -(-self.head_dim // 16) * 4
+
+    @property
+    def queries_in_registers(self):
+        """Whether queries stay in registers beside output, scores and weights: it spares a third of what Q K^T reads of shared memory."""
+        others = self.head_dim // 2 + self.key_tile // 2 + self.key_tile // 4
+        return self.consumers < 3 and self.query_registers + others <= 192
 
     @property
     def barriers_at(self):
@@ -166,61 +165,6 @@ def make_fetches(shape, block_size, page_rows, parts):
                 cp_async_bulk_tensor_4d_shared_global(to, cache_map, j * piece, kv_head, slot, block, barrier)
 
     return fetch_query_tile, fetch_cache_part
-
-
-@functools.cache
-def make_products(shape, dtype):
-    """(load_queries, start_scores, start_output): device functions in which a warpgroup fetches its rows of queries into registers, and
-    starts a tile's products and closes their group.
-
-    dtype: "bf16" or "f16".
-    """
-    head_dim, key_tile, row_bytes, piece, in_registers = shape.head_dim, shape.key_tile, shape.row_bytes, shape.piece, shape.in_registers
-    query_piece_bytes, key_piece_bytes, steps = shape.query_tile * row_bytes, key_tile * row_bytes, (head_dim + 15) // 16
-    multiply_query_key = make_wgmma(key_tile, dtype, a="registers" if in_registers else "shared")
-    multiply_weights_values = make_wgmma(head_dim, dtype, a="registers", b_major="mn")
-
-    @cuda.jit(device=True)
-    def load_queries(fragments, queries, own):
-        """A warp's 16 rows of the tile of queries at a shared address, as A operands; chunks of 16 bytes lie where the swizzle put them."""
-        for step in range(steps):
-            offset = uint32((own // 32 * 16 + own % 16) * row_bytes + step * 16 % piece * 2 + own % 32 // 16 * 16)
-            offset ^= uint32((offset >> uint32(7) & uint32(row_bytes // 16 - 1)) << uint32(4))
-            ldmatrix_x4(fragments, 4 * step, uint32(queries + step * 16 // piece * query_piece_bytes + offset))
-
-    @cuda.jit(device=True)
-    def start_scores_from_registers(scores, fragments, query, keys):
-        """scores [64, key_tile] = Q K^T, 16 columns of head_dim a product; Q in registers, keys a shared address."""
-        right = matrix_descriptor(keys, 16, 8 * row_bytes, row_bytes)
-        wgmma_fence()
-        for step in range(steps):
-            b = advance_descriptor(right, step * 16 // piece * key_piece_bytes + step * 16 % piece * 2)
-            multiply_query_key(scores, fragments, 4 * step, b, step)
-        wgmma_commit_group()
-
-    @cuda.jit(device=True)
-    def start_scores(scores, fragments, query, keys):
-        """The same with Q at a shared address."""
-        left = matrix_descriptor(keep_register(query), 16, 8 * row_bytes, row_bytes)
-        right = matrix_descriptor(keys, 16, 8 * row_bytes, row_bytes)
-        wgmma_fence()
-        for step in range(steps):
-            within = step * 16 % piece * 2
-            a = advance_descriptor(left, step * 16 // piece * query_piece_bytes + within)
-            b = advance_descriptor(right, step * 16 // piece * key_piece_bytes + within)
-            multiply_query_key(scores, a, b, step)
-        wgmma_commit_group()
-
-    @cuda.jit(device=True)
-    def start_output(acc, weights, values, more):
-        """acc [64, head_dim] = P V, 16 keys a product, added to what is there if `more` is not 0; P in registers, V with rows as depth."""
-        right = matrix_descriptor(values, key_piece_bytes, 8 * row_bytes, row_bytes)
-        wgmma_fence()
-        for step in range(key_tile // 16):
-            multiply_weights_values(acc, weights, 4 * step, advance_descriptor(right, 16 * row_bytes * step), 1 if step else more)
-        wgmma_commit_group()
-
-    return load_queries, start_scores_from_registers if in_registers else start_scores, start_output
 
 
 @functools.cache
