@@ -122,13 +122,13 @@ def make_consume(dtype, shape):
             # The first step of all, with no output beside it. The last tile of a piece's keys comes first: it has the diagonal.
             left, first_key = int32(left - 1), int32((work[STOP_TILE] - 1) * key_tile)
             start_rows(maxima, sums, origins)
-            load_queries(query, base, own)
+            load_queries(query, base, queries_empty, own)
             mbarrier_wait_parity(keys_full, 0)
             start_scores(scores, query, queries, keys)
             wgmma_wait_group_0()
             keep_registers(scores, score_count)
             release(keys_empty)
-            if in_registers or left == 0:
+            if not in_registers and left == 0:
                 mbarrier_arrive(queries_empty)
             from_origins = weigh_tile(
                 scores, maxima, sums, factors, origins, False, row_sums, work, at, piece, first_key, consumer, own, scale, window
@@ -149,7 +149,7 @@ def make_consume(dtype, shape):
                         break
                     first_key, from_origins = int32(work[at + STOP_TILE] * key_tile), False
                     start_rows(maxima, sums, origins)
-                    load_queries(query, uint32(base + slot * query_bytes), own)
+                    load_queries(query, uint32(base + slot * query_bytes), uint32(queries_empty + BARRIER_BYTES * slot), own)
                 left, first_key = int32(left - 1), int32(first_key - key_tile)
                 before, parity_before = slot_of(tile)
                 tile = int32(tile + 1)
@@ -164,7 +164,7 @@ def make_consume(dtype, shape):
                 wgmma_wait_group_1()
                 keep_registers(scores, score_count)
                 release(keys_empty + BARRIER_BYTES * stage)
-                if begins if in_registers else left == 0:
+                if not in_registers and left == 0:
                     mbarrier_arrive(queries_empty + BARRIER_BYTES * slot)
                 from_origins = weigh_tile(
                     scores, maxima, sums, factors, origins, from_origins, row_sums, work, at, piece, first_key, consumer, own, scale,

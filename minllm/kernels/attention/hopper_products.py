@@ -15,6 +15,7 @@ from minllm.ptx import (
     ldmatrix_x4,
     make_wgmma,
     matrix_descriptor,
+    mbarrier_arrive,
     wgmma_commit_group,
     wgmma_fence,
 )
@@ -33,13 +34,17 @@ def make_products(shape, dtype):
     multiply_weights_values = make_wgmma(head_dim, dtype, a="registers", b_major="mn")
 
     @cuda.jit(device=True)
-    def load_queries(query, tile, own):
-        """A warp's 16 rows of the tile of queries at a shared address as wgmma's A operand; the swizzle has permuted chunks of 16 bytes."""
+    def load_queries(query, tile, empty, own):
+        """Where queries fit into registers: a warp's 16 rows of the tile at a shared address, as wgmma's A operand; then the tile is free.
+
+        The swizzle has permuted chunks of 16 bytes. empty: the mbarrier that says that the tile may be overwritten.
+        """
         if in_registers:
             for step in range(steps):
                 offset = uint32((own // 32 * 16 + own % 16) * row_bytes + step * 16 % piece * 2 + own % 32 // 16 * 16)
                 offset ^= uint32((offset >> uint32(7) & uint32(row_bytes // 16 - 1)) << uint32(4))
                 ldmatrix_x4(query, 4 * step, uint32(tile + step * 16 // piece * query_piece_bytes + offset))
+            mbarrier_arrive(empty)
 
     @cuda.jit(device=True)
     def start_scores_from_registers(scores, query, _, keys):

@@ -81,11 +81,6 @@ class TileShape:
         return self.stages * self.key_bytes
 
     @property
-    def query_slots(self):
-        """Tiles of queries in shared memory: two, of this piece of work and of the next, or one where two do not fit."""
-        return 2 if 2 * self.query_bytes + 2 * self.ring_bytes <= TILE_BYTES else 1
-
-    @property
     def query_registers(self):
         """Registers of a thread that a warpgroup's 64 rows of queries take as operands of wgmma."""
         return -(-self.head_dim // 16) * 4
@@ -95,6 +90,11 @@ class TileShape:
         """Whether queries stay in registers beside output, scores and weights: it spares a third of what Q K^T reads of shared memory."""
         others = self.head_dim // 2 + self.key_tile // 2 + self.key_tile // 4
         return self.consumers < 3 and self.query_registers + others <= 192
+
+    @property
+    def query_slots(self):
+        """Tiles of queries in shared memory: two if they stay there, of this piece of work and of the next, where two fit; else one."""
+        return 2 if not self.queries_in_registers and 2 * self.query_bytes + 2 * self.ring_bytes <= TILE_BYTES else 1
 
     @property
     def barriers_at(self):
