@@ -1,8 +1,9 @@
 """The producer of a Hopper attention block: one warpgroup that says what is to be done next, and fetches the tiles for it.
 
 The grid has a block for each multiprocessor, and each goes through many pieces of work: a tile of queries of one head. While consumers
-finish one piece, the producer already fetches the next. Pieces are numbered from the longest to the shortest (the last tile of every
-sequence first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much.
+are at one piece, the producer already fetches the queries of the next, and goes on with its keys where those of the first end, so that
+consumers find what they need for the next step (hopper_consumer.py). Pieces are numbered from the longest to the shortest (the last tile
+of every sequence first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much.
 
 Keys and values travel in rings of their own, each with an issuing thread (two, where a tile is gathered from many pages): it waits
 until consumers have emptied a stage, and starts the copies that fill it.
@@ -17,7 +18,7 @@ from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.ptx import fence_proxy_tensormap_acquire, mbarrier_arrive, mbarrier_wait_parity
 
 WORK_WORDS = 8  # that describe a piece of work in shared memory
-WORK_SLOTS = 4  # pieces that are described there: one that is being stored, one in hand, the next, and the one behind it
+WORK_SLOTS = 4  # pieces that may be described at a time: one that is being stored, the one in hand, the next, and the one behind it
 COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS = range(WORK_WORDS)
 # COUNT: tiles of keys, -1 behind the last piece. STOP_TILE: the tile behind the last one. FIRST_POSITION: of the first row of queries.
 # VISIBLE_START: the first key that any row sees. TOKEN: the first row of queries. ROWS: of the sequence from that row on.
