@@ -6,7 +6,7 @@ Language Model Serving with PagedAttention", section 4.5.
 
 The blocks of a sequence lie scattered in two arrays a layer: copied one by one they would be thousands of small transfers. A kernel gathers
 up to `chunk_blocks` of them from all layers into a buffer on the device, which then crosses in one piece; on the way back another
-scatters. All this runs on a stream of its own (runtime/transfers.py) beside the forward passes of the sequences that stay. What waits:
+scatters. All this runs on a stream of its own (transfers.py) beside the forward passes of the sequences that stay. What waits:
 
     out   the copies wait for the kernels launched before; the blocks belong to the sequence until the copies are done (`reap`)
     in    the copies wait for the kernels launched before, which may still use the new blocks; kernels launched later wait for the copies
@@ -38,7 +38,7 @@ class Swapped:
 class SwapSpace:
     """Room in the host's memory for sequences of one cache and policy; at most `capacity_bytes` of it.
 
-    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of runtime/transfers.py.
+    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py.
     """
 
     def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int = CHUNK_BLOCKS):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.runtime.transfers import HostTransfers
+from minllm.cache.transfers import HostTransfers
 
 
 class Event:

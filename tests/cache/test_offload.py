@@ -8,11 +8,11 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.offload import SwapSpace
 from minllm.cache.paged import PagedPolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
+from minllm.cache.transfers import HostTransfers
 from minllm.errors import CacheError, OutOfMemoryError
 from minllm.kernels.quantization.cache import by_block
 from minllm.kernels.quantization.formats import kv_format
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.runtime.transfers import HostTransfers
 from tests.cache.late_transfers import LateTransfers
 
 PLAIN = CacheShape(num_layers=2, block_size=4, kv_heads=1, head_dim=3, dtype=np.dtype(np.float32))
