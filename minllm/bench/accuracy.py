@@ -25,8 +25,9 @@ from minllm.bench.perplexity import STRIDE, WINDOW
 from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.block_pool import BlockPool, blocks_needed
 from minllm.cache.kv_cache import KVCache
+from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.loading import cache_shape, model_directory
+from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.kernels.sampling.log_probabilities import log_softmax
