@@ -70,6 +70,7 @@ from minllm.ptx.convert import (
     unpack_f16x2,
 )
 from minllm.ptx.convert_fp8 import (
+    e4m3x2_to_f16x2,
     pack_e4m3x2,
     pack_e5m2x2,
     unpack_e4m3x2,
@@ -105,6 +106,7 @@ from minllm.ptx.matrix import (
 )
 from minllm.ptx.memory import (
     cp_async_16,
+    cp_async_16_narrow,
     cp_async_commit_group,
     cp_async_wait_group_0,
     cp_async_wait_group_1,
@@ -177,6 +179,7 @@ __all__ = [
     "cluster_ctarank",
     "cluster_nctarank",
     "cp_async_16",
+    "cp_async_16_narrow",
     "cp_async_bulk_commit_group",
     "cp_async_bulk_global_shared",
     "cp_async_bulk_shared_global",
@@ -213,6 +216,7 @@ __all__ = [
     "cp_async_wait_group_5",
     "cp_async_wait_group_6",
     "cp_async_wait_group_7",
+    "e4m3x2_to_f16x2",
     "elect_sync",
     "ex2",
     "fence_mbarrier_init",

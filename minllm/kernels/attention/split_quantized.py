@@ -1,0 +1,278 @@
+"""Flash-Decoding over a quantised KV cache: codes are read from memory, and codes are what the tensor cores multiply.
+
+The frame is split_tensor_core.py's: a ring of tiles for every warp, a line of tiles cut into fair shares, parts of heads merged in the
+same launch. What differs is what a tile is, and what is done with it, each part in a file of its own:
+
+    split_code_ring   codes and their scales travel as they lie in memory
+    split_codes       words of codes become operands, one instruction for two numbers
+    split_code_tile   products of codes; scales and zeros are applied to scores and weights, never to keys or values
+    split_code_fold   online softmax that rescales when it must only
+
+So no dequantised key or value exists anywhere, neither in memory nor in a register.
+
+FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, and for integers 16 * 8 * 2 * groups more, by which weights are added up.
+Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) a key, read once; 8-bit floats have no groups, but 8 bytes of scales a KV head. A
+head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Beside bfloat16 that is 1.94 times less for
+int8, 2 for fp8, 3.56 for int4 in groups of 64 (head_dim 128).
+
+Sources: split_tensor_core.py's; Hooper et al. 2024, "KVQuant", and Liu et al. 2024, "KIVI", sections 3 and 4, for the fused products.
+"""
+
+import functools
+
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_code_fold import make_code_folds
+from minllm.kernels.attention.split_code_ring import make_code_ring
+from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
+from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
+from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
+from minllm.kernels.attention.split_plan import (
+    CURSOR_FIELDS,
+    CUT_FIELDS,
+    FIRST,
+    HEAD,
+    LEFT,
+    LINE,
+    SEQUENCE,
+    TILE,
+    TILES,
+    make_fair_plan,
+    make_fixed_plan,
+    make_walk,
+    quotient,
+    visible_keys,
+)
+from minllm.kernels.attention.split_shape import grid_of, head_tiles_of
+from minllm.kernels.attention.split_tile import make_tile_products
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.ptx import prefetch_l2, shared_address
+from minllm.runtime.kernel import check, kernel, launch
+
+
+@functools.cache
+def make_kernel(kv_format, dtype, block_size, group, splits, shape):
+    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares."""
+    head_dim, groups = kv_format.head_dim, kv_format.groups
+    head_tiles, heads_here = head_tiles_of(group, head_dim)
+    heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
+    warps, keys, tile, threads, stages = shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
+    begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
+    _, advance = make_walk(tile)
+    fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
+    load_query, prepare_query = make_query_preparation(kv_format, dtype, heads)
+    score_tile, multiply_values = make_code_products(kv_format, keys, heads)
+    mask_tile = make_tile_products(dtype, head_dim, keys, heads)[2]
+    clear, fold, share_states = make_code_folds(kv_format, keys, heads)
+    _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
+    shared_bytes = code_ring_bytes_of(kv_format, shape)
+    warp_bytes = shared_bytes // warps
+    stage_bytes = warp_bytes // stages
+    floats = kv_format.is_float
+    steps, columns = head_dim // 16, heads // 8
+    query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
+    sum_count, factor_count = 4 * groups * columns, keys // 8 * groups
+    state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
+
+    @cuda.jit(device=True)
+    def prefetch_block_tables(block_tables):
+        """All blocks together have the tables fetched to the L2 cache, a line a thread, while the plan is made."""
+        entry = uint32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 32)
+        if entry < block_tables.shape[0] * block_tables.shape[1]:
+            prefetch_l2(block_tables, entry)
+
+    @cuda.jit(device=True)
+    def heads_of(head):
+        """(first query head, query heads) of a head of the line."""
+        kv_head = quotient(head, head_tiles)
+        head_tile = int32(head - kv_head * head_tiles)
+        return int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
+
+    @cuda.jit(device=True)
+    def write_zeros(out, batch):
+        """Rows of sequences without keys; the blocks take a sequence each in turn."""
+        query_start, context_lens, _, _ = batch
+        sequence = uint32(cuda.blockIdx.x)
+        while sequence < context_lens.shape[0]:
+            row = uint32(query_start[sequence])
+            if context_lens[sequence] == 0 and query_start[uint32(sequence + 1)] > row:
+                for head in range(out.shape[1]):
+                    dim = uint32(cuda.threadIdx.x)
+                    while dim < head_dim:
+                        out[row, uint32(head), dim] = float32(0.0)
+                        dim = uint32(dim + threads)
+            sequence = uint32(sequence + cuda.gridDim.x)
+
+    @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
+    def split_quantized_kernel(
+        query,  # [tokens, heads, head_dim]
+        key_codes,  # [num_blocks, block_size, kv_heads, head_dim * bits / 8]
+        value_codes,  # the same
+        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
+        value_scales,  # the same
+        out,  # [tokens, heads, head_dim]
+        part_max,  # [2 * blocks, heads of a block]
+        part_sum,  # the same
+        part_out,  # [2 * blocks, heads of a block, head_dim]
+        arrivals,  # [blocks], zeros before and after
+        query_start,  # [sequences + 1]
+        context_lens,  # [sequences]
+        block_tables,  # [sequences, max_blocks]
+        scale,  # times log2(e): exponentials are to base 2
+        sliding_window,
+    ):
+        wait_for_predecessors()
+        rings = cuda.shared.array(0, uint32, alignment=1024)
+        warp_max = cuda.shared.array(state_shape, float32)
+        warp_sum = cuda.shared.array(state_shape, float32)
+        warp_out = cuda.shared.array(out_shape, float32)
+        arrived = cuda.shared.array(1, int32)
+        shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
+        batch = (query_start, context_lens, sliding_window, int32(0))
+        cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
+        warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
+        line_heads = int32(key_codes.shape[2] * head_tiles)
+        ring_start = uint32(shared_address(rings, 0))
+        ring = uint32(ring_start + warp * warp_bytes)
+
+        prefetch_block_tables(block_tables)
+        ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
+        now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
+        following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
+        cut = cuda.local.array(CUT_FIELDS, int32)
+        begin(ahead, cut, line_heads, batch)
+        for i in range(CURSOR_FIELDS):
+            now[i] = ahead[i]
+        line = cut[LINE]
+        for stage in range(stages - 1):
+            fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+        stage, free_stage = ring, uint32(ring + warp_bytes - stage_bytes)
+
+        fragments, loaded = cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32)
+        units = cuda.local.array(state_count, float32)
+        query_sums, offsets = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
+        scores, factors = cuda.local.array(score_count, float32), cuda.local.array(factor_count, float32)
+        maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
+        zero_sums, weight_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
+        acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
+        state = (maxima, sums, zero_sums, weight_sums, acc, ceiling)
+        if now[LEFT] > 0:
+            first_head, heads_left = heads_of(now[HEAD])
+            load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
+        while now[LEFT] > 0:  # a head, or a part of one
+            row = query_start[uint32(now[SEQUENCE])]
+            first_head, heads_left = heads_of(now[HEAD])
+            tiles = int32(min(now[TILES] - now[TILE], now[LEFT]))
+            start, stop = visible_keys(now[SEQUENCE], batch)
+            position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
+            clear(state)
+            prepare_query(fragments, loaded, units, query_sums, offsets, lane)
+            value_scale = float32(1.0)
+            if floats:
+                kv_head = uint32(quotient(now[HEAD], head_tiles))
+                value_scale = value_scales[kv_head]
+                for i in range(state_count):
+                    units[i] *= key_scales[kv_head]
+            for i in range(CURSOR_FIELDS):
+                following[i] = now[i]
+            advance(following, tiles, line_heads, batch)
+            if following[LEFT] > 0:  # its queries travel while this head's keys are computed on
+                next_head, next_heads = heads_of(following[HEAD])
+                load_query(loaded, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
+            for _ in range(tiles):
+                fetch(ahead, line_heads, batch, cache, warp, lane, free_stage)
+                stage_word = uint32((stage - ring_start) // 4)
+                wait(rings, stage_word, position, start, stop, lane)
+                score_tile(scores, fragments, query_sums, offsets, rings, stage_word, stage, lane)
+                mask_tile(scores, position, start, stop, lane)
+                fold(scores, factors, state, units, scale, rings, stage_word, lane)
+                multiply_values(acc, weight_sums, scores, factors, stage, lane)
+                cuda.syncwarp()  # all lanes have read the stage, which is filled next
+                position = int32(position + tile)
+                free_stage = stage
+                stage = uint32(stage + stage_bytes)
+                if stage == ring + warp_bytes:
+                    stage = ring
+
+            share_states(state, units, value_scale, shared_states, heads_left)
+            cuda.syncthreads()
+            if tiles == now[TILES]:
+                write_whole(shared_states, out, row, first_head, heads_left, scale)
+            else:
+                place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
+                write_part(shared_states, parts_in_memory, place, heads_left, scale)
+                first_place, parts = parts_of_head(now, cut, line)
+                if arrive(parts_in_memory, first_place, arrived) == parts - 1:
+                    merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
+            cuda.syncthreads()  # nobody reads the shared states any more
+            line = int32(line + tiles)
+            for i in range(CURSOR_FIELDS):
+                now[i] = following[i]
+        write_zeros(out, batch)
+
+    return split_quantized_kernel, threads, shared_bytes
+
+
+def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None):
+    """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
+    sizes = sizes_of(query, key_cache, block_tables)
+    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, key_cache.format, sm_count))
+    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    return {
+        "part_max": ((2 * blocks, heads), "float32"),
+        "part_sum": ((2 * blocks, heads), "float32"),
+        "part_out": ((2 * blocks, heads, sizes.head_dim), "float32"),
+        "arrivals": ((blocks,), "int32"),
+    }
+
+
+def attention(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    workspace=None,
+    stream=None,
+    splits=None,
+    sm_count=132,
+    shape=None,
+):
+    """Attention of one new token a sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
+
+    key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape: as
+    in split_tensor_core.attention. Raises KernelArgumentError for more than one new token a sequence, for float32, and for blocks, head
+    and group sizes whose codes and scales are no whole chunks of 16 bytes.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    check_single_tokens("split_quantized", sizes, max_query_len, splits)
+    kv_format = key_cache.format
+    check_format(kv_format, str(query.dtype), sizes.block_size)
+    shape = shape or shape_of(sizes, kv_format, sm_count)
+    scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
+    states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
+    chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape)
+    caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
+    batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
+    arguments = (query, *caches, out, *states, *batch)
+    launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
+
+
+def check_format(kv_format, dtype, block_size):
+    """Raise KernelArgumentError where codes or scales are no whole chunks of 16 bytes, or queries are not of 16 bits."""
+    check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
+    channels = 16 if kv_format.bits == 8 else 32  # in a chunk
+    fits = kv_format.head_dim % channels == 0 and kv_format.group_size % channels == 0
+    check(
+        fits,
+        f"split_quantized takes {kv_format.name} of head_dim and group_size that are multiples of {channels}, not {kv_format.head_dim} in "
+        f"groups of {kv_format.group_size}",
+    )
+    check(kv_format.is_float or block_size % 4 == 0, f"a cache in {kv_format.name} has blocks of {block_size}; take a multiple of 4")
