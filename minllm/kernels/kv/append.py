@@ -13,6 +13,7 @@ Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model 
 from numba import cuda
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_a_row
 from minllm.ptx import load_128, store_128
 from minllm.runtime.kernel import kernel, launch
@@ -23,12 +24,16 @@ BLOCK = 128
 def append_reference(key, value, key_cache, value_cache, slot_mapping):
     """Write key and value [T, kv_heads, head_dim] into the caches, in place; a slot of -1 writes nothing.
 
-    key_cache, value_cache: C-contiguous [num_blocks, block_size, kv_heads, head_dim]; slot_mapping: [T], block * block_size + offset.
+    key_cache, value_cache: C-contiguous [num_blocks, block_size, kv_heads, head_dim], or QuantizedCaches; slot_mapping: [T],
+    block * block_size + offset.
     """
     written = slot_mapping >= 0
     slots = slot_mapping[written]
-    key_cache.reshape(-1, *key_cache.shape[2:])[slots] = key[written]
-    value_cache.reshape(-1, *value_cache.shape[2:])[slots] = value[written]
+    for new, cache in ((key[written], key_cache), (value[written], value_cache)):
+        if is_quantized(cache):
+            cache.put(slots, new)
+        else:
+            cache.reshape(-1, *cache.shape[2:])[slots] = new
 
 
 @kernel
