@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -51,16 +52,34 @@ def sizes_of(query, key_cache, block_tables):
 
 
 def check_arguments(
-    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    quantized=False,
 ):
-    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes."""
+    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes.
+
+    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
+    """
     check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
     check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
     check(block_tables.ndim == 2, f"block_tables has shape {block_tables.shape}; it must be [sequences, max_blocks]")
     sizes = sizes_of(query, key_cache, block_tables)
     dtype = str(query.dtype)
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
-    for name, array in (("key_cache", key_cache), ("value_cache", value_cache), ("out", out)):
+    if quantized:
+        for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+            check(is_quantized(cache), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
+        check_same_format(key_cache, value_cache)
+    arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
+    for name, array in arrays.items():
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
     same_shape = tuple(value_cache.shape) == tuple(key_cache.shape)
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")

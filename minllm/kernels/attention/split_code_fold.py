@@ -10,7 +10,7 @@ that format's range; it lags behind by a factor of two in the same way. BASE lif
 
 import functools
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_of
 from minllm.kernels.attention.split_codes import operands_of
@@ -19,7 +19,7 @@ from minllm.kernels.attention.split_merge_parts import sum_over_rows
 from minllm.ptx import ex2, rcp, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
-NO_MAXIMUM = -1e30  # of no keys: finite, so that -inf less it is -inf
+NO_MAXIMUM = -1e12  # of no keys, in the units of the scores: far below any, but finite, so that -inf less it is -inf
 SMALLEST_SCALE = 2.0**-24  # float16's
 
 
@@ -27,11 +27,11 @@ SMALLEST_SCALE = 2.0**-24  # float16's
 def make_code_folds(kv_format, keys, heads):
     """(clear, fold, share_states) for tiles of `keys` keys and `heads` query heads, multiples of 16 and 8.
 
-    A state is the tuple (maxima, sums, zero_sums, weight_sums, acc, ceiling) of local arrays.
+    A state is the tuple (maxima, sums, zero_sums, acc, ceiling) of local arrays.
     """
     head_dim, groups, integers = kv_format.head_dim, kv_format.groups, not kv_format.is_float
     operands = operands_of(kv_format.name)
-    value_channel, offset, chunk_steps, upper_factor = operands.value_channel, operands.offset, operands.steps, operands.factors[-1]
+    value_channel, unit, chunk_steps, upper_factor = operands.value_channel, operands.unit, operands.steps, operands.upper_factor
     steps, columns, key_tiles = head_dim // 16, heads // 8, keys // 16
     group_steps = steps // groups
     value_scales_at = 2 * keys * row_bytes_of(kv_format) // 4 + scale_words_of(kv_format, keys)
@@ -40,22 +40,20 @@ def make_code_folds(kv_format, keys, heads):
     @cuda.jit(device=True)
     def clear(state):
         """The state of no keys."""
-        maxima, sums, zero_sums, weight_sums, acc, ceiling = state
+        maxima, sums, zero_sums, acc, ceiling = state
         ceiling[0] = float32(SMALLEST_SCALE)
         for i in range(state_count):
             maxima[i] = float32(NO_MAXIMUM)
             sums[i] = float32(0.0)
             for group in range(groups):
                 zero_sums[group * state_count + i] = float32(0.0)
-        for i in range(4 * groups * columns):
-            weight_sums[i] = float32(0.0)
         for i in range(4 * steps * columns):
             acc[i] = float32(0.0)
 
     @cuda.jit(device=True)
     def rescale(state, largest, top, units, scale):
         """Catch up with the largest scores, and the largest scale, that any lane has met."""
-        maxima, sums, zero_sums, weight_sums, acc, ceiling = state
+        maxima, sums, zero_sums, acc, ceiling = state
         shrink = float32(1.0)
         if integers:
             raised = maximum_over_rows(top)
@@ -71,16 +69,13 @@ def make_code_folds(kv_format, keys, heads):
                 for group in range(groups):
                     zero_sums[2 * (group * columns + column) + i] *= correction
                 correction *= shrink
-                for group in range(groups):
-                    for half in range(2):
-                        weight_sums[4 * (group * columns + column) + 2 * half + i] *= correction
                 for j in range(2 * steps):
                     acc[4 * (j // 2 * columns + column) + j % 2 * 2 + i] *= correction
 
     @cuda.jit(device=True)
     def fold(scores, factors, state, units, scale, rings, stage_word, lane):
         """Scores become weights; factors, what the weights of this lane's keys are multiplied by for V; the state follows."""
-        maxima, sums, zero_sums, _, _, ceiling = state
+        maxima, sums, zero_sums, _, ceiling = state
         zeros, largest = cuda.local.array(factor_count, float32), cuda.local.array(state_count, float32)
         top, excess = float32(0.0), float32(0.0)
         for column in range(columns):
@@ -91,10 +86,10 @@ def make_code_folds(kv_format, keys, heads):
                 largest[2 * column + i] = best
                 excess = max(excess, (best - maxima[2 * column + i]) * (units[2 * column + i] * scale))
         if integers:
+            first_word = int64(stage_word) + int64(value_scales_at + lane // 4 * groups)  # of this lane's first key
             for j in range(2 * key_tiles):
-                key = int32(8 * j + lane // 4)
                 for group in range(groups):
-                    value_scale, zero = unpack_f16x2(rings[uint32(stage_word + value_scales_at + key * groups + group)])
+                    value_scale, zero = unpack_f16x2(rings[first_word + (8 * j * groups + group)])
                     factors[j * groups + group] = value_scale
                     zeros[j * groups + group] = zero
                     top = max(top, value_scale)
@@ -121,7 +116,7 @@ def make_code_folds(kv_format, keys, heads):
 
         value_scale: of 8-bit floats.
         """
-        maxima, sums, zero_sums, weight_sums, acc, ceiling = state
+        maxima, sums, zero_sums, acc, ceiling = state
         warp_max, warp_sum, warp_out = shared_states
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
         for column in range(columns):
@@ -132,16 +127,16 @@ def make_code_folds(kv_format, keys, heads):
                     warp_max[uint32(warp), uint32(head)] = maxima[2 * column + i] * units[2 * column + i]
                     warp_sum[uint32(warp), uint32(head)] = total
                 for group in range(groups):
-                    added, too_large = float32(0.0), float32(0.0)
+                    added = float32(0.0)
                     if integers:
                         added = sum_over_rows(zero_sums[2 * (group * columns + column) + i])
-                        too_large = float32(offset) * weight_sums[4 * (group * columns + column) + i]
                     for step in range(group * group_steps, group * group_steps + group_steps):
                         factor = value_scale
                         if integers:
-                            factor = ceiling[0] * float32(1 / upper_factor) if chunk_steps == 2 and step % 2 == 1 else ceiling[0]
+                            upper = chunk_steps == 2 and step % 2 == 1
+                            factor = ceiling[0] * float32(1 / (unit * upper_factor) if upper else 1 / unit)
                         for half in range(2):
-                            number = (acc[4 * (step * columns + column) + 2 * half + i] - too_large) * factor + added
+                            number = acc[4 * (step * columns + column) + 2 * half + i] * factor + added
                             if head < heads_left:
                                 warp_out[uint32(warp), uint32(head), uint32(value_channel(step, half, lane))] = number
 

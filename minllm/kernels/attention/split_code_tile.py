@@ -5,9 +5,8 @@ A key of integers is k = s c + z: codes c, and a scale and a zero for every grou
     q . k = sum over groups of    s (q . c) + z sum(q)             one multiply-add a score and group, instead of one a number
     p v   = (p s) . c + p . z     the weight takes the scale along; what the zeros add is one number for all channels of a group
 
-so that the codes themselves, exact in float16, are the operands. They are too large by an offset (split_codes.py): scores begin at -offset
-sum(q) instead of at 0, and an mma with a row of ones adds up the weights as they were rounded, of which the offset's share is taken off
-the output in the end. 8-bit floats are operands as they are; their scale, one a head, goes into the scale of the scores and the output.
+so that the codes themselves, exact in float16, are the operands. 8-bit floats are operands as they are; their scale, one a head, goes
+into the scale of the scores and the output, as does the unit that integers become operands in (split_codes.py).
 
 All operands are float16. A head's queries are brought into its range by a power of two (`units`), which the scores' scale takes back.
 Weights times scales are brought into it by the largest scale so far (split_code_fold.py).
@@ -39,7 +38,6 @@ from minllm.ptx import (
 ALL_LANES = 0xFFFFFFFF
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # 2**e has the bits of TWO_EXPONENTS less those of 2**-e
 SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way
-ONES = 0x3C003C00
 
 
 @cuda.jit(device=True)
@@ -52,13 +50,12 @@ def over_row(value):
 @functools.cache
 def make_query_preparation(kv_format, dtype, heads):
     """(load_query, prepare_query): the query heads as B operands, `heads` of them, a multiple of 8."""
-    head_dim, groups = kv_format.head_dim, kv_format.groups
+    head_dim, groups, integers = kv_format.head_dim, kv_format.groups, not kv_format.is_float
     operands = operands_of(kv_format.name)
-    query_channel, offset = operands.query_channel, operands.offset
+    query_channel, unit, parts, upper_factor = operands.query_channel, operands.unit, operands.steps, operands.upper_factor
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
     steps, columns = head_dim // 16, heads // 8
-    group_steps, parts = steps // groups, operands.steps
-    upper_factor = operands.factors[-1]
+    group_steps = steps // groups
 
     @cuda.jit(device=True)
     def load_query(fragments, query, row, first_head, heads_left, lane):
@@ -74,8 +71,9 @@ def make_query_preparation(kv_format, dtype, heads):
                     fragments[2 * (column * steps + step) + half] = word
 
     @cuda.jit(device=True)
-    def prepare_query(fragments, loaded, units, query_sums, offsets, lane):
-        """float16 fragments of q / unit, unit a power of two; units, and for integers sum(q / unit) and what scores are too large by."""
+    def prepare_query(fragments, loaded, units, query_sums, lane):
+        """float16 fragments of q / p, p a power of two; what their products with codes are to be multiplied by (units), and for integers
+        sum(q) by group in the same units. A lane's are those of its two columns."""
         for column in range(columns):
             at = 2 * column * steps
             largest = float32(0.0)
@@ -86,26 +84,22 @@ def make_query_preparation(kv_format, dtype, heads):
             largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, 2))
             bits = uint32(float_as_uint(largest) & uint32(EXPONENT_BITS))
             bits = uint32(min(max(bits, uint32(SMALLEST)), uint32(LARGEST)))
-            inverse = uint_as_float(uint32(uint32(TWO_EXPONENTS) - bits))
+            power, inverse = uint_as_float(bits), uint_as_float(uint32(uint32(TWO_EXPONENTS) - bits))
             for i in range(2):
-                units[2 * column + i] = cuda.shfl_sync(ALL_LANES, uint_as_float(bits), 8 * (lane % 4) + 4 * i)
+                units[2 * column + i] = float32(1 / unit) * cuda.shfl_sync(ALL_LANES, power, 8 * (lane % 4) + 4 * i)
             for group in range(groups):
-                total, operand_total = float32(0.0), float32(0.0)
+                total = float32(0.0)
                 for j in range(2 * group_steps):
                     i = at + 2 * group * group_steps + j
-                    upper = parts == 2 and j // 2 % 2 == 1  # meets codes that are 16 times too large
-                    factor = float32(upper_factor) if upper else float32(1.0)
+                    upper = parts == 2 and j // 2 % 2 == 1  # meets codes that are upper_factor times too large
                     low, high = unpack(loaded[i])
                     shrink = inverse * float32(1 / upper_factor) if upper else inverse
                     fragments[i] = pack_f16x2(low * shrink, high * shrink)
-                    low, high = unpack_f16x2(fragments[i])
-                    operand_total += low + high
-                    total += (low + high) * factor
-                if offset > 0:
-                    total, operand_total = over_row(total), over_row(operand_total) * float32(offset)
+                    total += low + high
+                if integers:
+                    total = over_row(total) * inverse * float32(unit)
                     for i in range(2):
                         query_sums[2 * (group * columns + column) + i] = cuda.shfl_sync(ALL_LANES, total, 8 * (lane % 4) + 4 * i)
-                        offsets[2 * (group * columns + column) + i] = cuda.shfl_sync(ALL_LANES, operand_total, 8 * (lane % 4) + 4 * i)
 
     return load_query, prepare_query
 
@@ -124,14 +118,12 @@ def make_code_products(kv_format, keys, heads):
     chain_words, turned_words = chains * tile_words, 2 * groups * columns
 
     @cuda.jit(device=True)
-    def score_tile(scores, fragments, query_sums, offsets, rings, stage_word, stage, lane):
-        """scores[16-key tile, 8-head tile] = K q^T, of q / unit."""
+    def score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane):
+        """scores[16-key tile, 8-head tile] = K q^T, divided by units."""
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         sums = cuda.local.array(chain_words, float32)
         for i in range(chain_words):
             sums[i] = float32(0.0)
-            if integers and i < groups * tile_words:
-                sums[i] = -offsets[2 * (i // tile_words * columns + i // 4 % columns) + i % 2]
         for pair in range((chunks + 1) // 2):
             for key_tile in range(key_tiles):
                 address = uint32(stage + (16 * key_tile + lane % 16) * row_bytes + 16 * (2 * pair + lane // 16))
@@ -145,33 +137,30 @@ def make_code_products(kv_format, keys, heads):
                     for column in range(columns):
                         at = 4 * ((chain * key_tiles + key_tile) * columns + column)
                         mma_m16n8k16_f16(sums, at, a, 0, fragments, 2 * (column * steps + step))
+        first_word = int64(stage_word) + int64(scales_at + lane // 4 * groups)  # of this lane's first key
         for key_tile in range(key_tiles):
             for half in range(2):
                 for column in range(columns):
                     for i in range(2):
                         at = 4 * (key_tile * columns + column) + 2 * half + i
-                        scores[at] = sums[at] + sums[tile_words + at] if groups == 1 else float32(0.0)
+                        scores[at] = sums[at] + sums[tile_words + at] if groups == 1 else sums[at]
                 if integers:
-                    key = int32(16 * key_tile + 8 * half + lane // 4)
                     for group in range(groups):
-                        scale, zero = unpack_f16x2(rings[uint32(stage_word + scales_at + key * groups + group)])
+                        scale, zero = unpack_f16x2(rings[first_word + ((16 * key_tile + 8 * half) * groups + group)])
                         for column in range(columns):
                             for i in range(2):
                                 at = 4 * (key_tile * columns + column) + 2 * half + i
                                 added = zero * query_sums[2 * (group * columns + column) + i]
-                                if groups == 1:
+                                if group == 0:
                                     scores[at] = scale * scores[at] + added
                                 else:
                                     scores[at] += scale * sums[group * tile_words + at] + added
 
     @cuda.jit(device=True)
-    def multiply_values(acc, weight_sums, weights, factors, stage, lane):
-        """acc[16-channel tile, 8-head tile] += V^T P^T of weights times factors; weight_sums [group, 8-head tile] += sums of these."""
+    def multiply_values(acc, weights, factors, stage, lane):
+        """acc[16-channel tile, 8-head tile] += V^T P^T of weights times factors."""
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
-        ones = cuda.local.array(4, uint32)
         turned = cuda.local.array(turned_words, uint32)
-        for i in range(4):
-            ones[i] = uint32(ONES)
         for key_tile in range(key_tiles):
             for group in range(groups):
                 for column in range(columns):
@@ -182,8 +171,6 @@ def make_code_products(kv_format, keys, heads):
                             factor = factors[(2 * key_tile + half) * groups + group]
                             low, high = low * factor, high * factor
                         turned[to + half] = movmatrix_trans(pack_f16x2(low, high))
-                    if integers:
-                        mma_m16n8k16_f16(weight_sums, 2 * to, ones, 0, turned, to)
             for pair in range((chunks + 1) // 2):
                 address = uint32(stage + values_at + (16 * key_tile + lane % 16) * row_bytes + 16 * (2 * pair + lane // 16))
                 if 2 * pair + 1 < chunks:

@@ -5,15 +5,14 @@ numbers: of K (its rows as they lie) neighbouring channels of one key, of V (tra
 goes to which row or column of mma is free, as long as the queries and the output know: so every word becomes operands where it is, without
 any exchange between lanes.
 
-    int8      prmt puts each byte below 0x64: that is the float16 1024 + code, exactly, because float16 has steps of 1 from 1024 to 2048
-    int4      one three-input logic operation does the same to two nibbles; those of the upper half of a byte give 1024 + 16 * code
+    int8      prmt puts each byte below a byte of zeros: that is the float16 code * 2**-24, exactly: float16's smallest numbers, the
+              denormal ones, are integers times 2**-24, and tensor cores take them like any others
+    int4      one AND cuts out two nibbles that lie 16 bits from each other; those of the upper half of a byte are 16 times as large
     fp8_e4m3  an instruction of its own, cvt.rn.f16x2.e4m3x2
     fp8_e5m2  is the upper half of a float16: prmt again
 
-The 1024 is never subtracted from a number. It is the same for all, so that it is taken off a whole product: K (q . k) is too large by 1024 sum q,
-P V by 1024 sum p (split_code_tile.py). The trick with the exponent is that of Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2.
-
-FLOPs: none. Numbers become float16: it holds all codes exactly, which bfloat16 with its 8 bits does not beside a 1024.
+Factors like 2**24 cost nothing: they belong to the scales of whole products (split_code_tile.py). FLOPs: none. Numbers become float16, as
+it holds all of them exactly; so queries and weights are float16 too.
 """
 
 import functools
@@ -24,9 +23,8 @@ from numba import cuda, int32, uint32
 
 from minllm.ptx import e4m3x2_to_f16x2, prmt
 
-EXPONENT = 0x64646464  # above a byte: float16 from 1024 on
-OFFSET = 1024.0
-NIBBLES, UPPER_NIBBLES, NIBBLE_EXPONENT = 0x000F000F, 0x00F000F0, 0x64006400
+DENORMAL = 2.0**-24  # what the lowest bit of a float16 is worth where all bits above are zeros
+NIBBLES, UPPER_NIBBLES = 0x000F000F, 0x00F000F0
 SWAP_MIDDLE = 0x3120  # bytes 0, 2, 1, 3
 
 
@@ -34,16 +32,15 @@ SWAP_MIDDLE = 0x3120  # bytes 0, 2, 1, 3
 class CodeOperands:
     """How one format's words become operands.
 
-    steps: mma steps of 16 channels in a chunk of 16 bytes. offset: what the numbers are too large by. parts: by what the numbers of
-    each of the steps of a chunk are too large as a factor. Device functions, for step `part` of a chunk: key_operands(a, words, at, part)
-    and value_operands(...) make the four words of A from words[at] and words[at + 1], of the first and last eight keys;
-    query_channel(step, half, lane) is the first of the two channels that word `half` of B holds; value_channel(step, half, lane) is the
-    channel of rows lane // 4 and lane // 4 + 8 of D.
+    steps: mma steps of 16 channels in a chunk of 16 bytes. unit: what a code of 1 becomes; upper_factor: how many times as much in the
+    last step of a chunk. Device functions, for step `part` of a chunk: key_operands(a, words, at, part) and value_operands(...) make the
+    four words of A from words[at] and words[at + 1], of the first and the last eight keys; query_channel(step, half, lane) is the first of the
+    two channels that word `half` of B holds; value_channel(step, half, lane) is the channel of rows lane // 4 and lane // 4 + 8 of D.
     """
 
     steps: int
-    offset: float
-    factors: tuple[float, ...]
+    unit: float
+    upper_factor: float
     key_operands: Any
     value_operands: Any
     query_channel: Any
@@ -51,22 +48,22 @@ class CodeOperands:
 
 
 @functools.cache
-def make_byte_operands(exponent, first_pair, second_pair, even_pair, odd_pair):
+def make_byte_operands(unit, first_pair, second_pair, even_pair, odd_pair):
     """CodeOperands of bytes that prmt makes numbers of, given the selectors for bytes 0 and 1, 2 and 3, 0 and 2, 1 and 3."""
 
     @cuda.jit(device=True)
     def key_operands(a, words, at, part):
         for row in range(2):
-            a[row] = prmt(words[at + row], uint32(exponent), uint32(first_pair))
-            a[2 + row] = prmt(words[at + row], uint32(exponent), uint32(second_pair))
+            a[row] = prmt(words[at + row], uint32(0), uint32(first_pair))
+            a[2 + row] = prmt(words[at + row], uint32(0), uint32(second_pair))
 
     @cuda.jit(device=True)
     def value_operands(a, words, at, part):
         for half in range(2):
-            a[2 * half] = prmt(words[at + half], uint32(exponent), uint32(even_pair))
-            a[2 * half + 1] = prmt(words[at + half], uint32(exponent), uint32(odd_pair))
+            a[2 * half] = prmt(words[at + half], uint32(0), uint32(even_pair))
+            a[2 * half + 1] = prmt(words[at + half], uint32(0), uint32(odd_pair))
 
-    return CodeOperands(1, OFFSET if exponent else 0.0, (1.0,), key_operands, value_operands, query_channel_of_bytes, value_channel_of_bytes)
+    return CodeOperands(1, unit, 1.0, key_operands, value_operands, query_channel_of_bytes, value_channel_of_bytes)
 
 
 @cuda.jit(device=True)
@@ -100,8 +97,8 @@ def e4m3_value_operands(a, words, at, part):
 
 @cuda.jit(device=True)
 def nibbles(word, part):
-    """Two nibbles as float16, from 1024 on: the lower ones of bytes 0 and 2, or, 16 times as large, the upper ones."""
-    return uint32((word & uint32(UPPER_NIBBLES if part else NIBBLES)) | uint32(NIBBLE_EXPONENT))
+    """Two nibbles as float16: the lower ones of bytes 0 and 2, or, 16 times as large, the upper ones."""
+    return uint32(word & uint32(UPPER_NIBBLES if part else NIBBLES))
 
 
 @cuda.jit(device=True)
@@ -134,11 +131,11 @@ def value_channel_of_nibbles(step, half, lane):
 def operands_of(name):
     """CodeOperands of a format by its name (kernels/quantization/formats.py)."""
     if name == "int8":
-        return make_byte_operands(EXPONENT, 0x4140, 0x4342, 0x4240, 0x4341)
+        return make_byte_operands(DENORMAL, 0x4140, 0x4342, 0x4240, 0x4341)
     if name == "fp8_e5m2":
-        return make_byte_operands(0, 0x1404, 0x3424, 0x2404, 0x3414)
+        return make_byte_operands(1.0, 0x1404, 0x3424, 0x2404, 0x3414)
     if name == "fp8_e4m3":
         channels = (query_channel_of_bytes, value_channel_of_bytes)
-        return CodeOperands(1, 0.0, (1.0,), e4m3_key_operands, e4m3_value_operands, *channels)
+        return CodeOperands(1, 1.0, 1.0, e4m3_key_operands, e4m3_value_operands, *channels)
     channels = (query_channel_of_nibbles, value_channel_of_nibbles)
-    return CodeOperands(2, OFFSET, (1.0, 16.0), nibble_key_operands, nibble_value_operands, *channels)
+    return CodeOperands(2, DENORMAL, 16.0, nibble_key_operands, nibble_value_operands, *channels)

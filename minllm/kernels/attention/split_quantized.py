@@ -10,7 +10,7 @@ same launch. What differs is what a tile is, and what is done with it, each part
 
 So no dequantised key or value exists anywhere, neither in memory nor in a register.
 
-FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, and for integers 16 * 8 * 2 * groups more, by which weights are added up.
+FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills.
 Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) a key, read once; 8-bit floats have no groups, but 8 bytes of scales a KV head. A
 head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Beside bfloat16 that is 1.94 times less for
 int8, 2 for fp8, 3.56 for int4 in groups of 64 (head_dim 128).
@@ -24,7 +24,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
-from minllm.kernels.attention.split_code_ring import make_code_ring
+from minllm.kernels.attention.split_code_ring import PLACE_FIELDS, PLACE_SEQUENCE, make_code_ring
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
 from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
 from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
@@ -72,7 +72,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     floats = kv_format.is_float
     steps, columns = head_dim // 16, heads // 8
     query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
-    sum_count, factor_count = 4 * groups * columns, keys // 8 * groups
+    sum_count, factor_count = 2 * groups * columns, keys // 8 * groups
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
 
     @cuda.jit(device=True)
@@ -131,32 +131,32 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
         batch = (query_start, context_lens, sliding_window, int32(0))
         cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
-        warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
+        warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
         line_heads = int32(key_codes.shape[2] * head_tiles)
-        ring_start = uint32(shared_address(rings, 0))
-        ring = uint32(ring_start + warp * warp_bytes)
+        ring = uint32(shared_address(rings, 0) + warp * warp_bytes)
 
         prefetch_block_tables(block_tables)
         ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
         cut = cuda.local.array(CUT_FIELDS, int32)
+        place = cuda.local.array(PLACE_FIELDS, int32)
+        place[PLACE_SEQUENCE] = -1
         begin(ahead, cut, line_heads, batch)
         for i in range(CURSOR_FIELDS):
             now[i] = ahead[i]
         line = cut[LINE]
         for stage in range(stages - 1):
-            fetch(ahead, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
-        stage, free_stage = ring, uint32(ring + warp_bytes - stage_bytes)
+            fetch(ahead, place, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+        stage, free_stage, stage_word = ring, uint32(ring + warp_bytes - stage_bytes), uint32(warp * (warp_bytes // 4))
 
         fragments, loaded = cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32)
         units = cuda.local.array(state_count, float32)
-        query_sums, offsets = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
+        query_sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
         scores, factors = cuda.local.array(score_count, float32), cuda.local.array(factor_count, float32)
         maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
-        zero_sums, weight_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
         acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
-        state = (maxima, sums, zero_sums, weight_sums, acc, ceiling)
+        state = (maxima, sums, zero_sums, acc, ceiling)
         if now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
@@ -167,7 +167,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
             start, stop = visible_keys(now[SEQUENCE], batch)
             position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
             clear(state)
-            prepare_query(fragments, loaded, units, query_sums, offsets, lane)
+            prepare_query(fragments, loaded, units, query_sums, lane)
             value_scale = float32(1.0)
             if floats:
                 kv_head = uint32(quotient(now[HEAD], head_tiles))
@@ -181,27 +181,26 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(loaded, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
-                fetch(ahead, line_heads, batch, cache, warp, lane, free_stage)
-                stage_word = uint32((stage - ring_start) // 4)
+                fetch(ahead, place, line_heads, batch, cache, warp, lane, free_stage)
                 wait(rings, stage_word, position, start, stop, lane)
-                score_tile(scores, fragments, query_sums, offsets, rings, stage_word, stage, lane)
+                score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane)
                 mask_tile(scores, position, start, stop, lane)
                 fold(scores, factors, state, units, scale, rings, stage_word, lane)
-                multiply_values(acc, weight_sums, scores, factors, stage, lane)
+                multiply_values(acc, scores, factors, stage, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
-                stage = uint32(stage + stage_bytes)
+                stage, stage_word = uint32(stage + stage_bytes), uint32(stage_word + stage_bytes // 4)
                 if stage == ring + warp_bytes:
-                    stage = ring
+                    stage, stage_word = ring, uint32(stage_word - warp_bytes // 4)
 
             share_states(state, units, value_scale, shared_states, heads_left)
             cuda.syncthreads()
             if tiles == now[TILES]:
                 write_whole(shared_states, out, row, first_head, heads_left, scale)
             else:
-                place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
-                write_part(shared_states, parts_in_memory, place, heads_left, scale)
+                part = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
+                write_part(shared_states, parts_in_memory, part, heads_left, scale)
                 first_place, parts = parts_of_head(now, cut, line)
                 if arrive(parts_in_memory, first_place, arrived) == parts - 1:
                     merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
@@ -251,7 +250,7 @@ def attention(
     and group sizes whose codes and scales are no whole chunks of 16 bytes.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
-    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
     kv_format = key_cache.format
     check_format(kv_format, str(query.dtype), sizes.block_size)
