@@ -45,8 +45,8 @@ class EngineBusyError(MinLLMError):
     """A generation was started while another one of the same LLM is still open, or after it was closed."""
 
 
-class BlockPoolError(MinLLMError):
-    """The KV cache's blocks were used against their rules: two reservations by one owner, or a release of blocks that nobody holds."""
+class CacheError(MinLLMError):
+    """The KV cache was used against its rules: a sequence that reserves twice, or one that is freed and was never there."""
 
 
 class ExerciseError(MinLLMError):

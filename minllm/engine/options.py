@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.kernels.quantization.formats import ALIASES, KV_FORMATS
 from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+KV_CACHE_POLICIES = ("paged", "contiguous")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -36,6 +39,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     block_size: int = 16
+    kv_cache_policy: str = "paged"
     gpu_memory_utilization: float = 0.9
     quantization: str | None = None
     kernel_variants: dict[str, Any] | None = None
@@ -48,8 +52,10 @@ class EngineOptions:
         _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
-        _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, '"auto", which is dtype, in this version')
+        _check(self.kv_cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        policies = f"one of {', '.join(KV_CACHE_POLICIES)}"
+        _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
         if self.max_model_len is not None:

@@ -15,6 +15,7 @@ BATCHINGS = [
     {"block_size": 1},
     {"block_size": 7},
     {"block_size": 256},
+    {"kv_cache_policy": "contiguous", "max_num_seqs": 3},
 ]
 
 
@@ -36,7 +37,7 @@ def check_batching_changes_no_token(llm, **options):
     alone = [tokens_of(llm.generate([token_ids], GREEDY))[0] for token_ids in prompts]
     with LLM(model_directory("llama3"), max_model_len=256, **options) as other:
         assert tokens_of(other.generate(prompts, GREEDY)) == alone
-        assert other.engine.pool.num_used == 0
+        assert other.engine.cache_policy.usage().allocated == 0
 
 
 def check_a_batch_of_one_equals_a_batch_of_many(llm):

@@ -38,7 +38,7 @@ def test_options_of_neighbours_do_not_mix(llm):
 def test_a_small_cache_takes_requests_in_turns(llm):
     """Four blocks of 16: two of these requests at a time."""
     with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=1) as small:
-        assert small.engine.pool.num_blocks == 4
+        assert small.engine.cache_policy.num_blocks == 4
         small._batching.max_num_seqs = 8
         prompts = [prompt(12, seed=seed) for seed in range(5)]
         assert tokens_of(small.generate(prompts, GREEDY)) == tokens_of(llm.generate(prompts, GREEDY))

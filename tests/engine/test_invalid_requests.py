@@ -95,7 +95,7 @@ BAD_OPTIONS = [
     ("device", None),
     ("dtype", "int8"),
     ("dtype", np.float32),
-    ("kv_cache_dtype", "fp8"),
+    ("kv_cache_dtype", "int3"),
     ("quantization", "awq"),
     ("max_num_seqs", 0),
     ("max_num_seqs", 2.0),
@@ -143,7 +143,7 @@ def test_a_model_that_does_not_fit_says_so(monkeypatch):
     with pytest.raises(OutOfMemoryError, match="One block|one block of 64 tokens"):
         LLM(model_directory("llama3"), device="cpu", block_size=64)
     with LLM(model_directory("llama3"), device="cpu", block_size=1) as llm:
-        assert llm.max_model_len == llm.engine.pool.num_blocks < 50, "without a wish, the model's length is what fits"
+        assert llm.max_model_len == llm.engine.cache_policy.num_blocks < 50, "without a wish, the model's length is what fits"
         assert len(llm.generate([5], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0].outputs[0].token_ids) < 50
 
 

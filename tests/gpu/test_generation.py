@@ -45,7 +45,7 @@ def test_options_of_neighbours_do_not_mix(llm):
 def test_leaving_a_stream_early_frees_its_blocks(llm):
     with llm.stream("def f(x):", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)) as stream:
         next(stream)
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.cache_policy.usage().allocated == 0
     checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minllm.kernels.kv.layout import check_layout
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.runtime.kernel import check
 
@@ -97,7 +98,12 @@ def check_arguments(
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
-    block_elements = sizes.block_size * sizes.kv_heads * sizes.head_dim
+    keys, values = (key_cache.codes, value_cache.codes) if quantized else (key_cache, value_cache)
+    check_layout("key_cache", keys)
+    check_layout("value_cache", values)
+    same_strides = keys.strides[1] == values.strides[1]
+    check(same_strides, f"value_cache has strides {values.strides}; it must lie like the key_cache, {keys.strides}")
+    block_elements = sizes.block_size * keys.strides[1] // keys.dtype.itemsize
     check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
     return sizes
 

@@ -49,6 +49,7 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from flash_attention_2_specimens(dtype.name)
         yield from flash_attention_3_specimens(dtype.name)
+    yield from strided_specimens()
     yield from flash_attention_2_float32_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
@@ -90,6 +91,16 @@ def flash_attention_2_specimens(dtype):
             name = f"attention/flash_attention_2/{head_dim}/{tiles[0]}x{tiles[1]}/{dtype}"
             blocks = kernel.options["launch_bounds"][1]
             yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, TENSOR_CORES)
+
+
+def strided_specimens():
+    """Caches in which the layers of a token lie side by side: a prompt and a decode step."""
+    dtype, caches, hopper = "bfloat16", (array("bfloat16", 4, gaps=True),) * 2, ((9, 0),)
+    prompt = next(s for s in flash_attention_2_specimens(dtype) if "/128/" in s.name)
+    step = next(s for s in split_tensor_core_specimens(dtype) if "/128/" in s.name and s.targets == hopper)
+    for like in (prompt, step):
+        name, (query, _, _, *others) = like.name.replace("attention/", "attention/strided/", 1), like.arguments
+        yield dataclasses.replace(like, name=name, arguments=(query, *caches, *others), targets=hopper)
 
 
 def flash_attention_2_float32_specimens():

@@ -20,6 +20,7 @@ Sources: split_tensor_core.py's; Hooper et al. 2024, "KVQuant", and Liu et al. 2
 
 import functools
 
+import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
@@ -246,32 +247,28 @@ def attention(
     """Attention of one new token a sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
 
     key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape: as
-    in split_tensor_core.attention. Raises KernelArgumentError for more than one new token a sequence, for float32, and for blocks, head
-    and group sizes whose codes and scales are no whole chunks of 16 bytes.
+    in split_tensor_core.attention. Raises KernelArgumentError for more than one new token a sequence, for float32, for caches with gaps
+    between tokens, and for blocks of integers that are no multiple of 4 tokens.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
     kv_format = key_cache.format
-    check_format(kv_format, str(query.dtype), sizes.block_size)
+    caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
+    check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
     shape = shape or shape_of(sizes, kv_format, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
     chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape)
-    caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
     batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
     arguments = (query, *caches, out, *states, *batch)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
 
 
-def check_format(kv_format, dtype, block_size):
-    """Raise KernelArgumentError where codes or scales are no whole chunks of 16 bytes, or queries are not of 16 bits."""
+def check_caches(caches, kv_format, dtype, block_size):
+    """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
     check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
-    channels = 16 if kv_format.bits == 8 else 32  # in a chunk
-    fits = kv_format.head_dim % channels == 0 and kv_format.group_size % channels == 0
-    check(
-        fits,
-        f"split_quantized takes {kv_format.name} of head_dim and group_size that are multiples of {channels}, not {kv_format.head_dim} in "
-        f"groups of {kv_format.group_size}",
-    )
-    check(kv_format.is_float or block_size % 4 == 0, f"a cache in {kv_format.name} has blocks of {block_size}; take a multiple of 4")
+    contiguous = [cache.flags.c_contiguous if isinstance(cache, np.ndarray) else cache.is_contiguous for cache in caches]
+    check(all(contiguous), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
+    chunks = kv_format.is_float or block_size % 4 == 0
+    check(chunks, f"a cache in {kv_format.name} has blocks of {block_size} tokens; split_quantized takes multiples of 4")

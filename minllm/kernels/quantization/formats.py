@@ -1,7 +1,7 @@
 """The formats that keys and values are cached in: how many bits a number has, which numbers share a scale, how many bytes that is.
 
     int8      value = code * scale + zero, codes 0 to 255, a (scale, zero) for each head of each token
-    int4      the same with codes 0 to 15, a (scale, zero) for each 64 components (32 where 64 do not divide a head)
+    int4      the same with codes 0 to 15, a (scale, zero) for each 32 components
     fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale a KV head and layer
     fp8_e5m2  the same with 5 bits of exponent and 2 of fraction, largest 57344
 
@@ -19,8 +19,9 @@ from minllm.errors import KernelArgumentError
 CODE_BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8}
 ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's
 KV_FORMATS = tuple(CODE_BITS)
-INT4_GROUPS = (64, 32)  # components, the first that divides a head
+INT4_GROUP = 32  # components
 PAIR_BYTES = 4  # scale and zero in float16
+CHUNK_BITS = 128  # of a head's codes, that a thread loads at one time; a group's codes are whole chunks too
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,22 @@ def full_name(name: str) -> str:
 def kv_format(name: str, head_dim: int, group_size: int | None = None) -> KvFormat:
     """The format called `name` for heads of `head_dim`; group_size None is the format's own.
 
-    Raises KernelArgumentError for an unknown name, a head_dim that is no multiple of 8, a group size that is no multiple of 8 or does not
-    divide head_dim, and for float formats with a group size other than head_dim.
+    Raises KernelArgumentError for an unknown name, a head_dim whose codes are not whole 16 bytes, a group size that is neither head_dim
+    nor a power of two of whole 16 bytes that divides it, and for float formats with a group size other than head_dim.
     """
     name = full_name(name)
-    if head_dim < 8 or head_dim % 8:
-        raise KernelArgumentError(f"head_dim {head_dim} cannot be cached as {name}; it must be a multiple of 8: take kv_cache_dtype='auto'")
+    chunk = CHUNK_BITS // CODE_BITS[name]  # components in 16 bytes
+    if head_dim < chunk or head_dim % chunk:
+        raise KernelArgumentError(
+            f"head_dim {head_dim} cannot be cached as {name}, whose heads are whole 16 bytes: it must be a multiple of {chunk}; "
+            "take another format, or kv_cache_dtype='auto'"
+        )
     if group_size is None:
-        group_size = head_dim if name != "int4" else next((size for size in INT4_GROUPS if head_dim % size == 0), head_dim)
-    if group_size < 8 or group_size % 8 or head_dim % group_size:
-        allowed = ", ".join(str(size) for size in range(8, head_dim + 1, 8) if head_dim % size == 0)
-        raise KernelArgumentError(f"a group of {group_size} does not divide a head of {head_dim}; it may be {allowed}")
+        group_size = INT4_GROUP if name == "int4" else head_dim
+    powers = [chunk << i for i in range(8) if head_dim % (chunk << i) == 0]
+    if group_size not in (*powers, head_dim):
+        allowed = ", ".join(map(str, sorted({*powers, head_dim})))
+        raise KernelArgumentError(f"a group of {group_size} does not fit {name} and a head of {head_dim}; it may be {allowed}")
     if name.startswith("fp8") and group_size != head_dim:
         raise KernelArgumentError(f"{name} has one scale a head; group_size {group_size} must be head_dim, {head_dim}")
     return KvFormat(name, CODE_BITS[name], head_dim, group_size)

@@ -6,7 +6,7 @@ import numpy as np
 
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.split_shape import SplitShape
-from minllm.kernels.quantization.cache import QuantizedCache
+from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import dequantize_reference, quantize_reference
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
@@ -37,20 +37,25 @@ FLOAT_SCALES = (0.02, 3.0)  # of KV heads in turn
 def quantize_case(arrays, name, group_size=None):
     """(key cache, value cache, arrays whose keys and values are what the codes mean), poison where no key of a sequence lies."""
     caches, meanings = [], []
-    for cache, rows_of in ((arrays.key_cache, arrays.keys), (arrays.value_cache, arrays.values)):
-        num_blocks, block_size, kv_heads, head_dim = cache.shape
-        chosen = kv_format(name, head_dim, group_size)
-        float_scales = np.resize(np.array(FLOAT_SCALES, np.float32), kv_heads)
-        written = ~np.isnan(cache[:, :, 0, 0].astype(np.float32))
-        numbers = np.where(written[..., None, None], cache.astype(np.float32), 0)
-        codes, scales = quantize_reference(numbers, chosen, float_scales)
-        codes[~written] = POISON[name]
-        if not chosen.is_float:
-            scales[~written] = np.nan
-            scales = np.ascontiguousarray(scales.transpose(0, 2, 1, 3, 4))  # [num_blocks, kv_heads, block_size, groups, 2]
-        caches.append(QuantizedCache(codes, scales, chosen))
-        meanings.append([dequantize_reference(*quantize_reference(rows.astype(np.float32), chosen, float_scales), chosen) for rows in rows_of])
+    for plain, rows_of in ((arrays.key_cache, arrays.keys), (arrays.value_cache, arrays.values)):
+        num_blocks, block_size, kv_heads, head_dim = plain.shape
+        cache = allocate(kv_format(name, head_dim, group_size), num_blocks, block_size, kv_heads, np.zeros, np.array)
+        if cache.format.is_float:
+            cache.scales[:] = np.resize(FLOAT_SCALES, kv_heads)
+        written = ~np.isnan(plain[:, :, 0, 0].astype(np.float32))  # [num_blocks, block_size]
+        cache.codes[~written] = POISON[name]
+        if not cache.format.is_float:
+            cache.scales.swapaxes(1, 2)[~written] = np.nan
+        cache.put(np.flatnonzero(written), plain[written])
+        caches.append(cache)
+        meanings.append([rows if not len(rows) else meaning(rows, cache) for rows in rows_of])
     return *caches, replace(arrays, keys=meanings[0], values=meanings[1])
+
+
+def meaning(rows, cache):
+    """Keys or values [context, kv_heads, head_dim] as a cache holds them."""
+    codes, scales = quantize_reference(rows.astype(np.float32), cache.format, cache.scales if cache.format.is_float else None)
+    return dequantize_reference(codes, scales, cache.format)
 
 
 def run_quantized(device, module, case, name, group_size=None, workspace_options=None, **options):
