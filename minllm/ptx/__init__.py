@@ -13,6 +13,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
 
 from minllm.ptx.arithmetic import (
     ex2,
+    max_f16x2,
     prmt,
     rcp,
     rcp_rn,
@@ -249,6 +250,7 @@ __all__ = [
     "make_wgmma",
     "mapa",
     "matrix_descriptor",
+    "max_f16x2",
     "mbarrier_arrive",
     "mbarrier_arrive_cluster",
     "mbarrier_arrive_expect_tx",

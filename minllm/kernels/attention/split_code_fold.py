@@ -16,7 +16,7 @@ from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_o
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.kernels.attention.split_fold import ALL_LANES, maximum_over_rows
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
-from minllm.ptx import ex2, rcp, unpack_f16x2
+from minllm.ptx import ex2, max_f16x2, rcp, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
 NO_MAXIMUM = -1e12  # of no keys, in the units of the scores: far below any, but finite, so that -inf less it is -inf
@@ -35,7 +35,7 @@ def make_code_folds(kv_format, keys, heads):
     steps, columns, key_tiles = head_dim // 16, heads // 8, keys // 16
     group_steps = steps // groups
     value_scales_at = 2 * keys * row_bytes_of(kv_format) // 4 + scale_words_of(kv_format, keys)
-    state_count, factor_count = 2 * columns, 2 * key_tiles * groups
+    state_count = 2 * columns
 
     @cuda.jit(device=True)
     def clear(state):
@@ -51,12 +51,12 @@ def make_code_folds(kv_format, keys, heads):
             acc[i] = float32(0.0)
 
     @cuda.jit(device=True)
-    def rescale(state, largest, top, units, scale):
+    def rescale(state, largest, raised, units, scale):
         """Catch up with the largest scores, and the largest scale, that any lane has met."""
         maxima, sums, zero_sums, acc, ceiling = state
         shrink = float32(1.0)
         if integers:
-            raised = maximum_over_rows(top)
+            raised = maximum_over_rows(raised)
             if raised > ceiling[0]:
                 shrink = ceiling[0] * rcp(float32(2.0) * raised)
                 ceiling[0] = float32(2.0) * raised
@@ -73,11 +73,10 @@ def make_code_folds(kv_format, keys, heads):
                     acc[4 * (j // 2 * columns + column) + j % 2 * 2 + i] *= correction
 
     @cuda.jit(device=True)
-    def fold(scores, factors, state, units, scale, rings, stage_word, lane):
-        """Scores become weights; factors, what the weights of this lane's keys are multiplied by for V; the state follows."""
-        maxima, sums, zero_sums, _, ceiling = state
-        zeros, largest = cuda.local.array(factor_count, float32), cuda.local.array(state_count, float32)
-        top, excess = float32(0.0), float32(0.0)
+    def fold(scores, pairs, state, units, scale, rings, stage_word, lane):
+        """Scores become weights, and the state follows; pairs: the scales and zeros of this lane's values."""
+        maxima, sums, _, _, ceiling = state
+        largest, raised, excess = cuda.local.array(state_count, float32), float32(0.0), float32(0.0)
         for column in range(columns):
             for i in range(2):
                 best = scores[4 * column + i]
@@ -86,15 +85,14 @@ def make_code_folds(kv_format, keys, heads):
                 largest[2 * column + i] = best
                 excess = max(excess, (best - maxima[2 * column + i]) * (units[2 * column + i] * scale))
         if integers:
-            first_word = int64(stage_word) + int64(value_scales_at + lane // 4 * groups)  # of this lane's first key
+            first_word, top = int64(stage_word) + int64(value_scales_at + lane // 4 * groups), uint32(0)
             for j in range(2 * key_tiles):
                 for group in range(groups):
-                    value_scale, zero = unpack_f16x2(rings[first_word + (8 * j * groups + group)])
-                    factors[j * groups + group] = value_scale
-                    zeros[j * groups + group] = zero
-                    top = max(top, value_scale)
-        if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or top > ceiling[0]):
-            rescale(state, largest, top, units, scale)
+                    pairs[j * groups + group] = rings[first_word + (8 * j * groups + group)]
+                    top = max_f16x2(top, pairs[j * groups + group])
+            raised, _ = unpack_f16x2(top)
+        if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or raised > ceiling[0]):
+            rescale(state, largest, raised, units, scale)
         for column in range(columns):
             for i in range(2):
                 exponent_scale = units[2 * column + i] * scale
@@ -102,13 +100,6 @@ def make_code_folds(kv_format, keys, heads):
                     at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
                     scores[at] = ex2((scores[at] - maxima[2 * column + i]) * exponent_scale + float32(BASE))
                     sums[2 * column + i] += scores[at]
-                    if integers:
-                        for group in range(groups):
-                            zero_sums[2 * (group * columns + column) + i] += scores[at] * zeros[j * groups + group]
-        if integers:
-            inverse = rcp(ceiling[0])
-            for j in range(factor_count):
-                factors[j] *= inverse
 
     @cuda.jit(device=True)
     def share_states(state, units, value_scale, shared_states, heads_left):

@@ -15,8 +15,8 @@ def code_ring_bytes_of(kv_format, shape):
 def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=132):
     """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes` (by default what this machine allows)."""
     shared_bytes = shared_bytes or block_shared_bytes()
-    keys = 16 if kv_format.code_bytes > 96 else 32
     _, heads = head_tiles_of(group, kv_format.head_dim)
+    keys = 32 if kv_format.code_bytes <= 96 and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
     single = [SplitShape(warps, keys, stages, 1) for warps, stages in ((8, 4), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
     double = [SplitShape(4, keys, stages, 2) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
     for shape in double + single:

@@ -30,6 +30,7 @@ from minllm.ptx import (
     mma_m16n8k16_f16,
     movmatrix_trans,
     pack_f16x2,
+    rcp,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
@@ -118,6 +119,22 @@ def make_code_products(kv_format, keys, heads):
     chain_words, turned_words = chains * tile_words, 2 * groups * columns
 
     @cuda.jit(device=True)
+    def scale_sums(scores, sums, query_sums, rings, stage_word, key_tile, group, lane):
+        """scores[key_tile] (+)= scale * sums + zero * sum(q) of one group, by the scales of this lane's keys."""
+        first_word = int64(stage_word) + int64(scales_at + lane // 4 * groups)  # of this lane's first key
+        for half in range(2):
+            scale, zero = unpack_f16x2(rings[first_word + ((16 * key_tile + 8 * half) * groups + group)])
+            for column in range(columns):
+                for i in range(2):
+                    at = 4 * (key_tile * columns + column) + 2 * half + i
+                    added = zero * query_sums[2 * (group * columns + column) + i]
+                    if groups == 1:
+                        added += scale * (sums[at] + sums[tile_words + at])
+                    else:
+                        added += scale * sums[group * tile_words + at]
+                    scores[at] = added if group == 0 else scores[at] + added
+
+    @cuda.jit(device=True)
     def score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane):
         """scores[16-key tile, 8-head tile] = K q^T, divided by units."""
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
@@ -137,38 +154,32 @@ def make_code_products(kv_format, keys, heads):
                     for column in range(columns):
                         at = 4 * ((chain * key_tiles + key_tile) * columns + column)
                         mma_m16n8k16_f16(sums, at, a, 0, fragments, 2 * (column * steps + step))
-        first_word = int64(stage_word) + int64(scales_at + lane // 4 * groups)  # of this lane's first key
-        for key_tile in range(key_tiles):
-            for half in range(2):
-                for column in range(columns):
-                    for i in range(2):
-                        at = 4 * (key_tile * columns + column) + 2 * half + i
-                        scores[at] = sums[at] + sums[tile_words + at] if groups == 1 else sums[at]
-                if integers:
-                    for group in range(groups):
-                        scale, zero = unpack_f16x2(rings[first_word + ((16 * key_tile + 8 * half) * groups + group)])
-                        for column in range(columns):
-                            for i in range(2):
-                                at = 4 * (key_tile * columns + column) + 2 * half + i
-                                added = zero * query_sums[2 * (group * columns + column) + i]
-                                if group == 0:
-                                    scores[at] = scale * scores[at] + added
-                                else:
-                                    scores[at] += scale * sums[group * tile_words + at] + added
+                    if integers and step % group_steps == group_steps - 1:
+                        scale_sums(scores, sums, query_sums, rings, stage_word, key_tile, step // group_steps, lane)
+        if not integers:
+            for i in range(tile_words):
+                scores[i] = sums[i] + sums[tile_words + i]
 
     @cuda.jit(device=True)
-    def multiply_values(acc, weights, factors, stage, lane):
-        """acc[16-channel tile, 8-head tile] += V^T P^T of weights times factors."""
+    def multiply_values(state, weights, pairs, stage, lane):
+        """acc[16-channel tile, 8-head tile] += V^T P^T of weights times scales; zero_sums follow."""
+        _, _, zero_sums, acc, ceiling = state
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         turned = cuda.local.array(turned_words, uint32)
+        inverse = rcp(ceiling[0])
         for key_tile in range(key_tiles):
             for group in range(groups):
-                for column in range(columns):
-                    at, to = 4 * (key_tile * columns + column), 2 * (group * columns + column)
-                    for half in range(2):
-                        low, high = weights[at + 2 * half], weights[at + 2 * half + 1]
+                for half in range(2):
+                    factor, zero = float32(1.0), float32(0.0)
+                    if integers:
+                        factor, zero = unpack_f16x2(pairs[(2 * key_tile + half) * groups + group])
+                        factor *= inverse
+                    for column in range(columns):
+                        at, to = 4 * (key_tile * columns + column) + 2 * half, 2 * (group * columns + column)
+                        low, high = weights[at], weights[at + 1]
                         if integers:
-                            factor = factors[(2 * key_tile + half) * groups + group]
+                            zero_sums[to] += low * zero
+                            zero_sums[to + 1] += high * zero
                             low, high = low * factor, high * factor
                         turned[to + half] = movmatrix_trans(pack_f16x2(low, high))
             for pair in range((chunks + 1) // 2):

@@ -72,8 +72,9 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     stage_bytes = warp_bytes // stages
     floats = kv_format.is_float
     steps, columns = head_dim // 16, heads // 8
+    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
     query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
-    sum_count, factor_count = 2 * groups * columns, keys // 8 * groups
+    sum_count, pair_count = 2 * groups * columns, keys // 8 * groups
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
 
     @cuda.jit(device=True)
@@ -154,11 +155,11 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         fragments, loaded = cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32)
         units = cuda.local.array(state_count, float32)
         query_sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
-        scores, factors = cuda.local.array(score_count, float32), cuda.local.array(factor_count, float32)
+        scores, pairs = cuda.local.array(score_count, float32), cuda.local.array(pair_count, uint32)
         maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
         acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
         state = (maxima, sums, zero_sums, acc, ceiling)
-        if now[LEFT] > 0:
+        if load_early and now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
         while now[LEFT] > 0:  # a head, or a part of one
@@ -168,6 +169,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
             start, stop = visible_keys(now[SEQUENCE], batch)
             position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
             clear(state)
+            if not load_early:
+                load_query(loaded, query, row, first_head, heads_left, lane)
             prepare_query(fragments, loaded, units, query_sums, lane)
             value_scale = float32(1.0)
             if floats:
@@ -178,7 +181,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
             for i in range(CURSOR_FIELDS):
                 following[i] = now[i]
             advance(following, tiles, line_heads, batch)
-            if following[LEFT] > 0:  # its queries travel while this head's keys are computed on
+            if load_early and following[LEFT] > 0:  # its queries travel while this head's keys are computed on
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(loaded, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
@@ -186,8 +189,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
                 wait(rings, stage_word, position, start, stop, lane)
                 score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane)
                 mask_tile(scores, position, start, stop, lane)
-                fold(scores, factors, state, units, scale, rings, stage_word, lane)
-                multiply_values(acc, scores, factors, stage, lane)
+                fold(scores, pairs, state, units, scale, rings, stage_word, lane)
+                multiply_values(state, scores, pairs, stage, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
