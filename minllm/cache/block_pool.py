@@ -50,6 +50,10 @@ class BlockPool:
         """Whether a block can be taken."""
         return self._is_free[block]
 
+    def is_idle(self, block: int) -> bool:
+        """Whether nobody holds a block that was not given back."""
+        return not self._is_free[block] and self._holders[block] == 0
+
     def holders(self, block: int) -> int:
         """How many hold this block."""
         return self._holders[block]

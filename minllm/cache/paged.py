@@ -11,7 +11,7 @@ still need, while blocks without tokens stay free, or keep the contents that a p
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minllm.cache.block_pool import BlockPool, blocks_needed
 from minllm.cache.paged_check import check_paged
@@ -27,6 +27,7 @@ class Holding:
     blocks: list[int]
     promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
     tenant: str
+    committed_blocks: int = 0  # that other sequences may find, where prefixes are shared
 
 
 class PagedPolicy(CachePolicy):
@@ -64,9 +65,9 @@ class PagedPolicy(CachePolicy):
             raise self._no_room(sequence, wanted, needed + revived)
         for block in found:
             self._hold(block)
-        self._held[sequence] = Holding([], found, wanted if max_tokens else 0, tenant)
         hit = len(found) * self.block_size
-        self._held[sequence].token_ids.extend(token_ids[:hit])
+        holding = Holding(list(token_ids[:hit]), found, wanted if max_tokens else 0, tenant, committed_blocks=len(found))
+        self._held[sequence] = holding
         self.append(sequence, token_ids[hit:])
         self.prefix_hits.tokens_asked += len(token_ids)
         self.prefix_hits.tokens_hit += hit
@@ -108,7 +109,7 @@ class PagedPolicy(CachePolicy):
         shared = source.blocks[: blocks_needed(len(source.token_ids), self.block_size)]
         for block in shared:
             self._hold(block)
-        self._held[child] = Holding(list(source.token_ids), shared, source.promised_tokens, source.tenant)
+        self._held[child] = replace(source, token_ids=list(source.token_ids), blocks=shared)
         if self.num_available < 0:  # both have the promise of the parent, and one of them will copy a shared block
             missing = -self.num_available
             self.free(child)

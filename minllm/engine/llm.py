@@ -32,8 +32,9 @@ class LLM:
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
     kv_cache_policy: how the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
-    for every sequence. block_size: tokens in a block of the paged cache. gpu_memory_utilization: the share of the GPU's memory to use
-    in all.
+    for every sequence, "virtual" with addresses for as many and memory for those that come. block_size: tokens in a block of the paged
+    cache. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching: what a prompt has in common with
+    earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
     (ops/own_kernels.py) also runs on a CPU, in the simulator.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
@@ -57,6 +58,7 @@ class LLM:
         max_model_len: int | None = None,
         block_size: int = 16,
         kv_cache_policy: str = "paged",
+        enable_prefix_caching: bool | str = False,
         gpu_memory_utilization: float = 0.9,
         quantization: str | None = None,
         kernel_variants: dict[str, Any] | None = None,
@@ -67,7 +69,7 @@ class LLM:
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
-            kv_cache_policy, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
+            kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
@@ -77,6 +79,7 @@ class LLM:
             self._num_requests = 0
             if engine.device == "cuda":
                 warm_up(self.generate, self._default_params, engine.max_model_len, report)
+                engine.cache_policy.forget_prefixes()
                 self._num_requests = 0  # a request's own seed counts from the first that a user makes
 
     @property

@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from minllm.bench import kernels, torch_peers
-from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, Prepared, Rival, relative_error, rounded, some_of
+from minllm.bench.kernel_case import (
+    BFLOAT16,
+    FLOAT32,
+    MICROSECONDS,
+    TB_S,
+    TFLOP_S,
+    TOKENS_US,
+    Prepared,
+    Rival,
+    relative_error,
+    rounded,
+    some_of,
+)
 from minllm.bench.kernel_cases import STAGES, attention, glue, kernel_cases, matmul, projection, sampling
 from minllm.bench.noise import Noise
 from minllm.bench.record import Row
@@ -21,7 +33,7 @@ from tests.bench.tiny_cases import TINY_CASES, name_of
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, "fill_new_key_value", "project_latest"},
+    "attention": {*ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
@@ -65,6 +77,7 @@ def found(benchmark, variant, start):
         ("prefill attention", "flash_attention_3", "1x16384, 32/8 heads, d 64", TFLOP_S, 4 * 32 * 64 * 134_225_920),
         ("decode attention", "split_kv", "64x1024", TB_S, 268_435_456),  # 64 * 1024 keys of 8 heads of 128, twice, 2 bytes each
         ("decode attention", "split_kv", "1x600", TB_S, 1_228_800),
+        ("shared prefix", "split_cascade", "64x8704", MICROSECONDS, 167_772_160),  # 8192 + 64 * 512 keys, 4096 bytes each
         ("projection", "fill_new_key_value", "512x2048x4096", TFLOP_S, 8_589_934_592),
         ("projection", "project_latest", "1x6144x4096", TB_S, 2 * (25_165_824 + 4096 + 6144)),
         ("embedding", "embedding", "16384x4096", TB_S, 268_435_456),
@@ -96,9 +109,16 @@ def test_tokens_of_context_are_counted_beside_their_bytes():
 def test_a_rival_of_our_own_is_measured_in_turn():
     launch = [lambda: None]
     prepared = Prepared(launch, [], lambda: np.ones(1), lambda out: 0.0, Rival("another", launch))
-    case = replace(found("decode attention, quantised", "split_quantized", "64x4096, 32/8 heads, d 128, int8, contiguous"), prepare=lambda *_: prepared)
+    case = found("decode attention, quantised", "split_quantized", "64x4096, 32/8 heads, d 128, int8, contiguous")
+    case = replace(case, prepare=lambda *_: prepared)
     row = kernels.KernelBench(None, FakeClock(2e-3), 1, CEILINGS).row(case)
     assert (row.peer, row.ratio, row.value, row.peer_value, row.unit) == ("another", 1.0, 131.1, 131.1, TOKENS_US)
+
+
+def test_a_prefix_is_in_the_same_blocks_and_nothing_else_is():
+    tables = attention.block_tables_of(np.random.default_rng(0), sets=2, sequences=3, blocks=5, shared=2)
+    assert tables.shape == (2, 3, 5) and np.array_equal(np.unique(tables), np.arange(2 * (2 + 3 * 3)))
+    assert (tables[:, :, :2] == tables[:, :1, :2]).all() and len(np.unique(tables[0, :, 2:])) == 9
 
 
 def test_arrays_of_the_glue_are_larger_than_any_cache():

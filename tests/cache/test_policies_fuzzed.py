@@ -6,16 +6,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from minllm.cache.contiguous import ContiguousPolicy
+from minllm.cache.hash_chain import HashChain
 from minllm.cache.paged import PagedPolicy
+from minllm.cache.prefix_sharing import PrefixSharingPolicy
+from minllm.cache.radix_tree import RadixTree
 from minllm.errors import CacheError, OutOfMemoryError
 from tests.cache.shadow_cache import ShadowCache
 
 NAMES = st.integers(0, 5)
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # two tokens only: prompts often begin alike
+TEXT = [1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0]
+TAILS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
+PROMPTS = st.builds(lambda length, tail: TEXT[:length] + tail, st.integers(0, 12), TAILS)  # most begin alike
 
 POLICIES = {
     "contiguous": lambda blocks, size: ContiguousPolicy(blocks, 4 * size),
     "paged": PagedPolicy,
+    "hash chain": lambda blocks, size: PrefixSharingPolicy(HashChain(size), blocks, size),
+    "radix tree": lambda blocks, size: PrefixSharingPolicy(RadixTree(size), blocks, size),
 }
 
 
@@ -30,7 +37,7 @@ class AnyTraffic(RuleBasedStateMachine):
         self.shadow = ShadowCache(self.policy)
         self.promised = {}  # sequence -> how many tokens will find room for certain
 
-    @rule(name=NAMES, token_ids=TOKENS, max_tokens=st.sampled_from([0, 0, 1, 7]), tenant=st.sampled_from("ab"))
+    @rule(name=NAMES, token_ids=PROMPTS, max_tokens=st.sampled_from([0, 0, 1, 7]), tenant=st.sampled_from("aaab"))
     def reserve(self, name, token_ids, max_tokens, tenant):
         promised = len(token_ids) + max_tokens if max_tokens else 0
         self._admit(name, lambda: self.policy.reserve(name, token_ids, max_tokens, tenant), promised)
@@ -51,7 +58,7 @@ class AnyTraffic(RuleBasedStateMachine):
         self.shadow.write(name, hit)
         self.policy.commit(name, len(self.policy.tokens(name)))
 
-    @rule(name=NAMES, token_ids=TOKENS, known=st.booleans())
+    @rule(name=NAMES, token_ids=TAILS, known=st.booleans())
     def append(self, name, token_ids, known):
         if name not in self.promised:
             with pytest.raises(CacheError, match=f"{name} holds nothing"):
@@ -127,5 +134,5 @@ class AnyTraffic(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_under_any_traffic(name):
     machine = type(name, (AnyTraffic,), {"make": staticmethod(POLICIES[name])})
-    patient = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    patient = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     run_state_machine_as_test(machine, settings=patient)

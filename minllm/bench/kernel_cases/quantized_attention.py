@@ -1,7 +1,7 @@
 """Decode attention over quantised caches, in tokens of context a second, beside our own bfloat16 kernel over as many tokens.
 
-Codes are random, and so are scales and zeros, around what numbers of mean 0 and deviation 1 have. The rival's keys and values are others, of
-the same shape: what counts is how fast each goes through its cache.
+Codes are random, and so are scales and zeros, around what numbers of mean 0 and deviation 1 have. The rival's keys and values are others,
+of the same shape: what counts is how fast each goes through its cache.
 """
 
 from dataclasses import replace
@@ -53,11 +53,12 @@ def quantized_decode_case(
         plain = [ops.array(noise.array((num_blocks, block_size, kv_heads, head_dim), BFLOAT16)) for _ in range(2)]
         tables = noise.random.permutation(num_blocks).astype(np.int32).reshape(sets, sequences, blocks)
         query = noise.array((sequences, heads, head_dim), BFLOAT16)
-        start, lens = ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(lengths.astype(np.int32))
-        inputs = [
-            dict(query=ops.array(query), out=ops.empty(query.shape, BFLOAT16), query_start=start, context_lens=lens, block_tables=ops.array(table))
-            for table in tables
-        ]
+        shared = dict(
+            query=ops.array(query),
+            query_start=ops.array(np.arange(sequences + 1, dtype=np.int32)),
+            context_lens=ops.array(lengths.astype(np.int32)),
+        )
+        inputs = [dict(shared, out=ops.empty(query.shape, BFLOAT16), block_tables=ops.array(table)) for table in tables]
         scale = head_dim**-0.5
 
         def launches(module, key_cache, value_cache):
@@ -87,13 +88,12 @@ def quantized_decode_case(
     num_bytes = 2 * tokens * kv_heads * form.bytes_a_head
     set_bytes = 2 * sequences * context * kv_heads * form.bytes_a_head
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {name}{layout and ', ' + layout}"
-    return KernelCase(
-        "attention", "decode attention, quantised", case, "split_quantized", BFLOAT16, TOKENS_US, num_bytes, set_bytes, prepare, tokens=tokens
-    )  # fmt: skip
+    names = ("attention", "decode attention, quantised", case, "split_quantized", BFLOAT16, TOKENS_US)
+    return KernelCase(*names, num_bytes, set_bytes, prepare, tokens=tokens)
 
 
 def cases() -> list[KernelCase]:
     """Sequences x keys, in every format; blocks of 16 and ragged lengths where many sequences are served."""
     contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in KV_FORMATS]
-    paged = [quantized_decode_case(name, *sizes, layout=layout) for sizes in SIZES[2:] for layout in ("", "ragged") for name in KV_FORMATS[:3]]
-    return [*contiguous, *paged]
+    layouts = [(sizes, layout) for sizes in SIZES[2:] for layout in ("", "ragged")]
+    return [*contiguous, *(quantized_decode_case(name, *sizes, layout=layout) for sizes, layout in layouts for name in KV_FORMATS[:3])]

@@ -124,8 +124,9 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
             at = int32(position + i * run)
             block = int64(uint32(block_table[uint32(max(start, min(at, int32(stop - 1)))) // uint32(block_size)]))
             slot = uint32(uint32(at) % uint32(block_size))
-            code_bases[i] = block * int64(uint32(kv_heads * (block_size * code_bytes))) + int64(uint32((slot * kv_heads + head) * code_bytes))
-            scale_bases[i] = block * int64(uint32(kv_heads * (block_size * groups))) + int64(uint32((head * block_size + slot) * groups))
+            code_row, scale_row = uint32(slot * kv_heads + head), uint32(head * block_size + slot)  # within the block
+            code_bases[i] = block * int64(uint32(kv_heads * (block_size * code_bytes))) + int64(uint32(code_row * code_bytes))
+            scale_bases[i] = block * int64(uint32(kv_heads * (block_size * groups))) + int64(uint32(scale_row * groups))
         copy_code_rows(cache, code_bases, position, start, stop, lane, stage)
         if scale_words > 0:
             copy_scales(cache, scale_bases, position, start, stop, lane, stage)

@@ -18,7 +18,7 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_code_ring import chunks_of, row_bytes_of, scale_words_of
+from minllm.kernels.attention.split_code_ring import chunks_of, row_bytes_of
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.ptx import (
     float_as_uint,

@@ -34,8 +34,8 @@ class CodeOperands:
 
     steps: mma steps of 16 channels in a chunk of 16 bytes. unit: what a code of 1 becomes; upper_factor: how many times as much in the
     last step of a chunk. Device functions, for step `part` of a chunk: key_operands(a, words, at, part) and value_operands(...) make the
-    four words of A from words[at] and words[at + 1], of the first and the last eight keys; query_channel(step, half, lane) is the first of the
-    two channels that word `half` of B holds; value_channel(step, half, lane) is the channel of rows lane // 4 and lane // 4 + 8 of D.
+    four words of A from words[at] and words[at + 1], of the first and the last eight keys; query_channel(step, half, lane) is the first
+    of the two channels that word `half` of B holds; value_channel(step, half, lane) is the channel of row lane // 4 + 8 * half of D.
     """
 
     steps: int
@@ -123,7 +123,7 @@ def query_channel_of_nibbles(step, half, lane):
 
 @cuda.jit(device=True)
 def value_channel_of_nibbles(step, half, lane):
-    """A 16-bit element is four channels, every second one of eight: nibbles 0 and 2 make the rows of an even step, 1 and 3 of an odd one."""
+    """A 16-bit element is four channels, every second one of eight: nibbles 0 and 2 are rows of an even step, 1 and 3 of an odd one."""
     row = lane // 4
     return int32(32 * (step // 2) + 8 * (row // 2) + row % 2 + 4 * half + 2 * (step % 2))
 

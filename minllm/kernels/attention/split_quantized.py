@@ -28,7 +28,7 @@ from minllm.kernels.attention.split_code_fold import make_code_folds
 from minllm.kernels.attention.split_code_ring import PLACE_FIELDS, PLACE_SEQUENCE, make_code_ring
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
 from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
-from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
+from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
     CUT_FIELDS,
@@ -47,8 +47,9 @@ from minllm.kernels.attention.split_plan import (
 )
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of
 from minllm.kernels.attention.split_tile import make_tile_products
+from minllm.kernels.attention.split_tiles import columns_of, make_block_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import prefetch_l2, shared_address
+from minllm.ptx import shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -57,8 +58,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares."""
     head_dim, groups = kv_format.head_dim, kv_format.groups
     head_tiles, heads_here = head_tiles_of(group, head_dim)
-    heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
-    warps, keys, tile, threads, stages = shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
+    heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
     fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
@@ -66,6 +66,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     score_tile, multiply_values = make_code_products(kv_format, keys, heads)
     mask_tile = make_tile_products(dtype, head_dim, keys, heads)[2]
     clear, fold, share_states = make_code_folds(kv_format, keys, heads)
+    (prefetch_block_tables, heads_of, _), write_zeros = make_block_steps(head_dim, group, shape), make_write_zeros(head_dim, threads)
     _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     shared_bytes = code_ring_bytes_of(kv_format, shape)
     warp_bytes = shared_bytes // warps
@@ -76,35 +77,6 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
     sum_count, pair_count = 2 * groups * columns, keys // 8 * groups
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
-
-    @cuda.jit(device=True)
-    def prefetch_block_tables(block_tables):
-        """All blocks together have the tables fetched to the L2 cache, a line a thread, while the plan is made."""
-        entry = uint32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 32)
-        if entry < block_tables.shape[0] * block_tables.shape[1]:
-            prefetch_l2(block_tables, entry)
-
-    @cuda.jit(device=True)
-    def heads_of(head):
-        """(first query head, query heads) of a head of the line."""
-        kv_head = quotient(head, head_tiles)
-        head_tile = int32(head - kv_head * head_tiles)
-        return int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
-
-    @cuda.jit(device=True)
-    def write_zeros(out, batch):
-        """Rows of sequences without keys; the blocks take a sequence each in turn."""
-        query_start, context_lens, _, _ = batch
-        sequence = uint32(cuda.blockIdx.x)
-        while sequence < context_lens.shape[0]:
-            row = uint32(query_start[sequence])
-            if context_lens[sequence] == 0 and query_start[uint32(sequence + 1)] > row:
-                for head in range(out.shape[1]):
-                    dim = uint32(cuda.threadIdx.x)
-                    while dim < head_dim:
-                        out[row, uint32(head), dim] = float32(0.0)
-                        dim = uint32(dim + threads)
-            sequence = uint32(sequence + cuda.gridDim.x)
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
     def split_quantized_kernel(

@@ -12,7 +12,6 @@ from minllm.kernels.attention import VARIANTS, choose
 from tests.kernels.attention.case_lists import BFLOAT16, LADDER_CASES
 from tests.kernels.attention.cases import GUARD_ROWS, AttentionCase, check_output, make_arrays, oracle, run_variant
 
-
 PLAIN_VARIANTS = [name for name in VARIANTS if name != "split_quantized"]  # which has test_split_quantized.py
 
 

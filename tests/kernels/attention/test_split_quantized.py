@@ -55,7 +55,8 @@ def test_queries_of_any_size(power):
     inputs = inputs_of(AttentionCase((1,), (37,), heads=2, head_dim=32, dtype=BFLOAT16), "int8")
     outs = []
     for factor in (0, power):
-        changed = dict(inputs, query=np.ldexp(inputs["query"].astype(np.float32), factor).astype(BFLOAT16), scale=inputs["scale"] * 2.0**-factor)
+        query = np.ldexp(inputs["query"].astype(np.float32), factor).astype(BFLOAT16)
+        changed = dict(inputs, query=query, scale=inputs["scale"] * 2.0**-factor)
         split_quantized.attention(**changed, sm_count=2, shape=SHAPES[0])
         outs.append(changed["out"].copy())
     np.testing.assert_array_equal(*outs)
@@ -76,21 +77,21 @@ def test_scales_of_any_size(largest):
 
 
 def test_what_it_does_not_take():
-    inputs = inputs_of(AttentionCase((1,), (5,), head_dim=32, dtype=BFLOAT16), "int8")
-    plain = make_arrays(AttentionCase((1,), (5,), head_dim=32, dtype=BFLOAT16))
+    case = AttentionCase((1,), (5,), head_dim=32, dtype=BFLOAT16)
+    inputs, plain = inputs_of(case, "int8"), make_arrays(case)
 
     def refused(match, **changes):
         with pytest.raises(KernelArgumentError, match=match):
             split_quantized.attention(**(inputs | changes))
 
     refused("key_cache is not quantised", key_cache=plain.key_cache)
-    refused("must have one format", value_cache=inputs_of(AttentionCase((1,), (5,), head_dim=32, dtype=BFLOAT16), "fp8_e4m3")["value_cache"])
+    refused("must have one format", value_cache=inputs_of(case, "fp8_e4m3")["value_cache"])
     refused("one new token a sequence", max_query_len=2)
     refused("of float16 or bfloat16", query=inputs["query"].astype(np.float32), out=inputs["out"].astype(np.float32))
     gaps = replace(inputs["key_cache"], scales=inputs["key_cache"].scales[:, :, ::-1])
     refused("without gaps", key_cache=gaps)
     with pytest.raises(KernelArgumentError, match="blocks of 5 tokens"):
-        split_quantized.attention(**inputs_of(AttentionCase((1,), (5,), head_dim=32, dtype=BFLOAT16, block_size=5), "int8"))
+        split_quantized.attention(**inputs_of(replace(case, block_size=5), "int8"))
 
 
 def test_shapes_fit_a_hopper_block():
