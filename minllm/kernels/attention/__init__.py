@@ -8,7 +8,11 @@
     split_kv             the context split over many blocks, and a merge: for decode steps
     split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch
     split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
-    split_quantized      split_tensor_core over a quantised cache, whose codes are what the tensor cores multiply
+
+Over a quantised cache (kernels/quantization), where key_cache and value_cache below are QuantizedCaches:
+
+    flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
+    split_quantized      split_tensor_core on the codes themselves, which are what the tensor cores multiply: for decode steps
 
 Every variant but the reference is a module with two functions:
 
@@ -17,7 +21,7 @@ Every variant but the reference is a module with two functions:
     workspace_shapes(query, key_cache, block_tables) -> {name: (shape, dtype)}
 
     query          [T, heads, head_dim], float32, float16 or bfloat16, head_dim a multiple of 8 up to 256; `out` the same, written here
-    key_cache      [num_blocks, block_size, kv_heads, head_dim]; value_cache the same; for split_quantized a QuantizedCache
+    key_cache      [num_blocks, block_size, kv_heads, head_dim]; value_cache the same
     query_start    int32 [B + 1]: sequence b owns rows query_start[b] to query_start[b + 1] (rows of no sequence are not written)
     context_lens   int32 [B]: keys visible to sequence b, its new tokens included; 0 for padding, whose rows become zeros
     block_tables   int32 [B, max_blocks]
@@ -54,18 +58,23 @@ class Variants(Mapping):
 
 VARIANTS = Variants(
     "materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3",
-    "split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized",
+    "split_kv", "split_tensor_core", "split_unified_maximum",
 )  # fmt: skip
+QUANTIZED_VARIANTS = Variants("flash_attention_2_quantized", "split_quantized")  # they read QuantizedCaches, all others arrays
 DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # they take one new token a sequence
 
 
-def choose(max_query_len, dtype=None, compute_capability=None, quantized=False):
+def choose(max_query_len, dtype=None, compute_capability=None):
     """The fastest variant's name: split_tensor_core where every sequence has one new token at most, else FlashAttention.
 
-    The third on Hopper (compute capability (9, 0)) for 16-bit dtypes, else the second, which takes every dtype. quantized: whether the
-    cache is; its decode steps are split_quantized's.
+    The third on Hopper (compute capability (9, 0)) for 16-bit dtypes, else the second, which takes every dtype.
     """
     if max_query_len == 1:
-        return "split_quantized" if quantized else "split_tensor_core"
+        return "split_tensor_core"
     sixteen_bits = dtype is not None and str(dtype) in ("float16", "bfloat16")
     return "flash_attention_3" if compute_capability == (9, 0) and sixteen_bits else "flash_attention_2"
+
+
+def choose_quantized(max_query_len):
+    """The fastest variant's name over a quantised cache."""
+    return "split_quantized" if max_query_len == 1 else "flash_attention_2_quantized"

@@ -12,8 +12,6 @@ from minllm.kernels.attention import VARIANTS, choose
 from tests.kernels.attention.case_lists import BFLOAT16, LADDER_CASES
 from tests.kernels.attention.cases import GUARD_ROWS, AttentionCase, check_output, make_arrays, oracle, run_variant
 
-PLAIN_VARIANTS = [name for name in VARIANTS if name != "split_quantized"]  # which has test_split_quantized.py
-
 
 @pytest.mark.parametrize("case", LADDER_CASES, ids=str)
 @pytest.mark.parametrize("name", ["materialized", "flash_attention_1"])
@@ -21,13 +19,13 @@ def test_first_rungs(device, name, case):
     run_variant(device, VARIANTS[name], case, **({"warps": 2} if name == "flash_attention_1" else {}))
 
 
-@pytest.mark.parametrize("name", PLAIN_VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_decode_step(device, name):
     """One new token a sequence, a padding sequence among them: what every variant of the ladder can do, with its defaults."""
     run_variant(device, VARIANTS[name], AttentionCase((1, 1, 1), (3, 0, 21), heads=4, head_dim=8, dtype=BFLOAT16))
 
 
-@pytest.mark.parametrize("name", PLAIN_VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_wrong_arguments_are_explained(name):
     arrays = make_arrays(AttentionCase((1,), (5,), heads=6, kv_heads=2, head_dim=8))
     arguments = dict(
@@ -61,10 +59,9 @@ def test_wrong_arguments_are_explained(name):
 
 
 def test_the_registry():
-    decode = ["split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized"]
+    decode = ["split_kv", "split_tensor_core", "split_unified_maximum"]
     assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3", *decode]
     assert choose(1) == choose(1, "bfloat16", (9, 0)) == "split_tensor_core"
-    assert choose(1, quantized=True) == "split_quantized"
     assert choose(2, "float32") == choose(2, "float32", (9, 0)) == "flash_attention_2"
     assert choose(2, "bfloat16", (8, 0)) == choose(2, "float16") == "flash_attention_2"
     assert choose(2, "bfloat16", (9, 0)) == choose(2, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
