@@ -196,7 +196,7 @@ MUTATIONS = [
     ),
     *of(
         "kv.copy_blocks",
-        ("cache[destination, i] = cache[source, i]", "cache[source, i] = cache[destination, i]", "one block", "exchanged"),
+        ("to[destination, i] = cache[source, i]", "to[source, i] = cache[destination, i]", "one block", "exchanged"),
         ("copies[pair, 0], copies[pair, 1]", "copies[0, 0], copies[0, 1]", "several pairs", "copies[blockIdx.y]"),
         ("min(row, (cuda.blockIdx.x + 1) * PIECE)", "(cuda.blockIdx.x + 1) * PIECE", "one block", "out of bounds"),
         ("(cuda.blockIdx.x + 1) * PIECE), THREADS", "start + 1), THREADS", "more bytes than threads", "every 128th byte"),
@@ -208,7 +208,8 @@ MUTATIONS = [
         ("1 / kv_format.levels", "1 / (kv_format.levels + 1)", "one group by hand", "steps apart"),
         ("(by_group - zero) * inverse", "by_group * inverse", "a range that is not around 0", "not subtracted"),
         ("pairs[..., :1].astype(np.float32), pairs[..., 1:].astype(np.float32)",
-         "((high - low) * np.float32(1 / kv_format.levels))[..., None], low[..., None]", "heads of several tokens", "round the pairs to float16 first"),
+         "((high - low) * np.float32(1 / kv_format.levels))[..., None], low[..., None]",
+         "heads of several tokens", "round the pairs to float16 first"),
         ("np.clip(np.rint((by_group - zero) * inverse), 0, kv_format.levels)", "np.rint((by_group - zero) * inverse)", "rounding",
          "held between"),
     ),

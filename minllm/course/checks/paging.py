@@ -101,7 +101,7 @@ def copy_budget(copy_blocks):
     """A copy."""
     cache = np.ones((4, 1029), np.uint8)
     run = functools.partial(copy_blocks, cache, np.int32([(0, 2), (1, 3)]))
-    expect_bytes(run, {"cache": 2 * 1029}, {"cache": 2 * 1029}, "each byte of a block is copied by one thread.")
+    expect_bytes(run, {"cache": 2 * 1029}, {"to": 2 * 1029}, "each byte of a block is copied by one thread.")
 
 
 EXERCISES = (
@@ -158,8 +158,9 @@ EXERCISES = (
         title="copy on write: copy whole blocks of the cache",
         module="minllm.kernels.kv.copy_blocks",
         entry="copy_blocks",
-        task="This block of threads belongs to the pair copies[blockIdx.y], (source, destination), and to bytes from blockIdx.x * PIECE "
-        "to the next piece or the end of the row, cache.shape[1]. Thread t copies bytes t, t + THREADS, ... of that piece.",
+        task="This block of threads belongs to the pair copies[blockIdx.y], (source, destination), and to the bytes of a row from "
+        "blockIdx.x * PIECE to the next piece or the end of the row, cache.shape[1]. Thread t copies bytes t, t + THREADS, ... of that piece, "
+        "from row `source` of cache to row `destination` of `to`, which may be the cache itself.",
         hints=(
             "The last piece of a row is shorter than the others: min(row, (blockIdx.x + 1) * PIECE) ends it.",
             "range(start, stop, step) does in a kernel what it does in Python.",
