@@ -159,7 +159,7 @@ EXERCISES = (
         module="minllm.kernels.kv.copy_blocks",
         entry="copy_blocks",
         task="This block of threads belongs to the pair copies[blockIdx.y], (source, destination), and to the bytes of a row from "
-        "blockIdx.x * PIECE to the next piece or the end of the row, cache.shape[1]. Thread t copies bytes t, t + THREADS, ... of that piece, "
+        "blockIdx.x * PIECE to the next piece or the end of the row, cache.shape[1]. Thread t copies bytes t, t + THREADS, ... of it, "
         "from row `source` of cache to row `destination` of `to`, which may be the cache itself.",
         hints=(
             "The last piece of a row is shorter than the others: min(row, (blockIdx.x + 1) * PIECE) ends it.",
