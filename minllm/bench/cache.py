@@ -8,6 +8,7 @@ whose requests begin with one of a few system prompts, shows what prefix sharing
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -101,3 +102,17 @@ def line(name: str, played: Replay) -> str:
         name, f"{played.mean_batch:.1f}", max(played.batch), f"{played.mean_holding / total:.1%}", f"{played.waste:.2%}",
         played.preemptions, played.computed_tokens, f"{played.hit_rate:.1%}", len(played.batch),
     )  # fmt: skip
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown: a line a policy, a table a traffic."""
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in record["rows"]):
+        values = {(row["benchmark"], row["variant"]): row["value"] for row in record["rows"] if row["case"] == case}
+        headings = "| | sequences at a time | cache that holds tokens | waste | prompt tokens found |"
+        lines += ["", f"{case}:", "", headings, "| --- " * 5 + "|"]
+        for name in dict.fromkeys(variant for _, variant in values):
+            cells = [f"{values['cache sequences', name]:.0f}"]
+            cells += [f"{values[f'cache {what}', name]:.1f} %" for what in ("with tokens", "waste", "hits")]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines).strip()

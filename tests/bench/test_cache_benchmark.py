@@ -8,7 +8,8 @@ import pytest
 from minllm.bench import cache as benchmark
 from minllm.cache.replay import replay
 
-RECORD = Path(__file__).parents[2] / "docs/results/cache_traffic.json"
+DOCS = Path(__file__).parents[2] / "docs"
+RECORD = DOCS / "results/cache_traffic.json"
 
 
 def test_the_tables_and_the_record(tmp_path, monkeypatch, capsys):
@@ -39,3 +40,9 @@ def test_paged_waste_at_block_16_is_recorded_below_4_percent():
     case = benchmark.case_name(benchmark.CHAT)
     assert rows["cache waste", case, "paged, blocks of 16"] < 4
     assert rows["cache with tokens", case, "contiguous"] == pytest.approx(20.4, abs=1), "the paper's figure 2 has 20.4 % for its baseline"
+
+
+def test_the_page_follows_the_record():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- cache policies: begin -->")[1].split("<!-- cache policies: end -->")[0].strip()
+    assert shown == benchmark.table(json.loads(RECORD.read_text())), "`minllm bench cache --json` and cache.table write both"
