@@ -235,6 +235,20 @@ def bench_accuracy(
         benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
 
 
+@bench_app.command("cache")
+def bench_cache(
+    requests: Annotated[int, typer.Option(min=1, help="How many the traffic has.")] = 2000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Cache policies on one chat traffic: how many sequences fit, how much memory holds no token. Counted; needs no GPU."""
+    with user_errors():
+        from minllm.bench import cache as benchmark
+
+        benchmark.run(json_file, requests)
+
+
 @bench_app.command("virtual")
 def bench_virtual(
     json_file: Annotated[
