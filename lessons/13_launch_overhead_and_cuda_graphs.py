@@ -420,7 +420,7 @@ show_source(DecodeGraph.step)
 
 # %% tags=["hide-input"]
 show_source(
-    DecodeGraph._launch_kernels,
+    DecodeGraph.launch_kernels,
     notes={
         "forward(": "The same forward pass that reads prompts.",
         "advance(tokens": "Writes the inputs of the step after this one.",

@@ -7,6 +7,7 @@ python tools/record_lessons.py --results FOLDER     write elsewhere
 
 copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
 cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
+launch      microseconds of the host for a launch, as `minllm bench launch` measures them
 batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
 length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
 """
@@ -25,6 +26,7 @@ import numpy as np
 from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import write_shape
 from minllm.bench.kernel_case import BFLOAT16, rounded
+from minllm.bench.launch import rows as launch_rows
 from minllm.bench.noise import Noise
 from minllm.bench.record import Record, Row, file_name, merged, new_record
 from minllm.bench.shapes import SHAPES
@@ -106,13 +108,18 @@ def write(path: Path, record: Record) -> None:
 def main() -> int:
     """Measure everything, or a part, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=("copy", "cache", "model"), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=("copy", "cache", "launch", "model"), help="may be repeated")
     parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3)}
-    parts = dict(copy=lambda: copy_rows(ops, clock), cache=lambda: cache_rows(ops, clock, device.l2_bytes), model=model_rows)
+    parts = dict(
+        copy=lambda: copy_rows(ops, clock),
+        cache=lambda: cache_rows(ops, clock, device.l2_bytes),
+        launch=lambda: launch_rows(ops),
+        model=model_rows,
+    )
     rows = []
     for name in options.only or parts:
         for row in parts[name]():
