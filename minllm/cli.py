@@ -256,6 +256,24 @@ def bench_perplexity(
         benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
 
 
+@bench_app.command("accuracy")
+def bench_accuracy(
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.BFLOAT16,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="Of the text to read; default all, which takes a CPU long.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """What each format of a quantised KV cache costs in quality: perplexity, logit error, and how often the likeliest token stays."""
+    with user_errors():
+        from minllm.bench import accuracy as benchmark
+
+        benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
+
+
 @bench_app.command("simulator")
 def bench_simulator(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,
@@ -286,6 +304,12 @@ def plan(
     kv_dtype: Annotated[str | None, typer.Option(help="Of cached keys and values; default as the weights.", show_default=False)] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
     memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
+    kv_policy: Annotated[str, typer.Option(help="How the cache is kept: contiguous, paged or virtual.")] = "paged",
+    block_size: Annotated[int, typer.Option(help="Tokens in a block of a paged cache.")] = 16,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens that a contiguous cache sets aside for a sequence; default the model's.", show_default=False)
+    ] = None,
+    caches: Annotated[bool, typer.Option("--caches", help="Also compare all policies and formats of the cache.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward moves and computes.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
@@ -296,8 +320,9 @@ def plan(
         from minllm.planning import command
 
         wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
-        formats = dict(dtype=dtype, kv_dtype=kv_dtype)
-        command.run(model, gpu, **formats, stages=stages, json_file=json_file, memory_share=memory_share, **wishes)
+        cache = dict(kv_dtype=kv_dtype, kv_policy=kv_policy, block_size=block_size, max_model_len=max_model_len)
+        wishes |= dict(memory_share=memory_share)
+        command.run(model, gpu, dtype=dtype, **cache, caches=caches, stages=stages, json_file=json_file, **wishes)
 
 
 @app.command()

@@ -30,6 +30,7 @@ SECONDS = 500  # after which a part counts as failed
 BENCHMARKS = (
     ("perplexity", "--model", "bundled"),
     ("perplexity", "--model", "draft"),
+    ("accuracy",),
     ("generate", "--model", "bundled", *LENGTHS),
     ("generate", "--model", "llama-3.2-1b", *LENGTHS),
     ("kernels",),

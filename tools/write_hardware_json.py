@@ -78,13 +78,13 @@ def work(benchmark: str, sizes: list[int], item: int = 2) -> tuple[int, int]:
 def hardware_text() -> str:
     """The content of hardware.json."""
     from minllm.hardware import GPUS
-    from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS
+    from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables
     from minllm.planning.presets import PRESETS, preset_values
 
     tables = dict(
         gpus={name: asdict(gpu) for name, gpu in GPUS.items()},
         weight_formats={name: asdict(one) for name, one in WEIGHT_FORMATS.items()},
-        kv_itemsizes=KV_ITEMSIZES,
+        kv_formats=kv_format_tables(),
         presets={name: preset_values(name) for name in (*PRESETS, "bundled")},
         measured_kernels=measured_kernels(),
     )

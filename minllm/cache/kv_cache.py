@@ -2,29 +2,39 @@
 
 Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a token: 2 * layers * kv_heads * head_dim * itemsize, for
 Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is `block_pool.BlockPool`'s business.
+
+A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from minllm.kernels.quantization.cache import allocate
+from minllm.kernels.quantization.formats import KvFormat
 from minllm.ops.protocol import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What fixes the size of a cache apart from its number of blocks."""
+    """What fixes the size of a cache apart from its number of blocks. `format` None keeps numbers of `dtype` as they are."""
 
     num_layers: int
     block_size: int  # tokens
     kv_heads: int
     head_dim: int
     dtype: np.dtype
+    format: KvFormat | None = None
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers, keys and values together."""
-        return 2 * self.num_layers * self.block_size * self.kv_heads * self.head_dim * np.dtype(self.dtype).itemsize
+        return 2 * self.num_layers * self.block_size * self.kv_heads * self.bytes_a_head
+
+    @property
+    def bytes_a_head(self) -> int:
+        """Bytes of one KV head of one token, of keys or of values: codes and their scales where it is quantised."""
+        return self.head_dim * np.dtype(self.dtype).itemsize if self.format is None else self.format.bytes_a_head
 
 
 class KVCache:
@@ -36,10 +46,26 @@ class KVCache:
     def __init__(self, ops, shape: CacheShape, num_blocks: int):
         self.shape = shape
         self.num_blocks = num_blocks
-        array_shape = (num_blocks, shape.block_size, shape.kv_heads, shape.head_dim)
-        self.layers = [
-            LayerCache(key=ops.zeros(array_shape, shape.dtype), value=ops.zeros(array_shape, shape.dtype)) for _ in range(shape.num_layers)
-        ]
+        self.layers = [LayerCache(self._half(ops), self._half(ops)) for _ in range(shape.num_layers)]
+
+    def _half(self, ops):
+        """Room for the keys, or the values, of one layer."""
+        shape = self.shape
+        if shape.format is not None:
+            return allocate(shape.format, self.num_blocks, shape.block_size, shape.kv_heads, ops.zeros, ops.array)
+        return ops.zeros((self.num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)
+
+    def calibrate(self, offsets: np.ndarray, scales: np.ndarray | None, ops) -> None:
+        """What a quantised cache must know of the model before anything is written: see engine/calibration.py.
+
+        offsets: float32 [layers, kv_heads, head_dim], subtracted from keys. scales: float32 [layers, 2, kv_heads] of an fp8 cache's keys
+        and values, else None.
+        """
+        for i, layer in enumerate(self.layers):
+            found = {} if scales is None else dict(scales=ops.array(scales[i, 0]))
+            layer.key = replace(layer.key, offset=ops.array(offsets[i]), **found)
+            if scales is not None:
+                layer.value = replace(layer.value, scales=ops.array(scales[i, 1]))
 
     @property
     def block_size(self) -> int:

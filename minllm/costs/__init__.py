@@ -5,15 +5,17 @@ all of them, out * in numbers of memory traffic. With one token there are two op
 that a GPU could do in that time: decoding one sequence is bound by memory, and its floor is bytes / bandwidth. A prefill of thousands of
 tokens reads the same bytes for thousands of times the work, and its floor is operations / tensor-core rate.
 
-    parameters.py   how many numbers a model has, and the bytes of its weights and of a token's keys and values
-    stages.py       every stage of a forward by itself: bytes of weights, cache and activations, operations
-    steps.py        the sum over the stages: a decode step and a prefill, the floors that everything else uses
-    parallel.py     one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
+    parameters.py      how many numbers a model has, and the bytes of its weights and of a token's keys and values
+    stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations
+    steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
+    cache_policies.py  what a cache sets aside for a sequence under each policy, and how much of it holds no token
+    parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
 
 Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009), section 3.
 """
 
+from minllm.costs.cache_policies import CachePolicy, batch_bytes, wasted_share
 from minllm.costs.parallel import all_reduce_bytes, shard
 from minllm.costs.parameters import (
     head_parameters,
@@ -29,9 +31,11 @@ from minllm.costs.stages import Stage, decode_stages, prefill_stages
 from minllm.costs.steps import Cost, decode_step, prefill
 
 __all__ = [
+    "CachePolicy",
     "Cost",
     "Stage",
     "all_reduce_bytes",
+    "batch_bytes",
     "decode_stages",
     "decode_step",
     "head_parameters",
@@ -44,5 +48,6 @@ __all__ = [
     "shape_of",
     "shard",
     "ungrouped_kv_bytes_per_token",
+    "wasted_share",
     "weight_bytes",
 ]

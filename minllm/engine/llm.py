@@ -27,7 +27,8 @@ class LLM:
     model: a Hugging Face model directory; None is the small model of Python code that comes with minllm.
     device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
     dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
-    kv_cache_dtype, quantization: only "auto" and None in this version.
+    kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8") or
+    "fp8_e5m2" (kernels/quantization/formats.py). quantization: only None in this version.
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
     block_size: tokens in a block of the KV cache. gpu_memory_utilization: the share of the GPU's memory to use in all.

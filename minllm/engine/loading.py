@@ -8,13 +8,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minllm.cache.block_pool import BlockPool
 from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.engine.calibration import calibrate
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
-from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
+from minllm.errors import CheckpointError, InvalidOptionError, KernelArgumentError, OutOfMemoryError
+from minllm.kernels.quantization.formats import kv_format
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
@@ -67,16 +71,30 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     ops = _make_ops(device, dtype, options)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
-    shape = CacheShape(config.num_hidden_layers, options.block_size, config.num_key_value_heads, config.head_dim, ops.dtype)
+    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
+    calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     num_blocks = num_blocks_that_fit(shape, _cache_budget(device, ops, config, options), options.max_num_seqs, wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, num_blocks * options.block_size)
     cache = KVCache(ops, shape, num_blocks)
+    if calibration is not None:
+        cache.calibrate(calibration.offsets, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
     eos_token_ids = _eos_token_ids(generation_config, config)
     pool = BlockPool(num_blocks)
     return Engine(
         directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, pool, runner,
     )  # fmt: skip
+
+
+def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
+    """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
+    found = None
+    if kv_cache_dtype != "auto":
+        try:
+            found = kv_format(kv_cache_dtype, config.head_dim)
+        except KernelArgumentError as error:
+            raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
+    return CacheShape(config.num_hidden_layers, block_size, config.num_key_value_heads, config.head_dim, dtype, found)
 
 
 def _wanted_model_len(options: EngineOptions, config: ModelConfig) -> int:
@@ -124,6 +142,8 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
     from minllm.ops.own_kernels import own_kernels
 
     own = own_kernels(options.kernel_variants)
+    if "attention" in own and options.kv_cache_dtype != "auto":
+        raise InvalidOptionError("Your own attention reads a plain cache: give kv_cache_dtype='auto' with it.")
     if len(own) < len(options.kernel_variants):
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
     from minllm.ops.simulated_stage import SimulatedStageOps

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.kernels.quantization.formats import ALIASES, KV_FORMATS
 from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -48,7 +50,7 @@ class EngineOptions:
         _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
-        _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, '"auto", which is dtype, in this version')
+        _check(self.kv_cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)

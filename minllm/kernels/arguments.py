@@ -9,13 +9,13 @@ FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.b
 INDEX_DTYPES = (np.dtype(np.int32),)
 
 
-def check_array(name, array, dtypes, /, **axes):
-    """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes (None: any), and is C-contiguous.
+def check_array(name, array, dtypes, /, gaps=False, **axes):
+    """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes (None: any), and is C-contiguous or `gaps` is true.
 
     check_array("weight", weight, (x.dtype,), hidden=64) accepts an array of shape (64,) in the dtype of x.
     """
     fits = len(array.shape) == len(axes) and all(size in (None, extent) for extent, size in zip(array.shape, axes.values(), strict=True))
-    contiguous = not isinstance(array, np.ndarray) or array.flags.c_contiguous
+    contiguous = gaps or (array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous)
     if fits and contiguous and array.dtype in dtypes:
         return  # launches are frequent: nothing is put into words before something is wrong
     given = f"{name} is {array.dtype} {list(array.shape)}"

@@ -50,6 +50,6 @@ class Specimen:
         return self.kernel.compile(*self.arguments, compute_capability=compute_capability)
 
 
-def array(dtype, rank):
-    """The type of a C-contiguous array; dtype is a Numba type, or one of "float32", "float16", "bfloat16"."""
-    return types.Array(DTYPES.get(dtype, dtype), rank, "C")
+def array(dtype, rank, gaps=False):
+    """The type of an array, C-contiguous or with gaps; dtype is a Numba type, or one of "float32", "float16", "bfloat16"."""
+    return types.Array(DTYPES.get(dtype, dtype), rank, "A" if gaps else "C")

@@ -39,7 +39,10 @@ class Batch:
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer. The cache that a forward takes is a list of these, one for each layer."""
+    """Keys and values of one layer. The cache that a forward takes is a list of these, one for each layer.
+
+    Where the cache is quantised each is a kernels.quantization.cache.QuantizedCache of this shape.
+    """
 
     key: Array  # [num_blocks, block_size, kv_heads, head_dim]
     value: Array  # [num_blocks, block_size, kv_heads, head_dim]

@@ -28,6 +28,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("memory", f"{giga(plan.memory_bytes)}{each}, of which {100 * wishes.memory_share:.0f} % to use: {giga(plan.budget_bytes)}"),
         ("  weights", f"{giga(plan.weight_bytes)}{each}: {plan.parameters / 1e9:.3g} billion numbers in {wishes.dtype}"),
         ("  KV cache", f"{giga(plan.kv_bytes)}{each} for {wishes.batch:,} x {wishes.context:,} tokens in {wishes.kv_dtype}"),
+        ("", policy_words(plan)),
         ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits"),
         ("  in all", f"{giga(used)}{each}: {'fits' if plan.fits else f'does not fit, {giga(used - plan.budget_bytes)} too much'}"),
         ("KV bytes a token", kv_line(plan)),
@@ -55,6 +56,17 @@ def stage_table(title: str, stages: list[Stage]) -> Table:
         operations = stage.flops + stage.other_flops
         table.add_row(stage.name, *map(short_size, moved), three_figures(operations / 1e9), three_figures(stage.arithmetic_intensity))
     return table
+
+
+def policy_words(plan: Plan) -> str:
+    """The cache's policy, and how much of what it sets aside waits unused."""
+    policy = plan.wishes.policy
+    sizes = {
+        "contiguous": f"contiguous, {policy.max_model_len or 0:,} tokens for each",
+        "paged": f"paged in blocks of {policy.block_size}",
+        "virtual": "virtual in pages of 2 MiB",
+    }
+    return f"{sizes[policy.name]}: {100 * plan.kv_wasted_share:.1f} % of it waits unused"
 
 
 def kv_line(plan: Plan) -> str:

@@ -12,16 +12,30 @@ from minllm.costs import Stage
 from minllm.hardware import gpu_named, read_measurements
 from minllm.models.config import ModelConfig
 from minllm.planning import card
-from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, format_name
+from minllm.planning.caches import cache_table, compare_caches
+from minllm.planning.formats import WEIGHT_FORMATS, format_name, kv_itemsize
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
 from minllm.planning.presets import find_config
 
 
 def run(
-    model: str | None, gpu: str, *, dtype: str | None, kv_dtype: str | None, stages: bool = False, json_file: Path | None = None, **wishes
+    model: str | None,
+    gpu: str,
+    *,
+    dtype: str | None,
+    kv_dtype: str | None,
+    kv_policy: str,
+    block_size: int,
+    max_model_len: int | None,
+    caches: bool = False,
+    stages: bool = False,
+    json_file: Path | None = None,
+    **wishes,
 ) -> None:
-    """Print the plan, with `stages` also what each stage moves and computes; without a model, what was predicted and measured on that GPU.
+    """Print the plan; without a model, what was predicted and measured on that GPU.
+
+    With `stages` also what each stage moves and computes, with `caches` also all policies and formats of the cache beside each other.
 
     Raises InvalidOptionError and CheckpointError.
     """
@@ -36,11 +50,14 @@ def run(
     weights = format_name(dtype, "--dtype") if dtype else config.dtype or "bfloat16"
     cached = format_name(kv_dtype, "--kv-dtype") if kv_dtype else weights if WEIGHT_FORMATS[weights].matrix_itemsize >= 2 else "bfloat16"
     context = wishes.pop("context") or min(4096, config.max_position_embeddings)
-    plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, **wishes))
+    policy = costs.CachePolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
+    plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
     number = f"{plan.wishes.tensor_parallel} x " if plan.wishes.tensor_parallel > 1 else ""
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan)))
     if context > config.max_position_embeddings:
         console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
+    if caches:
+        console.print("", cache_table(compare_caches(config, limits, plan.wishes)), sep="\n")
     by_phase = phases(config, plan.wishes)
     for phase, listed in by_phase.items() if stages else ():
         console.print("", card.stage_table(f"{phase}, stage by stage{' (one GPU)' if number else ''}", listed), sep="\n")
@@ -54,7 +71,7 @@ def run(
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
     """The stages of one GPU's part of a decode step and of a prefill."""
     weights, part = WEIGHT_FORMATS[wishes.dtype], costs.shard(config, wishes.tensor_parallel)
-    sizes = (weights.itemsize, KV_ITEMSIZES[wishes.kv_dtype], weights.matrix_itemsize)
+    sizes = (weights.itemsize, kv_itemsize(wishes.kv_dtype, config.head_dim), weights.matrix_itemsize)
     return dict(
         decode=costs.decode_stages(part, wishes.batch, wishes.context, *sizes),
         prefill=costs.prefill_stages(part, wishes.context, *sizes),

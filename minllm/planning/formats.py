@@ -6,9 +6,11 @@ multiply at the 16-bit rate. A GPU without bfloat16 computes in float16.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
 from minllm.hardware import Gpu
+from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUPS, PAIR_BYTES, kv_format
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ WEIGHT_FORMATS = {
     "int8": WeightFormat(1, 2, ("int8_tops", *SIXTEEN_BITS)),
     "int4": WeightFormat(0.5, 2, SIXTEEN_BITS),
 }
-KV_ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1, "int4": 0.5}
-SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}
+KV_ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+QUANTIZED_KV = {"float8": "fp8_e4m3", "int8": "int8", "int4": "int4"}  # name here -> of kernels/quantization/formats.py
+SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8", "fp8_e4m3": "float8", "fp8_e5m2": "float8"}
 
 
 def format_name(name: str, option: str) -> str:
@@ -40,6 +43,28 @@ def format_name(name: str, option: str) -> str:
         allowed = ", ".join([*WEIGHT_FORMATS, *SHORT])
         raise InvalidOptionError(f"{option} {name} is not allowed: it is one of {allowed}.")
     return full
+
+
+def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
+    """Bytes that a cached number takes, its part of the scales included: exactly, so that bytes of whole tokens stay whole.
+
+    int8 with a scale and a zero of 2 bytes for each head of 128 takes 132 / 128. Raises KernelArgumentError where the format needs another
+    head_dim.
+    """
+    if name in KV_ITEMSIZES:
+        return KV_ITEMSIZES[name]
+    return Fraction(kv_format(QUANTIZED_KV[name], head_dim).bytes_a_head, head_dim)
+
+
+def kv_format_tables() -> dict[str, dict]:
+    """What kv_itemsize knows, for code that is not Python: bits of a code, bytes of a group's scale and zero, sizes of groups to try,
+    and what a head's size must be a multiple of."""
+    tables = {name: dict(bits=8 * size, scale_bytes=0, groups=(), multiple=1) for name, size in KV_ITEMSIZES.items()}
+    for name, full in QUANTIZED_KV.items():
+        groups = INT4_GROUPS if full == "int4" else ()
+        scale_bytes = PAIR_BYTES if full.startswith("int") else 0
+        tables[name] = dict(bits=CODE_BITS[full], scale_bytes=scale_bytes, groups=groups, multiple=CHUNK_BITS // CODE_BITS[full])
+    return tables
 
 
 def best_rate(gpu: Gpu, weights: str) -> tuple[float, str]:

@@ -1,7 +1,7 @@
 """From a shape and a GPU to memory, the largest batch, floors, tokens a second and cost. All counts come from minllm.costs.
 
 Memory on each GPU: its weights, the room that one forward needs (cache/capacity.py), and what is left of a share of the memory for keys and
-values, in blocks of 16 tokens, as the engine divides it.
+values, as the cache's policy divides it (costs/cache_policies.py).
 
 Time: a step takes at least the longer of moving its bytes and doing its operations, and with several GPUs the all-reduces on top, which
 nothing can overlap, because what follows needs their sum. So tokens a second here are what no engine can exceed, not what one will reach.
@@ -18,9 +18,8 @@ from minllm.costs.parameters import key_value_width, query_width
 from minllm.errors import InvalidOptionError
 from minllm.hardware import Gpu
 from minllm.models.config import ModelConfig
-from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, best_rate
+from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize
 
-BLOCK_SIZE = 16  # tokens
 STEP_TOKENS = 2048  # of a step, at least: the engine's max_num_batched_tokens
 
 
@@ -35,6 +34,7 @@ class Wishes:
     tensor_parallel: int = 1
     price_per_hour: float | None = None  # of one GPU, in any currency
     memory_share: float = 0.9
+    policy: costs.CachePolicy = costs.CachePolicy()
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel"):
@@ -84,7 +84,8 @@ class Plan:
     all_kv_bytes_per_token: int
     ungrouped_kv_bytes_per_token: int
     kv_bytes_per_token: int
-    kv_bytes: int  # of the batch at its context
+    kv_bytes: int  # set aside for the batch at its context
+    kv_wasted_share: float  # of kv_bytes that hold no token
     activation_bytes: int
     memory_bytes: int
     budget_bytes: int  # memory times memory_share
@@ -116,7 +117,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         raise InvalidOptionError(
             f"context {wishes.context} is not allowed: this model has learned positions for {config.max_position_embeddings} tokens."
         )
-    weights, kv_item = WEIGHT_FORMATS[wishes.dtype], KV_ITEMSIZES[wishes.kv_dtype]
+    weights, kv_item = WEIGHT_FORMATS[wishes.dtype], kv_itemsize(wishes.kv_dtype, config.head_dim)
     part = costs.shard(config, wishes.tensor_parallel)
     sizes = (weights.itemsize, kv_item, weights.matrix_itemsize)
     tflops, tflops_source = best_rate(gpu, wishes.dtype)
@@ -130,6 +131,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     prompt = costs.prefill(part, wishes.context, *sizes)
     part_weights = costs.weight_bytes(part, weights.itemsize, weights.matrix_itemsize)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
+    sequence_bytes = wishes.policy.allocated_bytes(wishes.context, kv_token)
     budget = int(gpu.memory_gb * 1e9 * wishes.memory_share)
     return Plan(
         wishes=wishes,
@@ -139,11 +141,12 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         all_kv_bytes_per_token=costs.kv_bytes_per_token(config, kv_item),
         ungrouped_kv_bytes_per_token=costs.ungrouped_kv_bytes_per_token(config, kv_item),
         kv_bytes_per_token=kv_token,
-        kv_bytes=wishes.batch * cached_tokens(wishes.context) * kv_token,
+        kv_bytes=wishes.batch * sequence_bytes,
+        kv_wasted_share=1 - wishes.context * kv_token / sequence_bytes,
         activation_bytes=forward_bytes(part, wishes.batch, weights.itemsize),
         memory_bytes=int(gpu.memory_gb * 1e9),
         budget_bytes=budget,
-        largest_batch=largest_batch(part, budget - part_weights, cached_tokens(wishes.context) * kv_token, weights.itemsize),
+        largest_batch=largest_batch(part, budget - part_weights, sequence_bytes, weights.itemsize),
         bandwidth_tb_s=gpu.ceiling_tb_s,
         bandwidth_source=gpu.ceiling_source,
         tflops=tflops,
@@ -152,11 +155,6 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         decode=floor(decode, wishes.batch, wishes.batch, wishes.batch),
         prefill=floor(prompt, wishes.context, 1, wishes.context),
     )
-
-
-def cached_tokens(context: int) -> int:
-    """`context` rounded up to whole blocks."""
-    return -(-context // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:

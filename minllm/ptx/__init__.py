@@ -3,7 +3,7 @@
 Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. What is where:
 
     arithmetic, convert, convert_fp8     fast functions, and floats of 16 and 8 bits
-    memory                               128-bit loads and stores, cp.async
+    memory, array_layout                 128-bit loads and stores, cp.async; where the tokens of a cache lie
     matrix, mma                          tiles to and from registers, and a warp's tensor-core products
     barrier, fence                       mbarriers, named barriers, and what makes stores visible to asynchronous units
     bulk_copy, tensor_copy               copies of runs and tiles beside the threads; swizzle says how tiles lie
@@ -15,7 +15,11 @@ from minllm.ptx.arithmetic import (
     ex2,
     prmt,
     rcp,
+    rcp_rn,
     tanh_approx,
+)
+from minllm.ptx.array_layout import (
+    token_stride,
 )
 from minllm.ptx.barrier import (
     bar_arrive,
@@ -66,6 +70,7 @@ from minllm.ptx.convert import (
     float_as_uint,
     pack_bf16x2,
     pack_f16x2,
+    round_to_uint,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
@@ -123,6 +128,7 @@ from minllm.ptx.memory import (
     prefetch_l2,
     shared_address,
     store_32,
+    store_64,
     store_128,
 )
 from minllm.ptx.mma import (
@@ -265,6 +271,8 @@ __all__ = [
     "prefetch_tensormap",
     "prmt",
     "rcp",
+    "rcp_rn",
+    "round_to_uint",
     "setmaxnreg_dec",
     "setmaxnreg_inc",
     "shared_address",
@@ -279,7 +287,9 @@ __all__ = [
     "stmatrix_x4_trans",
     "store_128",
     "store_32",
+    "store_64",
     "tanh_approx",
+    "token_stride",
     "uint_as_float",
     "unpack_bf16x2",
     "unpack_e4m3x2",

@@ -21,6 +21,12 @@ def rcp(x):
         return np.float32(1 / np.float64(x))
 
 
+def rcp_rn(x):
+    """rcp_rn(x) -> 1/x, float32, correctly rounded, as NumPy divides. PTX ISA, "rcp.rn.f32"."""
+    with np.errstate(divide="ignore"):
+        return np.float32(1) / np.float32(x)
+
+
 def tanh_approx(x):
     """tanh_approx(x), float32, relative error about 2**-11. PTX ISA, "tanh.approx.f32"."""
     return np.float32(np.tanh(np.float64(x)))
@@ -35,5 +41,6 @@ def prmt(low, high, selector):
 
 ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f", "f", emulation=ex2)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f", emulation=rcp)
+rcp_rn = instruction("rcp.rn.f32 $0, $1;", "f", "f", emulation=rcp_rn)
 tanh_approx = instruction("tanh.approx.f32 $0, $1;", "f", "f", emulation=tanh_approx)
 prmt = instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr", emulation=prmt)

@@ -198,6 +198,30 @@ store_32_emulation.__name__ = "store_32"
 emulated(store_32, store_32_emulation)
 
 
+def store_64_emulation(array, index, word0, word1):
+    """store_64(array, index, w0, w1): write 8 bytes from element `index` on, aligned to 8 bytes. PTX ISA, "st", vector v2."""
+    words = [int(word) & 0xFFFFFFFF for word in (word0, word1)]
+    array.window(index, 8, alignment=8, kind="write")[:] = np.array(words, np.uint32).view(np.uint8)
+
+
+@intrinsic
+def store_64(typing_context, array, index, word0, word1):
+    def lower(context, builder, signature, arguments):
+        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        vector = ir.Constant(ir.VectorType(I32, 2), ir.Undefined)
+        for i in range(2):
+            word = context.cast(builder, arguments[2 + i], signature.args[2 + i], types.uint32)
+            vector = builder.insert_element(vector, word, I32(i))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return types.void(array, index, word0, word1), lower
+
+
+store_64_emulation.__name__ = "store_64"
+emulated(store_64, store_64_emulation)
+
+
 def shared_address_emulation(array, index):
     """shared_address(array, index) -> uint32: where element `index` lies in the block's shared window. PTX ISA, "cvta.to.shared"."""
     return array.base + int(index) * array.dtype.itemsize

@@ -60,7 +60,7 @@ def report_tile(tensor_map, corner, kind):
     *outer, inner = overlap(tensor_map, corner)[0]
     for index in itertools.product(*(range(part.start, part.stop) for part in outer)):
         if inner.stop > inner.start:
-            start = int(np.ravel_multi_index((*index, inner.start), array.shape)) * itemsize
+            start = sum(position * stride for position, stride in zip((*index, inner.start), array.strides))
             thread.block.monitor.access(thread, array, array.base + start, (inner.stop - inner.start) * itemsize, kind, frame)
 
 

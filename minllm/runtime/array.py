@@ -1,4 +1,4 @@
-"""An array in device memory: a pointer, a shape, a dtype, and a reference that keeps the memory alive."""
+"""An array in device memory: a pointer, a shape, strides, a dtype, and a reference that keeps the memory alive."""
 
 import math
 from typing import Any
@@ -9,21 +9,35 @@ from minllm.errors import KernelArgumentError
 
 
 class DeviceArray:
-    """A C-contiguous array on the GPU, with as much of NumPy's interface as a forward pass needs.
+    """An array on the GPU, with as much of NumPy's interface as a forward pass needs.
 
     `pointer` is the address of the first element. `block` owns the memory and is shared by all views; when the last of them is
     dropped, the memory goes back to its pool. `kernel_parameter` is where the launcher keeps what it derives from the others.
+    Arrays are C-contiguous unless `strides` (bytes from one element to the next along each axis) say otherwise: a layer of a cache in
+    which the layers of a token lie side by side is a view with gaps. Such a view cannot be copied or filled as a whole.
     """
 
-    __slots__ = ("pointer", "shape", "dtype", "block", "memory", "kernel_parameter")
+    __slots__ = ("pointer", "shape", "dtype", "block", "memory", "kernel_parameter", "_strides")
 
-    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: Any, block: Any, memory: Any):
+    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: Any, block: Any, memory: Any, strides: tuple[int, ...] | None = None):
         self.pointer = pointer
         self.shape = tuple(map(int, shape))
         self.dtype = np.dtype(dtype)
         self.block = block
         self.memory = memory  # copies and fills: see memory.CudaMemory
         self.kernel_parameter = None
+        is_contiguous = strides is None or tuple(strides) == contiguous_strides(self.shape, self.dtype.itemsize)
+        self._strides = None if is_contiguous else tuple(map(int, strides))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        return contiguous_strides(self.shape, self.dtype.itemsize) if self._strides is None else self._strides
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow each other without gaps, the last axis fastest."""
+        return self._strides is None
 
     @property
     def ndim(self) -> int:
@@ -54,11 +68,12 @@ class DeviceArray:
             extents[extents.index(-1)] = self.size // known if known else 0
         if math.prod(extents) != self.size or min(extents, default=1) < 0:
             raise KernelArgumentError(f"an array of shape {self.shape} cannot be reshaped to {shape}")
-        return DeviceArray(self.pointer, tuple(extents), self.dtype, self.block, self.memory)
+        strides = None if self._strides is None else reshaped_strides(self.shape, self._strides, tuple(extents))
+        return DeviceArray(self.pointer, tuple(extents), self.dtype, self.block, self.memory, strides)
 
     def __getitem__(self, index: Any) -> "DeviceArray":
         """A view of a row (an int) or of neighbouring rows (a slice with step 1) along the first axis."""
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        row_bytes, strides = self.strides[0], self._strides
         if isinstance(index, slice):
             start, stop, step = index.indices(self.shape[0])
             if step != 1:
@@ -68,12 +83,13 @@ class DeviceArray:
             start = int(index) + (self.shape[0] if index < 0 else 0)
             if not 0 <= start < self.shape[0]:
                 raise IndexError(f"index {index} of an axis of {self.shape[0]}")
-            shape = self.shape[1:]
-        return DeviceArray(self.pointer + start * row_bytes, shape, self.dtype, self.block, self.memory)
+            shape, strides = self.shape[1:], strides and strides[1:]
+        return DeviceArray(self.pointer + start * row_bytes, shape, self.dtype, self.block, self.memory, strides)
 
     def view(self, dtype: Any) -> "DeviceArray":
         """The same bytes as elements of another dtype; the last axis grows or shrinks accordingly."""
         dtype = np.dtype(dtype)
+        self.check_contiguous("seen as another dtype")
         last = self.shape[-1] * self.dtype.itemsize
         if last % dtype.itemsize:
             raise KernelArgumentError(f"rows of {last} bytes cannot be seen as {dtype}")
@@ -81,6 +97,7 @@ class DeviceArray:
 
     def copy_to_host(self) -> np.ndarray:
         """A NumPy array of the same contents; waits for the kernels that were launched before."""
+        self.check_contiguous("copied to the host")
         host = np.empty(self.shape, self.dtype)
         if self.nbytes:
             self.memory.copy_to_host(address_of(host), self.pointer, self.nbytes)
@@ -90,14 +107,49 @@ class DeviceArray:
         """Overwrite with a NumPy array of the same shape and dtype, in order with the kernels launched before and after."""
         if tuple(host.shape) != self.shape or host.dtype != self.dtype:
             raise KernelArgumentError(f"cannot copy a {host.dtype} {host.shape} host array to a {self.dtype} {self.shape} device array")
+        self.check_contiguous("copied to")
         host = np.ascontiguousarray(host)
         if self.nbytes:
             self.memory.copy_to_device(self.pointer, address_of(host), self.nbytes)
 
     def fill_bytes(self, value: int) -> None:
         """Set every byte to `value` (0 to 255): 0 makes zeros of any dtype."""
+        self.check_contiguous("filled")
         if self.nbytes:
             self.memory.fill(self.pointer, value, self.nbytes)
+
+    def check_contiguous(self, use: str) -> None:
+        """Raise KernelArgumentError for a view with gaps, which cannot be put to this use."""
+        if self._strides is not None:
+            raise KernelArgumentError(f"an array of shape {self.shape} and strides {self._strides} has gaps and cannot be {use} as a whole")
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides of a C-contiguous array, in bytes."""
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    return tuple(strides)
+
+
+def reshaped_strides(shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a view of the same elements in another shape; KernelArgumentError where an axis would reach over a gap."""
+    runs: list[list[int]] = []  # [elements, stride] of neighbouring axes without a gap between them, the last axes first
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1][0] *= extent
+        elif extent != 1:
+            runs.append([extent, stride])
+    found: list[int] = []
+    left, stride = 1, strides[-1]  # elements of the run that no axis has yet, and how far apart they are
+    for extent in reversed(new_shape):
+        if left == 1 and extent != 1:
+            left, stride = runs.pop(0)
+        if extent == 0 or left % extent:
+            raise KernelArgumentError(f"an array of shape {shape} and strides {strides} cannot be reshaped to {new_shape}: it has gaps")
+        found.insert(0, stride)
+        left, stride = left // extent, stride * extent
+    return tuple(found)
 
 
 def address_of(host: np.ndarray) -> int:

@@ -73,7 +73,7 @@ class CompiledKernel:
 
 
 def argument_type(value):
-    """The Numba type under which a kernel takes `value`: arrays by dtype and rank (C-contiguous), ints as int32, floats as float32.
+    """The Numba type under which a kernel takes `value`: arrays by dtype, rank and contiguity, ints as int32, floats as float32.
 
     None stays None: `if bias is not None:` in a kernel then decides at compile time, and the code for the other case is not there.
     """
@@ -97,7 +97,8 @@ def argument_type(value):
     if dtype is None or ndim is None:
         raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints, floats and None")
     element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
-    return types.Array(element, ndim, "C")
+    contiguous = value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", True)
+    return types.Array(element, ndim, "C" if contiguous else "A")
 
 
 def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):

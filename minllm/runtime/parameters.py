@@ -31,7 +31,7 @@ class ParameterBuffer(threading.local):
 
 
 buffer = ParameterBuffer()
-array_types: dict[tuple, int] = {}  # (dtype, axes) -> a small number that stands for it
+array_types: dict[tuple, int] = {}  # (dtype, axes, whether C-contiguous) -> a small number that stands for it
 
 
 def parameter(argument):
@@ -64,11 +64,10 @@ def pack_int(value):
 
 
 def array_parameter(array):
-    """`parameter` of a C-contiguous array on the GPU."""
-    itemsize, shape = array.dtype.itemsize, array.shape
-    strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    words = (0, 0, math.prod(shape), itemsize, array.pointer, *shape, *strides)
-    number = array_types.setdefault((array.dtype, len(shape)), len(array_types))
+    """`parameter` of an array on the GPU."""
+    shape = array.shape
+    words = (0, 0, math.prod(shape), array.dtype.itemsize, array.pointer, *shape, *array.strides)
+    number = array_types.setdefault((array.dtype, len(shape), array.is_contiguous), len(array_types))
     return number, struct.pack(f"<{len(words)}Q", *words)
 
 

@@ -8,10 +8,10 @@ go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` 
 dtype, box, swizzle and fill, so it is made once for all arrays that agree in those, and a launch finds it in a dictionary. It is kept
 as long as the process lives, because graphs may hold its address, in memory that never held another one.
 
-The array is C-contiguous, and the box counts elements along its axes, in its order. A tile lies in shared memory C-contiguous too, but for
-the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a line is 128 bytes, so that
-reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Elements outside of the array arrive as zeros (or NaN), and
-are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
+The elements of the array's last axis lie side by side, and the box counts elements along its axes, in its order. A tile lies in shared
+memory C-contiguous, but for the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a
+line is 128 bytes, so that reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Elements outside of the array
+arrive as zeros (or NaN), and are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
 """
 
 import functools
@@ -47,7 +47,7 @@ DATA_TYPES = {
 SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZLE_128B"}
 FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
 
-DESCRIPTORS = {}  # (address, shape, dtype, box, swizzle, fill, promotion) -> address of the descriptor
+DESCRIPTORS = {}  # (address, shape, strides, dtype, box, swizzle, fill, promotion) -> address of the descriptor
 free_places = []  # addresses of allocated descriptors that were never used
 
 
@@ -80,7 +80,7 @@ class TensorMap:
 
 
 def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
-    """The TensorMap of a C-contiguous array (NumPy or DeviceArray, 1 to 5 axes) in boxes of `box` elements.
+    """The TensorMap of an array (NumPy or DeviceArray, 1 to 5 axes, the last without gaps) in boxes of `box` elements.
 
     swizzle: 0, 32, 64 or 128; the box's last axis is that many bytes long. fill: what stands for elements outside, "zeros" or "nan".
     promotion: 128 or 256, how many bytes L2 fetches from memory at least. Raises KernelArgumentError for what the copy engine does not
@@ -90,7 +90,7 @@ def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
     if isinstance(array, np.ndarray):
         check_map(array, box, swizzle, fill)
         return TensorMap(array, box, swizzle, fill)
-    key = array.pointer, array.shape, array.dtype, box, swizzle, fill, promotion
+    key = array.pointer, array.shape, array.strides, array.dtype, box, swizzle, fill, promotion
     descriptor = DESCRIPTORS.get(key)
     if descriptor is None:
         check_map(array, box, swizzle, fill)
@@ -106,7 +106,7 @@ def check_map(array, box, swizzle, fill):
             raise KernelArgumentError(f"tensor map of {array.shape} {array.dtype} in boxes of {box}: {message}")
 
     itemsize = array.dtype.itemsize
-    row, inner = array.shape[-1] * itemsize if array.shape else 0, box[-1] * itemsize if box else 0
+    inner = box[-1] * itemsize if box else 0
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.pointer
     check(array.dtype in DATA_TYPES, f"the copy engine knows {', '.join(map(str, DATA_TYPES))}")
     check(1 <= len(array.shape) <= 5 and len(box) == len(array.shape), "array and box need the same number of axes, 1 to 5")
@@ -117,7 +117,9 @@ def check_map(array, box, swizzle, fill):
     check(fill == "zeros" or array.dtype.kind not in "iu", "only floating-point elements can be filled with NaN")
     check(inner % 16 == 0, f"the box's last axis is {inner} bytes long; it must be a multiple of 16")
     check(not swizzle or inner == swizzle, f"with swizzle {swizzle} the box's last axis must be {swizzle} bytes long, not {inner}")
-    check(len(array.shape) == 1 or row % 16 == 0, f"rows are {row} bytes long; pad them to a multiple of 16")
+    check(array.strides[-1] == itemsize, f"the elements of the last axis lie {array.strides[-1]} bytes apart, not side by side")
+    apart = [stride for stride in array.strides[:-1] if stride % 16]
+    check(not apart, f"rows are {apart and apart[-1]} bytes long; pad them to a multiple of 16")
     check(address % 16 == 0, "the array does not start at a multiple of 16 bytes")
 
 
@@ -129,8 +131,7 @@ def encode(array, box, swizzle, fill, promotion=256):
         return getattr(getattr(driver, f"CUtensorMap{group}"), f"CU_TENSOR_MAP_{value}")
 
     shape = array.shape
-    strides = [math.prod(shape[axis:]) * array.dtype.itemsize for axis in range(len(shape) - 1, 0, -1)]
-    strides = strides or [16]  # one axis has no stride, but the driver refuses an empty list
+    strides = array.strides[-2::-1] or [16]  # one axis has no stride, but the driver refuses an empty list
     fields = (
         name("DataType", f"DATA_TYPE_{DATA_TYPES[array.dtype]}"),
         len(shape),

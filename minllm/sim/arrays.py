@@ -25,8 +25,9 @@ def fail(what):
 
 
 class CheckedArray:
-    """A C-contiguous array in global, shared or local memory, indexed as Numba's arrays are, with both bounds checked.
+    """An array in global, shared or local memory, indexed as Numba's arrays are, with both bounds checked.
 
+    It is C-contiguous, or a view with gaps (a layer of a cache in which layers lie side by side): no access may touch a gap.
     space: "global", "shared", "local" or "constant". base: bytes from the start of the argument or declaration that this is a part
     of; in shared memory, the address in the block's shared memory. name: the argument or variable, "" where unknown.
     """
@@ -37,15 +38,13 @@ class CheckedArray:
     )
 
     def __init__(self, data, space="global", base=0, name=""):
-        if not data.flags.c_contiguous:
-            raise SimulationError(f"a kernel takes C-contiguous arrays; given one of shape {data.shape} and strides {data.strides}")
         self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
         self.itemsize = data.dtype.itemsize
         self.quick = data.size if data.ndim == 1 else 0  # indices below it name an element by themselves: the common case
         self.address = base if space == "shared" else None  # of the first byte; looked up when first needed
-        self.flat_bytes = data.reshape(-1).view(np.uint8) if data.size else np.empty(0, np.uint8)
+        self.flat_bytes = bytes_between(data)
 
     def part(self, data, offset):
         """A slice or view of this array, `offset` bytes in."""
@@ -83,6 +82,7 @@ class CheckedArray:
 
     def reshape(self, *shape):
         """The same memory in another shape."""
+        self.check_contiguous("reshaped")
         return self.part(self.data.reshape(*shape), 0)
 
     def check(self, index):
@@ -158,10 +158,18 @@ class CheckedArray:
             self.address = self.data.__array_interface__["data"][0]
         if (self.address + start) % (alignment or count):
             fail(f"a {count}-byte access at element {int(index)} of the {self} is not aligned to {alignment or count} bytes")
+        if self.flat_bytes.size != self.nbytes and not lies_in_a_row(self.data, start, count):
+            fail(f"{count} bytes at element {int(index)}, counted from the first, are in a gap of the {self} with strides {self.strides}")
         return self.flat_bytes[start : start + count]
+
+    def check_contiguous(self, use):
+        """Fail for an array with gaps."""
+        if not self.data.flags.c_contiguous:
+            fail(f"the {self} with strides {self.strides} has gaps: it cannot be {use}")
 
     def view(self, dtype):
         """The same memory under another dtype (one-dimensional)."""
+        self.check_contiguous("viewed")
         return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
 
 
@@ -232,6 +240,39 @@ class MonitoredArray(CheckedArray):
         start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
         self.report(getcurrent() if thread is None else thread, self, start, count, kind, frame)
         return found
+
+
+def bytes_between(data):
+    """The bytes from the first element of an array to the last, gaps included, as a uint8 view of the same memory."""
+    if not data.size:
+        return np.empty(0, np.uint8)
+    if data.flags.c_contiguous:
+        return data.reshape(-1).view(np.uint8)
+    strides = list(data.strides)
+    if strides != sorted(strides, reverse=True) or strides[-1] != data.itemsize:
+        raise SimulationError(f"a kernel takes arrays whose last axis has no gaps; given one of shape {data.shape} and strides {strides}")
+    elements = 1 + sum((extent - 1) * stride for extent, stride in zip(data.shape, data.strides)) // data.itemsize
+    return np.lib.stride_tricks.as_strided(data, (elements,), (data.itemsize,)).view(np.uint8)
+
+
+def place_of(data, byte):
+    """The index of the element that holds a byte, counted from the first; in a gap an index out of bounds."""
+    index = []
+    for stride in data.strides:
+        index.append(int(byte // stride))
+        byte %= stride
+    return tuple(index)
+
+
+def lies_in_a_row(data, start, count):
+    """Whether `count` bytes from `start` on hold elements of the array only, no gap."""
+    axis = data.ndim - 1
+    while axis > 0 and data.strides[axis - 1] == data.strides[axis] * data.shape[axis]:
+        axis -= 1  # until the axes from this one on have no gaps between them
+    place = place_of(data, start)[:axis]
+    first = sum(position * stride for position, stride in zip(place, data.strides))
+    inside = all(position < extent for position, extent in zip(place, data.shape))
+    return inside and start + count <= first + data.strides[axis] * data.shape[axis]
 
 
 def checked(data, space="global", base=0, name="", monitor=None, root=None):

@@ -24,7 +24,8 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
-    arguments: C-contiguous NumPy arrays, written in place, and scalars. shared_bytes: dynamic shared memory of a block.
+    arguments: NumPy arrays, C-contiguous or with gaps between rows, written in place, and scalars. shared_bytes: dynamic shared memory
+    of a block.
     monitors: Monitors that watch. order: None runs the blocks in order; an integer seeds a shuffle, so that a kernel whose blocks
     depend on each other's order shows it. cluster: blocks of a cluster, along x, y and z; they run together.
     detect: run all detectors too (minllm.sim.detectors); None follows the context `detecting()`, which is off unless somebody entered it.

@@ -5,14 +5,19 @@ import numpy as np
 import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
 
 
 class ZerosOnly:
-    """The one operation that the cache asks of a backend."""
+    """The operations that the cache asks of a backend."""
 
     @staticmethod
     def zeros(shape, dtype):
         return np.zeros(shape, dtype)
+
+    @staticmethod
+    def array(host_array):
+        return host_array
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -30,3 +35,23 @@ def test_shapes_and_bytes(dtype):
 def test_a_llama_1b_token_takes_32_kib():
     shape = CacheShape(num_layers=16, block_size=1, kv_heads=8, head_dim=64, dtype=np.dtype(ml_dtypes.bfloat16))
     assert shape.bytes_per_block == 32 * 1024
+
+
+@pytest.mark.parametrize("name", KV_FORMATS)
+def test_bytes_of_quantised_caches(name):
+    """Codes and the scales of every token count; what a layer has once (the scales of fp8, offsets) does not."""
+    shape = CacheShape(3, 16, 2, 64, np.dtype(np.float32), kv_format(name, 64))
+    cache = KVCache(ZerosOnly, shape, num_blocks=5)
+    halves = [half for layer in cache.layers for half in (layer.key, layer.value)]
+    scales = 0 if name.startswith("fp8") else sum(half.scales.nbytes for half in halves)
+    assert cache.num_bytes == sum(half.codes.nbytes for half in halves) + scales
+    assert all(half.shape == (5, 16, 2, 64) for half in halves)
+
+
+def test_calibration_reaches_every_layer():
+    cache = KVCache(ZerosOnly, CacheShape(2, 4, 3, 64, np.dtype(np.float32), kv_format("fp8", 64)), num_blocks=1)
+    offsets, scales = np.arange(384, dtype=np.float32).reshape(2, 3, 64), np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    cache.calibrate(offsets, scales, ZerosOnly)
+    for i, layer in enumerate(cache.layers):
+        assert (layer.key.offset == offsets[i]).all() and layer.value.offset is None
+        assert (layer.key.scales == scales[i, 0]).all() and (layer.value.scales == scales[i, 1]).all()

@@ -95,7 +95,7 @@ BAD_OPTIONS = [
     ("device", None),
     ("dtype", "int8"),
     ("dtype", np.float32),
-    ("kv_cache_dtype", "fp8"),
+    ("kv_cache_dtype", "int3"),
     ("quantization", "awq"),
     ("max_num_seqs", 0),
     ("max_num_seqs", 2.0),

@@ -29,6 +29,7 @@ from tests.kernels.attention.case_lists import (
     REAL_PROMPTS,
     SPLIT_CASES,
     SPLIT_SHAPES,
+    STRIDED_CASES,
     TENSOR_COPY_CASES,
     TENSOR_COPY_OPTIONS,
     TENSOR_CORE_CASES,
@@ -114,6 +115,19 @@ def test_split_tensor_core(device, case, splits):
 @pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
 def test_split_tensor_core_by_tensor_copies(device, case, options):
     run_variant(device, split_tensor_core, case, workspace_options=options, **options)
+
+
+STRIDED_STEPS = [(name, case, {}, {}) for name in ("split_kv", "split_tensor_core") for case in REAL_DECODES[:3] + REAL_DECODES[5:9]]
+STRIDED_PROMPTS = [(name, case, {}, {}) for name in ("flash_attention_2", "flash_attention_3") for case in REAL_PROMPTS[:8]]
+
+
+@pytest.mark.parametrize(("name", "case", "options", "workspace"), STRIDED_CASES + STRIDED_STEPS + STRIDED_PROMPTS, ids=str)
+def test_a_layer_among_others(device, name, case, options, workspace):
+    """The layers of a token side by side: the same bits as from a contiguous cache."""
+    contiguous, among = (
+        run_variant(device, VARIANTS[name], case, workspace_options=workspace, layers=layers, **options) for layers in (None, (3, 1))
+    )
+    np.testing.assert_array_equal(contiguous.view(np.uint8), among.view(np.uint8))
 
 
 @pytest.mark.parametrize(("case", "prefix_len"), CASCADE_CASES, ids=str)

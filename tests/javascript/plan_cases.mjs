@@ -2,7 +2,7 @@
 export function answer(costs, tables, cases) {
   return cases.map(({ values, gpu, dtype, kvDtype, wishes }) => {
     const config = costs.readConfig(values);
-    const format = tables.weight_formats[dtype], kvItem = tables.kv_itemsizes[kvDtype];
+    const format = tables.weight_formats[dtype], kvItem = costs.kvItemsize(tables.kv_formats[kvDtype], config.headDim);
     const items = { item: format.itemsize, matrixItem: format.matrix_itemsize, kvItem };
     const part = costs.shard(config, wishes.tensorParallel);
     return {

@@ -8,7 +8,7 @@ from minllm import costs
 from minllm.costs.parallel import degrees
 from minllm.hardware import GPUS
 from minllm.models.config_reader import parse_model_config
-from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS
+from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables, kv_itemsize
 from minllm.planning.plan import Wishes, make_plan
 from tests.javascript.modules import needs_javascript, run
 
@@ -33,7 +33,7 @@ STAGE = {
 def random_values(rng: random.Random) -> dict:
     """A config.json of any family, with every option that changes a count sometimes set and sometimes left to its default."""
     family = rng.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"])
-    kv_heads, group, head_dim = rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 4, 5, 8]), 2 * rng.randint(4, 80)
+    kv_heads, group, head_dim = rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 4, 5, 8]), rng.choice([2, 8, 32]) * rng.randint(4, 12)
     heads, layers = kv_heads * group, rng.randint(1, 90)
     if family == "gpt2":
         values = dict(model_type=family, vocab_size=rng.randint(100, 60000), n_embd=heads * head_dim, n_head=heads, n_layer=layers)
@@ -64,7 +64,8 @@ def random_case(rng: random.Random) -> dict:
         context=round(most ** rng.random()), batch=round(20000 ** rng.random()), tensorParallel=rng.choice(degrees(config)),
         memoryShare=rng.choice([0.5, 0.9, 1.0]), pricePerHour=rng.choice([None, 0.0, 2.5]),
     )  # fmt: skip
-    choices = dict(gpu=rng.choice(list(GPUS)), dtype=rng.choice(list(WEIGHT_FORMATS)), kvDtype=rng.choice(list(KV_ITEMSIZES)))
+    cached = [name for name, table in kv_format_tables().items() if config.head_dim % table["multiple"] == 0]
+    choices = dict(gpu=rng.choice(list(GPUS)), dtype=rng.choice(list(WEIGHT_FORMATS)), kvDtype=rng.choice(cached))
     return dict(values=values, wishes=wishes, **choices)
 
 
@@ -93,7 +94,7 @@ def test_the_calculators_formulas_are_those_of_the_package():
             check(answer["plan"][name], floor, FLOOR, case)
             assert answer["plan"][name]["cost"] == pytest.approx(plan.cost_per_million(floor)), case
         part = costs.shard(config, wishes.tensor_parallel)
-        sizes = (weights.itemsize, KV_ITEMSIZES[case["kvDtype"]], weights.matrix_itemsize)
+        sizes = (weights.itemsize, kv_itemsize(case["kvDtype"], config.head_dim), weights.matrix_itemsize)
         decode = costs.decode_stages(part, wishes.batch, wishes.context, *sizes)
         prefill = costs.prefill_stages(part, wishes.context, *sizes, sequences=wishes.batch)
         for theirs, ours in ((answer["decodeStages"], decode), (answer["prefillStages"], prefill)):

@@ -60,6 +60,24 @@ def test_a_plan_of_an_8b_model_on_one_h100_by_hand():
     assert plan.ridge_batch == pytest.approx(989 / 3.35)
 
 
+def test_quantised_caches_count_their_scales_and_hold_more():
+    """Heads of 128: int8 has 4 bytes of scale and zero a head, int4 8 bytes, fp8 none that grow with the tokens."""
+    held = {name: plan_of(kv_dtype=name) for name in ("bfloat16", "float8", "int8", "int4")}
+    tokens = {name: plan.kv_bytes_per_token for name, plan in held.items()}
+    assert tokens == {"bfloat16": 512 * 256, "float8": 512 * 128, "int8": 512 * 132, "int4": 512 * 72}
+    batches = [held[name].largest_batch for name in ("bfloat16", "int8", "float8", "int4")]
+    assert batches == sorted(batches) and batches[-1] > 3 * batches[0]
+
+
+def test_policies_change_what_is_set_aside_and_nothing_else():
+    paged = plan_of(context=1000)
+    contiguous = plan_of(context=1000, policy=costs.CachePolicy("contiguous", max_model_len=4096))
+    virtual = plan_of(context=1000, policy=costs.CachePolicy("virtual"))
+    assert (paged.kv_bytes, contiguous.kv_bytes, virtual.kv_bytes) == (1008 * 131072, 4096 * 131072, 1024 * 131072)
+    assert contiguous.kv_wasted_share == pytest.approx(1 - 1000 / 4096)
+    assert contiguous.decode == paged.decode and contiguous.largest_batch < virtual.largest_batch <= paged.largest_batch
+
+
 def test_cost_is_price_over_tokens():
     plan = plan_of(batch=16, price_per_hour=3.6, tensor_parallel=2)
     assert plan.cost_per_million(plan.decode) == pytest.approx(2 * 3.6 / 3600 / plan.decode.tokens_per_s * 1e6)
@@ -201,6 +219,18 @@ def test_json_on_standard_output_is_all_there_is():
     assert values["gpu"] == "NVIDIA H200" and values["decode"]["floor_ms"] > 3.4 and values["measured"][0]["decode_ms"] > 3.5
 
 
+def test_all_caches_beside_each_other():
+    printed = invoke("llama-3.1-8b", "--gpu", "h200", "--context", "3000", "--caches").stdout
+    lines = [line.split() for line in printed.splitlines() if line.startswith(("contiguous", "paged", "virtual"))]
+    assert [line[:2] for line in lines] == [
+        *(["contiguous", "bfloat16"], ["paged", "bfloat16"], ["virtual", "bfloat16"]),
+        *(["paged", "float8"], ["paged", "int8"], ["paged", "int4"]),
+    ]
+    assert all(len(line) == 12 for line in lines)  # whole lines, none wrapped
+    odd = invoke("bundled", "--gpu", "t4", "--context", "100", "--caches")
+    assert odd.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -208,6 +238,8 @@ def test_json_on_standard_output_is_all_there_is():
         (["nowhere.json"], "nowhere.json is neither"),
         (["llama-3.1-8b", "--dtype", "fp7"], "fp7 is not allowed"),
         (["llama-3.1-8b", "--kv-dtype", "x"], "--kv-dtype x"),
+        (["llama-3.1-8b", "--kv-policy", "sparse"], "contiguous, paged, virtual"),
+        (["llama-3.1-8b", "--kv-policy", "contiguous", "--context", "5000", "--max-model-len", "4096"], "4,096"),
         (["llama-3.1-8b", "--tensor-parallel", "3"], "1, 2, 4, 8, 16"),
         (["--gpu", "t4"], "NVIDIA H200"),
     ],

@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +11,7 @@ from numba.cuda import types
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
 from minllm.runtime import compiler
+from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import kernel, three_dimensions
 from minllm.runtime.parameters import parameter
 
@@ -87,8 +87,8 @@ def test_as_many_parameters_are_passed_as_numba_expects():
         if nothing is None:
             matrix[0, 0] = vector[count] * factor
 
-    matrix = SimpleNamespace(dtype=np.dtype(np.float32), shape=(2, 3), ndim=2, pointer=4096)
-    vector = SimpleNamespace(dtype=np.dtype(np.float16), shape=(6,), ndim=1, pointer=4096)
+    matrix = DeviceArray(4096, (2, 3), np.float32, None, None)
+    vector = DeviceArray(4096, (6,), np.float16, None, None)
     arguments = (matrix, None, 3, 2.0, vector)
     numba_types = [compiler.argument_type(argument) for argument in arguments]
     ptx, _ = cuda.compile_ptx(function, types.void(*numba_types), device=False, abi="numba", cc=(9, 0))

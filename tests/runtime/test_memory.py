@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError, OutOfMemoryError
+from minllm.runtime.array import DeviceArray, address_of
 from minllm.runtime.memory import LARGE_STEP, SMALLEST_BLOCK, DeviceMemory, block_size_for
 from tests.runtime.host_memory import HostMemory
 
@@ -50,6 +51,30 @@ def test_views_share_memory_and_keep_it_alive(pool):
     gc.collect()
     other = pool.zeros((4, 3, 2), np.int32)
     assert other.block.pointer != row.block.pointer and (row.copy_to_host() == -1).all()
+
+
+def strided(array, layer):
+    """Layer `layer` of an array [blocks, tokens, layers, row] with strides."""
+    strides = (*array.strides[:2], *array.strides[3:])
+    shape = (*array.shape[:2], *array.shape[3:])
+    return DeviceArray(array.pointer + layer * array.strides[2], shape, array.dtype, array.block, array.memory, strides)
+
+
+def test_a_view_with_gaps(pool):
+    host = np.arange(2 * 5 * 3 * 8, dtype=np.int32).reshape(2, 5, 3, 8)
+    array, layer = strided(pool.array(host), 1), host[:, :, 1]
+    assert not array.is_contiguous and array.strides == layer.strides and array.nbytes == layer.nbytes
+    np.testing.assert_array_equal(array[1][4].copy_to_host(), layer[1, 4])
+    np.testing.assert_array_equal(array[-1][2:4].reshape(2, 2, 4)[1].copy_to_host(), layer[-1, 3].reshape(2, 4))
+    assert array[1].strides == layer[1].strides and array[:1].strides == layer[:1].strides
+    for shape in ((10, 8), (10, 2, 4), (2, 5, 4, 2), (1, 2, 5, 8, 1), (5, 2, 8)):
+        assert array.reshape(shape).strides == layer.reshape(shape).strides, shape
+        assert array.reshape(shape)[-1].pointer - array.pointer == address_of(layer.reshape(shape)[-1]) - address_of(layer)
+    assert strided(pool.array(host[:, :, :1]), 0).is_contiguous
+    for use in (lambda: array.reshape(80), lambda: array.reshape(2, 40), array.copy_to_host, lambda: array.fill_bytes(0),
+                lambda: array.view(np.uint8), lambda: array.copy_from_host(layer)):  # fmt: skip
+        with pytest.raises(KernelArgumentError, match="gaps"):
+            use()
 
 
 def test_mistakes_are_explained(pool):

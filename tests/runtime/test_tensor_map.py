@@ -9,6 +9,7 @@ from cuda.bindings import driver
 
 from minllm.errors import KernelArgumentError
 from minllm.runtime import tensor_map as maps
+from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import driver_configuration
 from minllm.runtime.parameters import parameter
 from minllm.runtime.tensor_map import DESCRIPTOR_BYTES, tensor_map
@@ -40,7 +41,7 @@ def numbers(values):
 
 
 def test_the_driver_counts_axes_from_the_fastest(told):
-    array = SimpleNamespace(shape=(7, 5, 64), dtype=np.dtype(ml_dtypes.bfloat16), pointer=0x1000)
+    array = DeviceArray(0x1000, (7, 5, 64), ml_dtypes.bfloat16, None, None)
     made = tensor_map(array, (2, 3, 32), swizzle=64, fill="nan")
     kind, rank, address, extents, strides, box, steps, _, swizzle, _, fill = told.fields
     assert (kind, rank, address) == (DATA_TYPE.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, 0x1000)
@@ -50,9 +51,21 @@ def test_the_driver_counts_axes_from_the_fastest(told):
     assert parameter(made)[1] == (0x7000).to_bytes(8, "little")
 
 
+def test_the_driver_is_told_of_gaps(told):
+    array = DeviceArray(0x1000, (7, 5, 64), ml_dtypes.bfloat16, None, None, strides=(5 * 384, 384, 2))
+    tensor_map(array, (2, 3, 32), swizzle=64)
+    assert (numbers(told.fields[3]), numbers(told.fields[4])) == ([64, 5, 7], [384, 5 * 384])
+    tensor_map(DeviceArray(0x1000, (7, 5, 64), ml_dtypes.bfloat16, None, None), (2, 3, 32), swizzle=64)
+    assert told.encoded == 2  # another layout, another descriptor
+    with pytest.raises(KernelArgumentError, match="pad them to a multiple of 16"):
+        tensor_map(DeviceArray(0x1000, (7, 64), ml_dtypes.bfloat16, None, None, strides=(136, 2)), (2, 32), swizzle=64)
+    with pytest.raises(KernelArgumentError, match="not side by side"):
+        tensor_map(DeviceArray(0x1000, (7, 64), ml_dtypes.bfloat16, None, None, strides=(256, 4)), (2, 32), swizzle=64)
+
+
 def test_a_descriptor_is_made_once_for_all_arrays_that_agree(told):
     def array(shape=(64, 64), pointer=0x1000, dtype=np.float16):
-        return SimpleNamespace(shape=shape, dtype=np.dtype(dtype), pointer=pointer)
+        return DeviceArray(pointer, shape, dtype, None, None)
 
     for _ in range(2):
         assert tensor_map(array(), (8, 64)).descriptor == 0x7000

@@ -79,6 +79,8 @@ ROWS: dict[str, Row] = {}
 # multiply-adds in the kernel's order give.
 FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of float32 is not exact"
 APPROXIMATE = "2**x and 1/x are approximate on a GPU (PTX ISA: 2**-22 and 1 unit in the last place), and rounded exactly here"
+# The two kernels that leave float32 sums of tensor cores in memory; elsewhere rounding to 16 bits hides the difference.
+TRUNCATED = "a tensor core drops the bits of a sum that float32 has no room for (Fasi et al. 2021, PeerJ 7:e330), here it is rounded"
 ROUNDED = {
     "matmul_tiled_kernel": FUSED,
     "matmul_vectorized_kernel": FUSED,
@@ -87,6 +89,8 @@ ROUNDED = {
     "flash_attention_1_kernel": APPROXIMATE,
     "flash_attention_2_float32_kernel": APPROXIMATE,
     "split_kernel": APPROXIMATE,
+    "split_tensor_core_kernel": TRUNCATED,
+    "prefix_kernel": TRUNCATED,
 }
 ROUNDING = 2.0**-21  # of an array's largest number
 
@@ -473,7 +477,7 @@ def split_tensor_core_of_a_decode_step():
     arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     states = splits * heads * 4
-    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, query=splits * warps * heads * D * b)
+    asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=splits * warps * heads * D * b)
     parts_at_once = 8  # the last part is asked for again in place of those that are missing
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
     different = dict(query=heads * D * b, part_out=2 * states * D)

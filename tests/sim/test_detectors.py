@@ -18,6 +18,38 @@ def assert_found(kernel, grid, block, *arguments, match, **options):
         simulate(kernel, grid, block, *arguments, detect=True, **options)
 
 
+# Views with gaps: a layer of a cache
+
+
+def copies_rows(apart):
+    def kernel(cache, out):
+        row = cuda.threadIdx.x
+        words = ptx.load_128(cache, row * apart)
+        ptx.store_128(out, row * 4, words[0], words[1], words[2], words[3])
+        out[row, 0] = cache[row, 0] + float32(1)
+
+    return kernel
+
+
+def test_an_access_between_the_rows_of_a_view_is_found():
+    whole = np.arange(60, dtype=np.float32).reshape(5, 3, 4)
+    expected = whole[:, 1] + np.float32([1, 0, 0, 0])
+    out = np.zeros((5, 4), np.float32)
+    simulate(copies_rows(12), 1, 5, whole[:, 1], out, detect=True)
+    np.testing.assert_array_equal(out, expected)
+    with pytest.raises(SimulationError, match=r"16 bytes at element 4, counted from the first, are in a gap of the global array cache"):
+        simulate(copies_rows(4), 1, 5, whole[:, 1], out)
+    with pytest.raises(SimulationError, match="whose last axis has no gaps"):
+        simulate(copies_rows(4), 1, 5, whole[:, :, 1], out)
+
+
+def test_the_element_of_a_view_that_nobody_wrote_is_named():
+    whole = np.arange(60, dtype=np.float32).reshape(5, 3, 4)
+    whole[3, 1, 2] = np.frombuffer(b"\xff" * 4, np.float32)[0]
+    with pytest.raises(SimulationError, match=r"the global array cache, element \[3, 2\]"):
+        simulate(copies_rows(12), 1, 5, whole[:, 1], np.zeros((5, 4), np.float32), detect=True)
+
+
 # Reads of memory nobody wrote
 
 

@@ -1,6 +1,6 @@
 /* The KV-cache and hardware calculator: fields in, memory and floors out. All sums are costs.js's. */
 
-import { makePlan, decodeStages, shard, readConfig } from "./costs.js";
+import { makePlan, decodeStages, kvItemsize, shard, readConfig } from "./costs.js";
 import { bytes, choice, element, figures, loadTables, number, table, time } from "./form-fields.js";
 
 const PASTED = "pasted";
@@ -14,7 +14,7 @@ function fields(tables, changed) {
     gpu: choice("gpu", "GPU", gpus, "NVIDIA H100 80GB HBM3", changed),
     degree: number("degree", "GPUs that share the model", 1, { min: 1 }, changed),
     dtype: choice("dtype", "Weights in", formats(tables.weight_formats), "bfloat16", changed),
-    kvDtype: choice("kv-dtype", "Keys and values in", formats(tables.kv_itemsizes), "bfloat16", changed),
+    kvDtype: choice("kv-dtype", "Keys and values in", formats(tables.kv_formats), "bfloat16", changed),
     batch: number("batch", "Sequences together (batch)", 16, { min: 1 }, changed),
     context: number("context", "Tokens of each (context)", 4096, { min: 1 }, changed),
     share: number("share", "Share of the memory to use, %", 90, { min: 1, max: 100 }, changed),
@@ -38,8 +38,9 @@ function readWishes(form, tables, pasted) {
   if (price !== null && !(price >= 0)) throw new Error("The price is a number of at least 0, or empty.");
   const wishes = { context: form.context.value(), batch: form.batch.value(), tensorParallel: form.degree.value(),
     memoryShare: share / 100, pricePerHour: price };
-  return { config: readConfig(values), gpu: tables.gpus[form.gpu.value()], format: tables.weight_formats[form.dtype.value()],
-    kvItem: tables.kv_itemsizes[form.kvDtype.value()], wishes };
+  const config = readConfig(values);
+  return { config, gpu: tables.gpus[form.gpu.value()], format: tables.weight_formats[form.dtype.value()],
+    kvItem: kvItemsize(tables.kv_formats[form.kvDtype.value()], config.headDim), wishes };
 }
 
 function memoryBar(plan) {

@@ -82,8 +82,17 @@ export function weightBytes(c, item, matrixItem) {
   return (parameterCount(c) - matrices) * item + matrices * matrixItem;
 }
 
-export const kvBytesPerToken = (c, item) => c.layers * keyValueWidth(c) * item;
-export const ungroupedKvBytesPerToken = (c, item) => 2 * c.layers * queryWidth(c) * item;
+// Bytes that a cached number takes, its part of the scales included. format: of tables.kv_formats.
+export function kvItemsize(format, headDim) {
+  if (headDim % format.multiple) {
+    throw new Error(`Heads of ${headDim} cannot be cached in this format: they must be a multiple of ${format.multiple}.`);
+  }
+  const group = format.groups.find((size) => headDim % size === 0) ?? headDim;
+  return format.bits / 8 + format.scale_bytes / group;
+}
+
+export const kvBytesPerToken = (c, item) => Math.round(c.layers * keyValueWidth(c) * item);
+export const ungroupedKvBytesPerToken = (c, item) => Math.round(2 * c.layers * queryWidth(c) * item);
 
 function visiblePairs(tokens, window) {
   if (!window || tokens <= window) return (tokens * (tokens + 1)) / 2;

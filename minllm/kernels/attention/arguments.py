@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minllm.kernels.kv.layout import check_layout
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -78,7 +79,11 @@ def check_arguments(
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
-    block_elements = sizes.block_size * sizes.kv_heads * sizes.head_dim
+    check_layout("key_cache", key_cache)
+    check_layout("value_cache", value_cache)
+    same_strides = key_cache.strides[1] == value_cache.strides[1]
+    check(same_strides, f"value_cache has strides {value_cache.strides}; it must lie like the key_cache, {key_cache.strides}")
+    block_elements = sizes.block_size * key_cache.strides[1] // key_cache.dtype.itemsize
     check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
     return sizes
 

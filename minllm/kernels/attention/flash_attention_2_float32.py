@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, int64
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of, make_lookup
-from minllm.ptx import ex2, load_float32
+from minllm.ptx import ex2, load_float32, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
 ALL_LANES = 0xFFFFFFFF
@@ -76,7 +76,7 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
     @cuda.jit(device=True)
     def load_cache_tile(cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, at):
         """Keys (or values) first_key to first_key + key_tile into shared memory; those outside of the visible range become zeros."""
-        key_stride = int32(cache.shape[2]) * head_dim
+        key_stride = token_stride(cache, int32(cache.shape[2]) * head_dim)
         chunk = cuda.threadIdx.x
         while chunk < key_tile * chunks:
             row, column = chunk // chunks, chunk % chunks * 4

@@ -107,18 +107,18 @@ class TileShape:
 
 
 @functools.lru_cache(maxsize=4096)
-def device_map(pointer, shape, dtype, box, swizzle):
+def device_map(pointer, shape, strides, dtype, box, swizzle):
     """The tensor map of an array on the GPU, made once: the same cache, or queries at the same place, come again in every layer or step.
 
     It does not keep the array's memory alive: who launches a kernel does.
     """
-    return tensor_map(DeviceArray(pointer, shape, dtype, None, None), box, swizzle)
+    return tensor_map(DeviceArray(pointer, shape, dtype, None, None, strides), box, swizzle)
 
 
 def map_of(array, box, swizzle):
     """The tensor map of a NumPy array or a DeviceArray in boxes of `box` elements."""
     if isinstance(array, DeviceArray):
-        return device_map(array.pointer, array.shape, array.dtype, box, swizzle)
+        return device_map(array.pointer, array.shape, array.strides, array.dtype, box, swizzle)
     return tensor_map(array, box, swizzle)
 
 

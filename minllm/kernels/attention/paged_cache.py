@@ -22,7 +22,7 @@ def make_lookup(block_size):
 
     @cuda.jit(device=True)
     def element_of(block, position, key_stride, within):
-        """Flat index into the cache of element `within` of the position's [kv_heads, head_dim]; key_stride = kv_heads * head_dim."""
+        """Where element `within` of the position's [kv_heads, head_dim] lies in the cache, in elements; key_stride: its token_stride."""
         slot = uint32(position) % uint32(block_size)
         return int64(block) * int64(uint32(block_size * key_stride)) + int64(uint32(slot * uint32(key_stride) + uint32(within)))
 

@@ -18,6 +18,8 @@ anything.
 
 import numpy as np
 
+from minllm.kernels.quantization.cache import is_quantized
+
 QUERY_CHUNK = 256  # rows of queries whose scores exist at one time: bounds memory, and lets a chunk skip the keys after its last row
 
 
@@ -25,7 +27,7 @@ def attention_reference(query, key_cache, value_cache, query_start, context_lens
     """Causal attention of a flattened batch of new tokens against a paged KV cache.
 
     query          [T, heads, head_dim], float32, float16, bfloat16 or float64
-    key_cache      [num_blocks, block_size, kv_heads, head_dim]; value_cache the same
+    key_cache      [num_blocks, block_size, kv_heads, head_dim], or a QuantizedCache; value_cache the same
     query_start    int32 [B + 1]: sequence b owns rows query_start[b] to query_start[b + 1] of `query`
     context_lens   int32 [B]: keys visible to sequence b, its new tokens included; 0 for padding
     block_tables   int32 [B, max_blocks]: where the sequence's keys lie, block_size at a time
@@ -57,7 +59,12 @@ def attention_reference(query, key_cache, value_cache, query_start, context_lens
 
 
 def gather_context(cache, block_table, key_start, key_stop):
-    """Keys (or values) key_start to key_stop of a sequence: [keys, kv_heads, head_dim]; no copy when one block holds them."""
+    """Keys (or values) key_start to key_stop of a sequence: [keys, kv_heads, head_dim]; no copy when one block holds them.
+
+    Those of a quantised cache are float32, and always a copy.
+    """
+    if is_quantized(cache):
+        return cache.read(lambda array: gather_context(array, block_table, key_start, key_stop))
     block_size = cache.shape[1]
     first_block = key_start // block_size
     last_block = (key_stop - 1) // block_size

@@ -16,7 +16,7 @@ import functools
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.paged_cache import make_lookup
-from minllm.ptx import cp_async_16, shared_address
+from minllm.ptx import cp_async_16, shared_address, token_stride
 
 
 def row_words_of(head_dim):
@@ -56,7 +56,7 @@ def make_tile_copies(head_dim, block_size, query_tile, key_tile, threads):
         for i in range(key_passes):  # all looked up before the first is copied, so that the loads of the table overlap
             position = int32(first_key + first_row + i * rows_at_once)
             blocks[i] = block_of(block_table, max(visible_start, min(position, visible_stop - 1)))
-        key_stride, within = int32(cache.shape[2]) * head_dim, kv_head * head_dim + column
+        key_stride, within = token_stride(cache, int32(cache.shape[2]) * head_dim), kv_head * head_dim + column
         to = shared_address(shared, at + first_row * row_words + column // 2)
         for i in range(key_passes):
             row = int32(first_row + i * rows_at_once)

@@ -1,5 +1,7 @@
 """The attention kernels as they are launched: every variant, with the tiles that launches choose for common and for awkward head sizes."""
 
+import dataclasses
+
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
@@ -47,6 +49,7 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from flash_attention_2_specimens(dtype.name)
         yield from flash_attention_3_specimens(dtype.name)
+    yield from strided_specimens()
     yield from flash_attention_2_float32_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
@@ -88,6 +91,16 @@ def flash_attention_2_specimens(dtype):
             name = f"attention/flash_attention_2/{head_dim}/{tiles[0]}x{tiles[1]}/{dtype}"
             blocks = kernel.options["launch_bounds"][1]
             yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, TENSOR_CORES)
+
+
+def strided_specimens():
+    """Caches in which the layers of a token lie side by side: a prompt and a decode step."""
+    dtype, caches, hopper = "bfloat16", (array("bfloat16", 4, gaps=True),) * 2, ((9, 0),)
+    prompt = next(s for s in flash_attention_2_specimens(dtype) if "/128/" in s.name)
+    step = next(s for s in split_tensor_core_specimens(dtype) if "/128/" in s.name and s.targets == hopper)
+    for like in (prompt, step):
+        name, (query, _, _, *others) = like.name.replace("attention/", "attention/strided/", 1), like.arguments
+        yield dataclasses.replace(like, name=name, arguments=(query, *caches, *others), targets=hopper)
 
 
 def flash_attention_2_float32_specimens():
@@ -147,15 +160,15 @@ def split_tensor_core_specimens(dtype):
     kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, unified=True)
     name, hopper = f"attention/split_unified_maximum/128/group_4/{dtype}", ((9, 0),)
     yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)
+    shape, maps = dataclasses.replace(shape, tensor_copies=True), (types.uint64,) * 2
     seeded, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, seeded=True)
     states = (array(FLOAT32, 3), array(FLOAT32, 3), array(FLOAT32, 4))
     name = f"attention/split_cascade/suffix/128/group_4/{dtype}"
-    seeds = (*arguments[:-5], *states, *[types.none] * 2)
-    yield Specimen(name, seeded, seeds, threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=hopper)
+    yield Specimen(name, seeded, (*arguments[:-5], *states, *maps), threads, shape.blocks, shared_bytes, TENSOR_CORES[:3], targets=hopper)
     for head_dim, blocks, stages in ((64, 1, 4), (128, 1, 4), (128, 2, 3), (256, 1, 2)):
         shape = SplitShape(4, 16, stages, blocks, tensor_copies=True)
         kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, 4, None, shape)
-        name, maps = f"attention/split_tensor_core/engine/{head_dim}/group_4/{blocks}x4x{stages}/{dtype}", (types.uint64,) * 2
+        name = f"attention/split_tensor_core/engine/{head_dim}/group_4/{blocks}x4x{stages}/{dtype}"
         contains, targets = ("UTMALDG.5D*", *TENSOR_CORES[:3], "MOVM.16.MT88"), ((9, 0), (10, 0))
         yield Specimen(name, kernel, (*arguments[:-2], *maps), threads, blocks, shared_bytes, contains, targets=targets)
     for head_dim in (64, 128):

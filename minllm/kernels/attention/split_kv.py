@@ -33,7 +33,7 @@ from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.split_choice import MAX_SPLITS, choose_splits, head_tiles_of
 from minllm.kernels.attention.split_merge import make_merge_kernel, share_of_split
 from minllm.kernels.vector import store_4_float32
-from minllm.ptx import ex2, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
+from minllm.ptx import ex2, load_128_streaming, token_stride, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
 
 ALL_LANES = 0xFFFFFFFF
@@ -221,7 +221,8 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
             maxima[head] = float32(MINUS_INFINITY)
             sums[head] = float32(0.0)
 
-        block_table, key_stride, within = block_tables[sequence], int32(key_cache.shape[2]) * head_dim, kv_head * head_dim
+        block_table, within = block_tables[sequence], kv_head * head_dim
+        key_stride = token_stride(key_cache, int32(key_cache.shape[2]) * head_dim)
         last_key = int32(stop - 1)
         base = start + warp * subgroups * keys_each + lane // lanes
         while base - lane // lanes < stop:  # the same for all lanes of a warp, which shuffle together

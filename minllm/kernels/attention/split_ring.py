@@ -21,6 +21,7 @@ from minllm.ptx import (
     cp_async_wait_group_1,
     cp_async_wait_group_2,
     cp_async_wait_group_3,
+    token_stride,
 )
 
 WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
@@ -53,7 +54,7 @@ def make_ring(head_dim, block_size, head_tiles, keys, warps, stages):
         start, stop = visible_keys(cursor[SEQUENCE], batch)
         position = int32((cursor[FIRST] + cursor[TILE]) * (warps * keys) + warp * keys)  # of the warp's first row
         block_table = block_tables[uint32(cursor[SEQUENCE])]
-        key_stride = int32(int32(key_cache.shape[2]) * head_dim)
+        key_stride = token_stride(key_cache, int32(int32(key_cache.shape[2]) * head_dim))
         within = int32(quotient(cursor[HEAD], head_tiles) * head_dim)
         block = int32(0)
         if in_one_block:

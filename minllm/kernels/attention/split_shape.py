@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from minllm.kernels.attention.split_merge_parts import pitch_of
 from minllm.kernels.attention.split_ring import stage_bytes_of
-from minllm.kernels.attention.split_tensor_ring import BARRIER_BYTES, tensor_stage_bytes_of
+from minllm.kernels.attention.split_tensor_ring import BARRIER_BYTES, can_fetch, tensor_stage_bytes_of
 from minllm.occupancy import MULTIPROCESSORS
 from minllm.runtime.device import current_device, is_available
 
 DEFAULT_CAPABILITY = (9, 0)
 RESERVED_BYTES = 1024  # that the system keeps of shared memory for every block
+LONG_BLOCK = 256  # keys: in blocks of so many or more, addresses are looked up so rarely that tensor copies gain nothing
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,18 @@ def state_bytes_of(head_dim, heads, warps):
 
 
 @functools.cache
+def capability_here():
+    """The compute capability of this machine's GPU; a Hopper one's where there is none."""
+    return current_device().compute_capability if is_available() else DEFAULT_CAPABILITY
+
+
 def block_shared_bytes():
-    """The most shared memory that a block can have on this machine's GPU; on a Hopper one where there is none."""
-    capability = current_device().compute_capability if is_available() else DEFAULT_CAPABILITY
-    return MULTIPROCESSORS.get(capability, MULTIPROCESSORS[8, 9]).block_shared_bytes
+    """The most shared memory that a block can have on this machine's GPU."""
+    return MULTIPROCESSORS.get(capability_here(), MULTIPROCESSORS[8, 9]).block_shared_bytes
 
 
 @functools.cache
-def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=132):
+def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=132, tensor_copies=False):
     """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes` (by default what this machine allows).
 
     Few heads are cut among all multiprocessors: one block on each, with the deepest rings, makes the fewest parts to merge. Of many heads
@@ -65,8 +70,9 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=132):
     shared_bytes = shared_bytes or block_shared_bytes()
     keys = 16 if head_dim > 64 else 32
     _, heads = head_tiles_of(group, head_dim)
-    single = [SplitShape(warps, keys, stages, 1) for warps, stages in ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))]
-    double = [SplitShape(4, keys, stages, 2) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
+    single = [SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
+    double = [SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
     for shape in double + single:
         block_bytes = ring_bytes_of(head_dim, shape) + state_bytes_of(head_dim, heads, shape.warps)
         if shape.blocks * (block_bytes + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES:
@@ -74,10 +80,13 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=132):
     return shape
 
 
-def shape_of(sizes, sm_count=132):
-    """The SplitShape of a call."""
+def shape_of(sizes, sm_count=132, unified=False):
+    """The SplitShape of a call. Short blocks are fetched by tensor copies where the GPU has them; the unified maximum's kernel, which may
+    have to fetch a run again, does without."""
     head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
-    return shape_for(sizes.head_dim, sizes.group, sizes.sequences * sizes.kv_heads * head_tiles, sm_count=sm_count)
+    by_engine = capability_here() >= (9, 0) and can_fetch(sizes.head_dim, sizes.block_size) and sizes.block_size < LONG_BLOCK
+    line_heads = sizes.sequences * sizes.kv_heads * head_tiles
+    return shape_for(sizes.head_dim, sizes.group, line_heads, sm_count=sm_count, tensor_copies=by_engine and not unified)
 
 
 def grid_of(sizes, splits, sm_count, shape):

@@ -5,7 +5,7 @@ that counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/
 lose no time before the first and after the last of them. What this rung does about it, each part in a file of its own:
 
     split_ring    every warp has a ring of 16-key tiles in shared memory, filled by cp.async: 100 KB and more a multiprocessor are under
-                  way, and no warp ever waits for another
+                  way, and no warp ever waits for another. split_tensor_ring: for short blocks the copy engine fills it, on Hopper
     split_tile    both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns
     split_fold    online softmax in the registers of the scores
     split_plan    ragged contexts laid on a line of tiles and cut into equal runs, a block each, planned on the device; the ring runs on
@@ -20,7 +20,7 @@ What was measured on an H200 (32/8 heads of 128, bfloat16, contiguous; in bracke
 of 131072 4.0 (4.3), 16 of 8192 4.1 (4.4), 64 of 4096 4.2 (4.5), 256 of 1024 4.1 (4.5): some 9 us that do not depend on the context, and
 4.2 TB/s. Small things that mattered: 32-bit instead of 64-bit divisions in the plan and block tables fetched to L2 meanwhile took 2.5 of 11
 us off a short context; the queries of the next head are loaded ahead; a launch in the predecessor's shadow gives 3 %. What made no
-difference: copies by the copy engine (split_tensor_ring.py), other prefetch and eviction hints, K before V, one KV head a sequence.
+difference: copies by the copy engine where blocks are long, other prefetch and eviction hints, K before V, one KV head a sequence.
 """
 
 import functools
@@ -54,7 +54,7 @@ from minllm.kernels.attention.split_tensor_ring import make_tensor_ring, map_of,
 from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
-from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
 
@@ -260,12 +260,12 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
     return split_tensor_core_kernel, threads, shared_bytes
 
 
-def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None):
+def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
     if str(query.dtype) == "float32":
         return split_kv.workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
-    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count))
+    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
     return {
         "part_max": ((2 * blocks, heads), "float32"),
@@ -291,32 +291,35 @@ def attention(
     splits=None,
     sm_count=132,
     shape=None,
+    phi=None,
 ):
     """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     float32 goes to split_kv. splits: cut every context into so many shares, for results that do not depend on the batch; by default
-    the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares. shape: a SplitShape.
-    Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
+    the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares. shape: a SplitShape. phi: the unified
+    maximum of split_unified_maximum.py. Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    check_single_tokens("split_tensor_core", sizes, max_query_len, splits)
+    check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
     if str(query.dtype) == "float32":
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
-    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape)
+    phi = None if phi is None else phi / scale  # in units of q . k
+    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi)
 
 
 def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0):
     """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k; from the states of a prefix on, and
     only on keys from first_key on, if those are given."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
-    dtype = str(query.dtype)
-    shape = shape or shape_of(sizes, sm_count)
+    dtype, unified = str(query.dtype), phi is not None
+    shape = shape or shape_of(sizes, sm_count, unified)
+    check(not (unified and shape.tensor_copies), "the unified maximum takes no tensor copies: it may have to fetch a run again")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
     chosen, threads, shared_bytes = make_kernel(
-        dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, phi is not None, prefix is not None
+        dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, unified, prefix is not None
     )
     numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)

@@ -15,35 +15,14 @@ FLOPs and bytes: those of split_tensor_core.py, and once more those of parts tha
 arithmetic: what the unified maximum saves hides behind the loads.
 """
 
-from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.arguments import check_arguments, check_single_tokens
-from minllm.kernels.attention.split_tensor_core import launch_kernel, workspace_shapes  # noqa: F401
+import functools
+
+from minllm.kernels.attention import split_tensor_core
+
+workspace_shapes = functools.partial(split_tensor_core.workspace_shapes, unified=True)
 
 
-def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    splits=None,
-    sm_count=132,
-    shape=None,
-    phi=0.0,
-):
+def attention(*arguments, phi=0.0, **options):
     """As split_tensor_core.attention. phi: what is subtracted from all scores scale * (q . k). Scores up to 62 above it are in the band in
     bfloat16, 10 in float16."""
-    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
-    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    check_single_tokens("split_unified_maximum", sizes, max_query_len, splits)
-    if str(query.dtype) == "float32":
-        split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
-        return
-    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi / scale)
+    split_tensor_core.attention(*arguments, phi=phi, **options)

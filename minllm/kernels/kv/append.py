@@ -6,16 +6,20 @@ T tokens of R = kv_heads * head_dim elements of b bytes: no FLOPs; 2 T R b bytes
 so memory sets the time.
 
 One block a token; threads copy its key and its value, 16 bytes each. The cache is addressed as [slots, kv_heads, head_dim], which
-needs no division, with 64-bit offsets: 32,768 blocks of 16 slots of 8 heads of 128 are more than 2**31 bytes.
+needs no division, with 64-bit offsets: 32,768 blocks of 16 slots of 8 heads of 128 are more than 2**31 bytes. Its tokens may lie apart
+(layout.py).
 Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
 """
 
+import numpy as np
 from numba import cuda
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.kv.layout import check_layout, slot_stride
+from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_a_row
-from minllm.ptx import load_128, store_128
-from minllm.runtime.kernel import kernel, launch
+from minllm.ptx import load_128, store_128, token_stride
+from minllm.runtime.kernel import check, kernel, launch
 
 BLOCK = 128
 
@@ -23,12 +27,16 @@ BLOCK = 128
 def append_reference(key, value, key_cache, value_cache, slot_mapping):
     """Write key and value [T, kv_heads, head_dim] into the caches, in place; a slot of -1 writes nothing.
 
-    key_cache, value_cache: C-contiguous [num_blocks, block_size, kv_heads, head_dim]; slot_mapping: [T], block * block_size + offset.
+    key_cache, value_cache: [num_blocks, block_size, kv_heads, head_dim], or QuantizedCaches; slot_mapping: [T],
+    block * block_size + offset.
     """
     written = slot_mapping >= 0
     slots = slot_mapping[written]
-    key_cache.reshape(-1, *key_cache.shape[2:])[slots] = key[written]
-    value_cache.reshape(-1, *value_cache.shape[2:])[slots] = value[written]
+    for new, cache in ((key[written], key_cache), (value[written], value_cache)):
+        if is_quantized(cache):
+            cache.put(slots, new)
+        else:
+            cache[np.divmod(slots, cache.shape[1])] = new
 
 
 @kernel
@@ -51,6 +59,7 @@ def append_kernel(key, value, key_cache, value_cache, slot_mapping):
 def append_vector_kernel(key, value, key_cache, value_cache, slot_mapping, width):
     """Rows of whole, aligned vectors of `width` elements: the arrays of `append_kernel`."""
     token, row = cuda.blockIdx.x, key.shape[1]
+    stride = token_stride(key_cache, row)
     slot = slot_mapping[token]
     if slot < 0:
         return
@@ -58,16 +67,20 @@ def append_vector_kernel(key, value, key_cache, value_cache, slot_mapping, width
     while i < row:
         key0, key1, key2, key3 = load_128(key, token * row + i)
         value0, value1, value2, value3 = load_128(value, token * row + i)
-        store_128(key_cache, slot * row + i, key0, key1, key2, key3)
-        store_128(value_cache, slot * row + i, value0, value1, value2, value3)
+        store_128(key_cache, slot * stride + i, key0, key1, key2, key3)
+        store_128(value_cache, slot * stride + i, value0, value1, value2, value3)
         i += BLOCK * width
 
 
 def check_caches(key_cache, value_cache, dtype, kv_heads, head_dim):
     """Raise KernelArgumentError unless both caches are [num_blocks, block_size, kv_heads, head_dim] of `dtype`."""
-    check_array("key_cache", key_cache, (dtype,), num_blocks=None, block_size=None, kv_heads=kv_heads, head_dim=head_dim)
+    row = dict(kv_heads=kv_heads, head_dim=head_dim, gaps=True)
+    check_array("key_cache", key_cache, (dtype,), num_blocks=None, block_size=None, **row)
     num_blocks, block_size = key_cache.shape[:2]
-    check_array("value_cache", value_cache, (dtype,), num_blocks=num_blocks, block_size=block_size, kv_heads=kv_heads, head_dim=head_dim)
+    check_array("value_cache", value_cache, (dtype,), num_blocks=num_blocks, block_size=block_size, **row)
+    check_layout("key_cache", key_cache)
+    check_layout("value_cache", value_cache)
+    check(slot_stride(key_cache) == slot_stride(value_cache), "key_cache and value_cache must have the same strides")
 
 
 def append(key, value, key_cache, value_cache, slot_mapping, stream=None):

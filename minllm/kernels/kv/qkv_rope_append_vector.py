@@ -14,6 +14,7 @@ from numba.cuda import libdevice
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.rope.rotate import make_turn
 from minllm.kernels.vector import vector_access
+from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
 
 THREADS = 128  # a block
@@ -48,10 +49,10 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm):
             b[k] *= inverse_rms * b_weight[k]
 
     @cuda.jit(device=True)
-    def store_head(out, row, i, a, b):
-        """Both vectors of a head to row `row` of out."""
-        store(out, row * head_dim + i, a, 0)
-        store(out, row * head_dim + half + i, b, 0)
+    def store_head(out, start, i, a, b):
+        """Both vectors of a head, which begins at element `start` of out."""
+        store(out, start + i, a, 0)
+        store(out, start + half + i, b, 0)
 
     @kernel(dependent_launch=True)
     def qkv_rope_append_vector_kernel(qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache, value_cache, epsilon):
@@ -81,11 +82,12 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm):
         if has_positions and is_turned:
             turn(a, b, 0, cosine, sine)
         if is_query:
-            store_head(query, token * heads + head, i, a, b)
+            store_head(query, (token * heads + head) * head_dim, i, a, b)
         elif is_any and slot >= 0:
+            skipped = slot * (token_stride(key_cache, kv_heads * head_dim) - kv_heads * head_dim)  # what lies between the tokens before
             if is_turned:
-                store_head(key_cache, slot * kv_heads + head - heads, i, a, b)
+                store_head(key_cache, skipped + (slot * kv_heads + head - heads) * head_dim, i, a, b)
             else:
-                store_head(value_cache, slot * kv_heads + head - heads - kv_heads, i, a, b)
+                store_head(value_cache, skipped + (slot * kv_heads + head - heads - kv_heads) * head_dim, i, a, b)
 
     return qkv_rope_append_vector_kernel

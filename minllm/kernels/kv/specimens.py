@@ -42,3 +42,7 @@ def specimens():
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             kernel, wide = qkv_rope_append_vector_kernel(dtype, *head), ("LDG*128*", "STG*128*")
             yield Specimen(f"kv/qkv_rope_append/vectors/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
+            if name == "128" and dtype.itemsize == 2:  # the layers of a token side by side
+                caches = (array(dtype.name, 3, gaps=True),) * 2
+                arguments = (*arguments[:-3], *caches, FLOAT32)
+                yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)

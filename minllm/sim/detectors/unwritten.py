@@ -7,7 +7,7 @@ that hold the poison, all bits set: in floating-point arrays, where it is a NaN 
 
 import numpy as np
 
-from minllm.sim.arrays import fail, poisoned
+from minllm.sim.arrays import bytes_between, fail, place_of, poisoned
 from minllm.sim.monitor import Monitor
 from minllm.sim.transfer import CHUNK
 
@@ -28,7 +28,7 @@ def marks_of_host(data):
     """A mark a byte, b"\\0" for the elements that hold the poison; None if all are written."""
     if data.dtype.kind in "iub" and not isinstance(data, Unwritten):
         return None
-    poison = (data.reshape(-1).view(np.uint8).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
+    poison = (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
     return bytearray(np.repeat(~poison, data.dtype.itemsize).astype(np.uint8).tobytes()) if poison.any() else None
 
 
@@ -85,5 +85,4 @@ class UnwrittenReads(Monitor):
 
 def element_at(root, byte):
     """The index of the element that holds a byte of a root array."""
-    index = np.unravel_index(byte // root.itemsize, root.shape)
-    return "element " + "[" + ", ".join(str(int(i)) for i in index) + "]"
+    return "element " + "[" + ", ".join(map(str, place_of(root.data, byte))) + "]"

@@ -103,6 +103,22 @@ TENSOR_COPY_OPTIONS = [
 ]
 SPLIT_SHAPES = [SplitShape(1, 16, 2, 1), SplitShape(2, 16, 3, 1), SplitShape(1, 32, 4, 2)]
 
+# Every variant on caches in which the layers of a token lie side by side: (module, case, options of the launcher, of the workspace).
+STRIDED_PROMPT = AttentionCase((3, 0, 2), (18, 4, 2), heads=2, kv_heads=2, head_dim=16, dtype=BFLOAT16, block_size=8)
+STRIDED_STEP = AttentionCase((1, 1), (19, 0), heads=4, head_dim=16, dtype=BFLOAT16)
+STRIDED_BOXES = AttentionCase((1,), (33,), heads=4, dtype=BFLOAT16)
+STRIDED_CASES = [
+    ("materialized", STRIDED_PROMPT, {}, {}),
+    ("flash_attention_1", STRIDED_PROMPT, {}, {}),
+    ("flash_attention_2", STRIDED_PROMPT, dict(tiles=TILES), {}),
+    ("flash_attention_2", STRIDED_PROMPT.with_dtype(np.float32), dict(tiles=FLOAT32_TILES), {}),
+    ("flash_attention_3", STRIDED_PROMPT, dict(shape=TileShape(16, 1, 16)), {}),
+    ("split_kv", STRIDED_STEP, dict(splits=2, warps=1), dict(splits=2)),
+    ("split_tensor_core", STRIDED_STEP, dict(splits=2), dict(splits=2)),
+    ("split_tensor_core", STRIDED_BOXES, TENSOR_COPY_OPTIONS[0], TENSOR_COPY_OPTIONS[0]),
+    ("split_unified_maximum", STRIDED_STEP, dict(splits=2), dict(splits=2)),
+]
+
 
 def in_16_bits(case):
     """The case in bfloat16 where it is in float32."""

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from minllm.kernels.attention.arguments import make_workspace
+from minllm.kernels.kv.layout import layer_of
 
 GUARD_ROWS = 3  # rows of NaN before and after the output that must stay as they are
 
@@ -168,13 +169,27 @@ def check_output(case, arrays, guarded_out):
     assert error <= allowed, f"largest error {error:.3g}, allowed {allowed:.3g} (twice torch's in {np.dtype(case.dtype).name})"
 
 
-def run_variant(device, module, case, seed=0, workspace_options=None, **options):
-    """Run a variant's launcher on `device` with poisoned output and scratch, and judge what it wrote; returns the output."""
+def among_layers(cache, layers, layer):
+    """The cache [num_blocks, block_size, kv_heads, head_dim] as one layer of [num_blocks, block_size, layers, kv_heads, head_dim]; the
+    other layers are NaN."""
+    whole = np.full((*cache.shape[:2], layers, *cache.shape[2:]), np.nan, cache.dtype)
+    whole[:, :, layer] = cache
+    return whole
+
+
+def run_variant(device, module, case, seed=0, workspace_options=None, layers=None, **options):
+    """Run a variant's launcher on `device` with poisoned output and scratch, and judge what it wrote; returns the output.
+
+    layers: (number, which) puts the caches among those of other layers, token by token.
+    """
     arrays = make_arrays(case, seed)
     on_device = {
         name: device.array(getattr(arrays, name))
         for name in ("query", "key_cache", "value_cache", "query_start", "context_lens", "block_tables")
     }
+    if layers:
+        for name in ("key_cache", "value_cache"):
+            on_device[name] = layer_of(device.array(among_layers(getattr(arrays, name), *layers)), layers[1])
     guarded_out = device.array(arrays.guarded_out)
     shapes = module.workspace_shapes(arrays.query, arrays.key_cache, arrays.block_tables, **(workspace_options or {}))
     module.attention(

@@ -5,7 +5,8 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_tensor_core
-from minllm.kernels.attention.split_shape import ring_bytes_of, shape_for
+from minllm.kernels.attention.arguments import AttentionSizes
+from minllm.kernels.attention.split_shape import ring_bytes_of, shape_for, shape_of
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT16,
@@ -86,6 +87,16 @@ def test_what_it_does_not_take():
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables)
     with pytest.raises(KernelArgumentError, match="one new token a sequence"):
         split_tensor_core.attention(*inputs, arrays.scale)
+
+
+def test_short_blocks_are_fetched_by_tensor_copies():
+    """On Hopper (which the simulator stands for), where blocks and heads consist of whole boxes; never for the unified maximum."""
+
+    def by_engine(head_dim, block_size, unified=False):
+        return shape_of(AttentionSizes(1, 32, 8, head_dim, block_size, 1, 10), unified=unified).tensor_copies
+
+    assert by_engine(64, 16) and by_engine(128, 128)
+    assert not any((by_engine(80, 16), by_engine(128, 8), by_engine(128, 256), by_engine(128, 16, unified=True)))
 
 
 def test_shapes_fit_a_hopper_block():

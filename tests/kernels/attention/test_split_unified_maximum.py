@@ -1,8 +1,11 @@
 """The unified maximum in the simulator: scores within the band, above it, below it, and one spike; and that the guard is what helps."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_fold, split_tensor_core, split_unified_maximum
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16, RAGGED_CASES, SPLIT_SHAPES
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays, run_variant
@@ -25,6 +28,14 @@ def test_any_phi_gives_the_answer(device, phi, dtype):
 def test_scores_of_all_sizes(device):
     case = AttentionCase((1,), (60,), heads=2, head_dim=16, dtype=BFLOAT16, magnitude=200.0)  # logits beyond 1e5
     run_variant(device, split_unified_maximum, case, workspace_options=OPTIONS, **OPTIONS)
+
+
+def test_tensor_copies_are_refused():
+    arrays = make_arrays(RAGGED_CASES[0])
+    batch = (arrays.query_start, arrays.context_lens, arrays.block_tables)
+    shape = dataclasses.replace(SPLIT_SHAPES[0], tensor_copies=True)
+    with pytest.raises(KernelArgumentError, match="takes no tensor copies"):
+        split_unified_maximum.attention(arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, *batch, arrays.scale, shape=shape)
 
 
 def with_a_spike():

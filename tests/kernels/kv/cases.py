@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.kv.append import append, append_reference
+from minllm.kernels.kv.layout import layer_of
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
 from minllm.kernels.rope.rotate import rope_table
 from tests.kernels.guarded import GUARD_ROWS, assert_close, bits, poisoned, random
@@ -21,6 +22,7 @@ class AppendCase:
     head_dim: int
     block_size: int = 16
     skip: bool = True  # every third token has slot -1
+    layers: int = 0  # of a cache in which the layers of a token lie side by side; 0: the layer has one of its own
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ APPEND_CASES = (
     AppendCase(4, 2, 40),
     AppendCase(1, 1, 129, skip=False),
     AppendCase(4, 1, 8, 1),
+    AppendCase(4, 2, 8, 2, layers=3),
+    AppendCase(3, 1, 7, 2, layers=2),
     AppendCase(1, 9, 128, skip=False),  # 144 vectors of 8, a block has 128 threads
 )
 QKV_CASES = (
@@ -51,6 +55,8 @@ QKV_CASES = (
     QkvCase(1, 1, 40, heads=2, rotary_dim=40, interleaved=True),
     QkvCase(3, 2, 7, 2, heads=2, rotary_dim=6, norm=True),
     QkvCase(2, 1, 64, heads=1),
+    QkvCase(4, 2, 16, 2, heads=4, rotary_dim=16, layers=3),
+    QkvCase(3, 2, 7, 2, heads=2, rotary_dim=6, layers=2),
     QkvCase(1, 1, 1, heads=1, norm=True),
     QkvCase(1, 1, 16, heads=3, rotary_dim=16, norm=True, magnitude=1e4),
 )
@@ -69,7 +75,25 @@ def empty_caches(case, dtype, device):
     if case.skip:
         slots[::3] = -1
     shape = (blocks, case.block_size, case.kv_heads, case.head_dim)
+    if case.layers:
+        return slots, OneOfLayers(device, shape, dtype, case.layers), OneOfLayers(device, shape, dtype, case.layers)
     return slots, poisoned(device, shape, dtype), poisoned(device, shape, dtype)
+
+
+class OneOfLayers:
+    """The last layer of a guarded cache in which all layers of a token lie side by side; the others must stay NaN."""
+
+    def __init__(self, device, shape, dtype, layers):
+        self.guarded = poisoned(device, (*shape[:2], layers, *shape[2:]), dtype)
+        self.array = layer_of(self.guarded.array, layers - 1)
+        self.before = self.guarded.before[:, :, -1]
+
+    def result(self):
+        """The layer's contents on the host, once the other layers and the bands were found untouched."""
+        after = self.guarded.result()
+        others = after[:, :, :-1]
+        np.testing.assert_array_equal(bits(others), bits(np.full_like(others, np.nan)))
+        return np.ascontiguousarray(after[:, :, -1])
 
 
 def check_cache(cache, slots, oracle, dtype):

@@ -43,7 +43,7 @@ APPEND_MISTAKES = {
     "caches that differ": (dict(value_cache=zeros(4, 2, 3, 4)), r"value_cache .* must be \[num_blocks=5"),
     "a cache of another dtype": (dict(key_cache=zeros(5, 2, 3, 4, dtype=np.float16)), "key_cache is float16"),
     "slots of 64 bits": (dict(slot_mapping=zeros(2, dtype=np.int64)), "slot_mapping is int64"),
-    "a cache with strides": (dict(key_cache=zeros(5, 2, 3, 8)[..., ::2]), "key_cache .* C-contiguous"),
+    "a cache with strides": (dict(key_cache=zeros(5, 2, 3, 8)[..., ::2]), "key_cache .* the 48 bytes of a token must lie side by side"),
 }
 QKV_ARGUMENTS = dict(
     qkv=zeros(2, 40), positions=zeros(2, dtype=np.int32), slot_mapping=zeros(2, dtype=np.int32),

@@ -1,0 +1,152 @@
+"""What a quantised KV cache costs in quality: perplexity, logits and the likeliest token, for every format against the plain cache.
+
+    perplexity      of the model's held-out text, read as `bench perplexity` reads it
+    logit error     the norm of the difference of the logits over the norm of their spread, both after taking each row's mean off (softmax
+                    does not see it)
+    top-1           the share of positions whose likeliest next token stays the same
+
+One model, one set of weights and activations; only the cache differs, and every format reads the same windows. All keys and values that
+a token sees went through the cache, those of its own chunk too. Two models: the bundled one, which knows the text, and one with random
+weights and the heads of Llama 3.1 8B, whose perplexity says nothing, but whose logits show the formats on heads of 128.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minllm import LLM, driver, held_out_text
+from minllm.bench.perplexity import STRIDE, WINDOW
+from minllm.bench.record import Row, new_record, write_json
+from minllm.cache.block_pool import BlockPool, blocks_needed
+from minllm.cache.kv_cache import KVCache
+from minllm.engine.calibration import calibrate
+from minllm.engine.loading import cache_shape, model_directory
+from minllm.engine.scoring import Scorer, windows
+from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.kernels.sampling.log_probabilities import log_softmax
+
+RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
+RANDOM_TOKENS = 1024
+LLAMA_3_1_8B_HEADS = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", dtype="bfloat16", vocab_size=4096, hidden_size=4096, intermediate_size=2048,
+    num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=2048, rms_norm_eps=1e-5,
+    rope_theta=500000.0, tie_word_embeddings=True,
+)  # fmt: skip
+BENCHMARK = "KV cache accuracy"
+
+
+@dataclass
+class Comparison:
+    """Sums over the positions seen so far of one format; `plain` is the same position with a plain cache."""
+
+    tokens: int = 0
+    log_likelihood: float = 0.0
+    squared_error: float = 0.0
+    squared_spread: float = 0.0
+    same_first: int = 0
+
+    def add(self, logits: np.ndarray, plain: np.ndarray, targets: np.ndarray) -> None:
+        """Logits [rows, vocab] of both caches, and the tokens that came next."""
+        likelihoods = np.take_along_axis(log_softmax(logits), targets[:, None], axis=1)
+        centred = plain - plain.mean(axis=1, keepdims=True)
+        difference = logits - logits.mean(axis=1, keepdims=True) - centred
+        self.tokens += len(targets)
+        self.log_likelihood += float(likelihoods.sum(dtype=np.float64))
+        self.squared_error += float(np.square(difference).sum(dtype=np.float64))
+        self.squared_spread += float(np.square(centred).sum(dtype=np.float64))
+        self.same_first += int((logits.argmax(axis=1) == plain.argmax(axis=1)).sum())
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-likelihood."""
+        return float(np.exp(-self.log_likelihood / self.tokens))
+
+    @property
+    def logit_error(self) -> float:
+        """Relative, as the module says."""
+        return (self.squared_error / self.squared_spread) ** 0.5
+
+    @property
+    def same_top(self) -> float:
+        """The share of positions with the same likeliest token."""
+        return self.same_first / self.tokens
+
+
+def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> None:
+    """Measure both models and print, and where `json_file` is given write the record.
+
+    options: LLM()'s. tokens: how many of the text the bundled model reads, None for all.
+    """
+    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    measured = []
+    for name, directory, extra, most in models():
+        with LLM(directory, max_num_seqs=1, progress=sys.stderr.isatty(), **extra, **options) as llm:
+            token_ids = llm.tokenizer.encode(held_out_text())[: most if tokens is None or most is not None else tokens]
+            compared = compare(llm, token_ids)
+            device = driver.device_name() if llm.device == "cuda" else "cpu"
+        for row in rows(name, len(token_ids), str(llm.options.dtype), compared):
+            print(f"{row.variant}: {row.value} {row.unit} ({row.case})", file=out, flush=True)
+            measured.append(row)
+    if json_file is not None:
+        write_json(json_file, new_record(device, {"copy_tb_s": None, "bf16_tflops": None}, measured))
+
+
+def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
+    """(name, directory, further options of LLM(), the most tokens to read) of the two models."""
+    bundled = model_directory(None)
+    yield "bundled", bundled, {}, None
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        (directory / "config.json").write_text(json.dumps(LLAMA_3_1_8B_HEADS), encoding="utf-8")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (directory / name).write_bytes((bundled / name).read_bytes())
+        yield RANDOM, directory, dict(load_format="dummy"), RANDOM_TOKENS
+
+
+def compare(llm: LLM, token_ids: list[int], formats: tuple[str, ...] = KV_FORMATS) -> dict[str, Comparison]:
+    """Every format's Comparison, and the plain cache's own under "auto", on a text read in windows."""
+    scorers = {name: scorer_of(llm, name) for name in ("auto", *formats)}
+    compared = {name: Comparison() for name in scorers}
+    window = min(WINDOW, llm.max_model_len)
+    for begin, end, first_target in windows(len(token_ids), window, min(STRIDE, window // 2)):
+        text, first_row = token_ids[begin : end - 1], first_target - begin - 1
+        targets = np.asarray(token_ids[first_target:end])
+        logits = {name: np.concatenate(list(scorer.logits(text, first_row))) for name, scorer in scorers.items()}
+        for name in scorers:
+            compared[name].add(logits[name], logits["auto"], targets)
+    return compared
+
+
+def scorer_of(llm: LLM, kv_cache_dtype: str) -> Scorer:
+    """A scorer with a cache of its own, for one window."""
+    engine, options = llm.engine, llm.options
+    shape = cache_shape(engine.model.config, engine.ops.dtype, options.block_size, kv_cache_dtype)
+    blocks = blocks_needed(min(WINDOW, llm.max_model_len), options.block_size)
+    cache = KVCache(engine.ops, shape, blocks)
+    calibration = calibrate(engine.ops, engine.model, shape, engine.tokenizer, llm.max_model_len)
+    if calibration is not None:
+        cache.calibrate(calibration.offsets, calibration.scales, engine.ops)
+    return Scorer(engine.ops, engine.model, cache, BlockPool(blocks), options.max_num_batched_tokens)
+
+
+def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) -> list[Row]:
+    """Three rows a format; the peer is the plain cache."""
+    case, plain, found = f"{name}, {tokens} tokens", compared["auto"], []
+    peer = f"{dtype} cache"
+    for variant, one in compared.items():
+        if variant == "auto":
+            continue
+        excess = 100 * (one.perplexity / plain.perplexity - 1)
+        found += [
+            Row(BENCHMARK, f"{case}, perplexity", variant, round(one.perplexity, 4), "a token", peer, round(plain.perplexity, 4)),
+            Row(BENCHMARK, f"{case}, perplexity above the plain cache's", variant, round(excess, 4), "%"),
+            Row(BENCHMARK, f"{case}, logit error", variant, round(100 * one.logit_error, 4), "%"),
+            Row(BENCHMARK, f"{case}, same likeliest token", variant, round(100 * one.same_top, 2), "%"),
+        ]
+    return found

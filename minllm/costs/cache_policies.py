@@ -1,0 +1,71 @@
+"""What a cache policy sets aside for a sequence of so many tokens, and how much of it holds none.
+
+    contiguous  max_model_len tokens for every sequence, whatever it will need: nothing to look up, and most of it waits
+    paged       whole blocks of block_size tokens: at most block_size - 1 tokens of the last block wait
+    virtual     whole pages of 2 MiB of keys and of values, all layers of a token side by side: at most a page of each waits
+
+With t tokens of k bytes each (keys and values of all layers) and a page of P bytes that is
+
+    contiguous  max_model_len k        paged  ceil(t / block_size) block_size k        virtual  2 ceil(t k / 2 P) P
+
+Sequences that begin alike can share the blocks that the common beginning fills, which are then stored once.
+
+Sources: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 3 and figure 2;
+Prabhu et al. 2024, "vAttention: Dynamic Memory Management for Serving LLMs without PagedAttention", sections 5 and 6.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from minllm.errors import InvalidOptionError
+
+POLICIES = ("contiguous", "paged", "virtual")
+PAGE_BYTES = 2 * 2**20  # the smallest piece of physical memory that a GPU's driver maps
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """A policy and its sizes. block_size matters to paged, max_model_len to contiguous alone, which must have it."""
+
+    name: str = "paged"
+    block_size: int = 16
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in POLICIES:
+            raise InvalidOptionError(f"kv-policy {self.name} is not allowed: it is one of {', '.join(POLICIES)}.")
+        if self.block_size < 1:
+            raise InvalidOptionError(f"block-size {self.block_size} is not allowed: it is at least 1.")
+        if self.name == "contiguous" and not self.max_model_len:
+            raise InvalidOptionError("A contiguous cache sets max-model-len tokens aside for every sequence: say how many.")
+
+    def allocated_bytes(self, tokens: int, token_bytes: int) -> int:
+        """Bytes set aside for one sequence of `tokens` tokens. InvalidOptionError where a contiguous one has no room for them."""
+        if self.name == "virtual":
+            return 2 * _whole(tokens * token_bytes, 2 * PAGE_BYTES) * PAGE_BYTES
+        if self.name == "paged":
+            return _whole(tokens, self.block_size) * self.block_size * token_bytes
+        if tokens > self.max_model_len:
+            raise InvalidOptionError(f"{tokens:,} tokens do not fit a contiguous cache of {self.max_model_len:,} a sequence: raise it.")
+        return self.max_model_len * token_bytes
+
+
+def batch_bytes(policy: CachePolicy, lengths: Iterable[int], token_bytes: int, shared_prefix: int = 0) -> int:
+    """Bytes set aside for sequences of those lengths. shared_prefix: tokens that all begin with; paged caches keep its full blocks once."""
+    lengths = list(lengths)
+    allocated = sum(policy.allocated_bytes(length, token_bytes) for length in lengths)
+    if policy.name != "paged" or not lengths:
+        return allocated
+    shared_blocks = min(shared_prefix, *lengths) // policy.block_size
+    return allocated - (len(lengths) - 1) * shared_blocks * policy.block_size * token_bytes
+
+
+def wasted_share(policy: CachePolicy, lengths: Iterable[int], token_bytes: int) -> float:
+    """The share of what is set aside for sequences of those lengths that holds no token, 0 to 1."""
+    lengths = list(lengths)
+    return 1 - sum(lengths) * token_bytes / batch_bytes(policy, lengths, token_bytes)
+
+
+def _whole(size: int, step: int) -> int:
+    """How many steps cover `size`."""
+    return -(-size // step)

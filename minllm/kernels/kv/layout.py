@@ -1,0 +1,43 @@
+"""How the cache of a layer may lie in memory: [num_blocks, block_size, kv_heads, head_dim], with gaps between one token and the next.
+
+The numbers of one token lie side by side, and tokens at equal distances, across blocks too: token `slot` begins at slot * stride. The
+stride is kv_heads * head_dim where a layer has an array of its own, and num_layers times as much where the layers of a token lie side
+by side, so that a page of memory holds few tokens of all layers rather than many tokens of one (vAttention, arXiv 2405.04437, section 5).
+"""
+
+import numpy as np
+
+from minllm.runtime.array import DeviceArray
+from minllm.runtime.kernel import check
+
+
+def check_layout(name, cache):
+    """Raise KernelArgumentError unless the array's tokens lie side by side in themselves and at equal distances from each other."""
+    if cache.flags.c_contiguous if isinstance(cache, np.ndarray) else cache.is_contiguous:
+        return
+    (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
+    itemsize = cache.dtype.itemsize
+    row_bytes = kv_heads * head_dim * itemsize
+    whole = (head_dim == 1 or strides[3] == itemsize) and (kv_heads == 1 or strides[2] == head_dim * itemsize)
+    even = strides[1] >= row_bytes and strides[1] % itemsize == 0 and (num_blocks == 1 or strides[0] == block_size * strides[1])
+    check(
+        whole and even,
+        f"{name} {list(cache.shape)} has strides {cache.strides} (bytes): the {row_bytes} bytes of a token must lie side by side, "
+        "and tokens at equal distances, also from one block to the next",
+    )
+
+
+def slot_stride(cache):
+    """Elements from one token of a cache [num_blocks, block_size, kv_heads, head_dim] to the next; in kernels it is ptx.token_stride."""
+    return cache.strides[1] // cache.dtype.itemsize
+
+
+def layer_of(cache, layer):
+    """One layer of a cache [num_blocks, block_size, layers, kv_heads, head_dim]: a view [num_blocks, block_size, kv_heads, head_dim]."""
+    if isinstance(cache, np.ndarray):
+        return cache[:, :, layer]
+    num_blocks, block_size, layers, *row = cache.shape
+    check(0 <= layer < layers, f"layer {layer} of a cache of {layers} layers")
+    strides = (*cache.strides[:2], *cache.strides[3:])
+    pointer = cache.pointer + layer * cache.strides[2]
+    return DeviceArray(pointer, (num_blocks, block_size, *row), cache.dtype, cache.block, cache.memory, strides)

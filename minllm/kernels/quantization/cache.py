@@ -1,0 +1,84 @@
+"""A quantised cache of keys or of values: the codes, their scales, and the format that says what they mean.
+
+It stands wherever a plain cache array does, as the key_cache or the value_cache of one layer: `shape` is what the plain array's would be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.quantization.formats import KvFormat
+from minllm.kernels.quantization.reference import dequantize_reference, quantize_reference
+
+
+@dataclass(frozen=True)
+class QuantizedCache:
+    """Keys, or values, of one layer, in NumPy or on a device.
+
+    codes: uint8 [num_blocks, block_size, kv_heads, code_bytes]. scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2],
+    pairs of scale and zero, a head's tokens side by side because a kernel reads them head by head; of floats float32 [kv_heads].
+    offset: float32 [kv_heads, head_dim] or None: what is subtracted before numbers are quantised, and never added again. Keys have it,
+    whose softmax does not see it (engine/calibration.py); values have none.
+    """
+
+    codes: Any
+    scales: Any
+    format: KvFormat
+    offset: Any = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(num_blocks, block_size, kv_heads, head_dim), as if nothing were quantised."""
+        num_blocks, block_size, kv_heads, _ = self.codes.shape
+        return num_blocks, block_size, kv_heads, self.format.head_dim
+
+    @property
+    def ndim(self) -> int:
+        """Axes of `shape`."""
+        return 4
+
+    @property
+    def dtype(self) -> str:
+        """The format's name, where a plain array has its dtype."""
+        return self.format.name
+
+    def read(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """float32 [..., kv_heads, head_dim], less the offset (NumPy caches only).
+
+        take: picks blocks and tokens from an array [num_blocks, block_size, kv_heads, ...], of codes and scales alike.
+        """
+        scales = self.scales if self.format.is_float else take(self.scales.swapaxes(1, 2))
+        return dequantize_reference(take(self.codes), scales, self.format)
+
+    def put(self, slots: np.ndarray, x: np.ndarray) -> None:
+        """Quantise x [tokens, kv_heads, head_dim] and write it at `slots`, block * block_size + offset (NumPy caches only)."""
+        x = x.astype(np.float32) if self.offset is None else x.astype(np.float32) - self.offset
+        codes, scales = quantize_reference(x, self.format, self.scales if self.format.is_float else None)
+        self.codes.reshape(-1, *self.codes.shape[2:])[slots] = codes
+        if not self.format.is_float:
+            block_size = self.codes.shape[1]
+            self.scales.swapaxes(1, 2)[slots // block_size, slots % block_size] = scales
+
+
+def is_quantized(cache: Any) -> bool:
+    """Whether a key_cache or value_cache is quantised."""
+    return isinstance(cache, QuantizedCache)
+
+
+def allocate(kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int, zeros: Callable, array: Callable) -> QuantizedCache:
+    """An empty cache; zeros(shape, dtype) and array(host_array) make the machine's arrays. Scales of floats begin as 1."""
+    codes = zeros((num_blocks, block_size, kv_heads, kv_format.code_bytes), np.uint8)
+    if kv_format.is_float:
+        return QuantizedCache(codes, array(np.ones(kv_heads, np.float32)), kv_format)
+    return QuantizedCache(codes, zeros((num_blocks, kv_heads, block_size, kv_format.groups, 2), np.float16), kv_format)
+
+
+def check_same_format(key_cache: Any, value_cache: Any) -> None:
+    """Raise KernelArgumentError unless both caches are plain, or both are quantised in one format."""
+    formats = [cache.format if is_quantized(cache) else None for cache in (key_cache, value_cache)]
+    if formats[0] != formats[1]:
+        words = [f"{found.name} in groups of {found.group_size}" if found else "not quantised" for found in formats]
+        raise KernelArgumentError(f"the key_cache is {words[0]} and the value_cache {words[1]}; they must have one format")

@@ -1,0 +1,77 @@
+"""From numbers to codes and back, in NumPy: the equations, and the oracle of every kernel that reads or writes a quantised cache.
+
+    integers    scale = (max - min) / (2^bits - 1)    zero = min    code = round((x - zero) / scale)    x' = code * scale + zero
+    floats      code = float8(x / scale), larger numbers become the largest                             x' = float(code) * scale
+
+max and min are a group's. scale and zero are rounded to float16 before codes are made with them, so that the codes fit what is stored; all
+else is float32. |x - x'| is half a step at most, beside the rounding of zero, 2**-11 of it. A group whose numbers are all alike has scale
+0 and codes 0. Numbers above 65504, float16's largest, cannot be kept.
+
+Two int4 codes share a byte, in an order that a kernel can take apart fast: the nibble n of a word of eight components (bits 4n to 4n + 3)
+is component NIBBLE_ORDER[n], so that word >> 4i & 0x000F000F holds the neighbours 2i and 2i + 1 in its two halves, where a pair of 16-bit
+floats wants them.
+
+Source: LMDeploy, "INT4/INT8 KV Cache" (asymmetric, by head and token); the order of nibbles is Marlin's idea (Frantar et al. 2024,
+"MARLIN", section 3.4).
+"""
+
+import ml_dtypes
+import numpy as np
+
+from minllm.kernels.quantization.formats import KvFormat
+
+FLOAT8 = {"fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "fp8_e5m2": np.dtype(ml_dtypes.float8_e5m2)}
+NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def quantize_reference(x: np.ndarray, kv_format: KvFormat, scales: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, scales) of x [..., kv_heads, head_dim]: uint8 [..., kv_heads, code_bytes] and float16 [..., kv_heads, groups, 2].
+
+    The pairs are (scale, zero). For floats `scales`, float32 [kv_heads], must be given, and are returned.
+    """
+    if kv_format.is_float:
+        return quantize_floats(x, FLOAT8[kv_format.name], scales), scales
+    codes, pairs = quantize_groups(x, kv_format)
+    return (pack_nibbles(codes) if kv_format.bits == 4 else codes), pairs
+
+
+def dequantize_reference(codes: np.ndarray, scales: np.ndarray, kv_format: KvFormat) -> np.ndarray:
+    """float32 [..., kv_heads, head_dim] from codes [..., kv_heads, code_bytes] and scales as `quantize_reference` makes them."""
+    if kv_format.is_float:
+        return codes.view(FLOAT8[kv_format.name]).astype(np.float32) * scales[:, None]
+    codes = unpack_nibbles(codes) if kv_format.bits == 4 else codes
+    by_group = codes.reshape(*codes.shape[:-1], kv_format.groups, kv_format.group_size).astype(np.float32)
+    scale, zero = scales[..., :1].astype(np.float32), scales[..., 1:].astype(np.float32)  # [..., kv_heads, groups, 1]
+    return (by_group * scale + zero).reshape(codes.shape)
+
+
+def quantize_groups(x: np.ndarray, kv_format: KvFormat) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, pairs) of x [..., head_dim], a code a byte: uint8 [..., head_dim] and float16 [..., groups, 2]."""
+    by_group = x.reshape(*x.shape[:-1], kv_format.groups, kv_format.group_size).astype(np.float32)
+    low, high = by_group.min(axis=-1), by_group.max(axis=-1)  # [..., groups]
+    pairs = np.stack([(high - low) * np.float32(1 / kv_format.levels), low], axis=-1).astype(np.float16)
+    scale, zero = pairs[..., :1].astype(np.float32), pairs[..., 1:].astype(np.float32)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    codes = np.clip(np.rint((by_group - zero) * inverse), 0, kv_format.levels).astype(np.uint8)
+    return codes.reshape(x.shape), pairs
+
+
+def quantize_floats(x: np.ndarray, dtype: np.dtype, scales: np.ndarray) -> np.ndarray:
+    """float8(x / scale) as bytes: x [..., kv_heads, head_dim], scales [kv_heads]; what is too large becomes the largest, NaN stays NaN."""
+    largest = float(ml_dtypes.finfo(dtype).max)
+    scaled = x.astype(np.float32) * (np.float32(1) / scales)[:, None]
+    return np.clip(scaled, -largest, largest).astype(dtype).view(np.uint8)
+
+
+def pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Codes 0 to 15, one a byte [..., n], as two a byte [..., n / 2], in NIBBLE_ORDER."""
+    nibbles = np.take(codes.reshape(*codes.shape[:-1], -1, 8), NIBBLE_ORDER, axis=-1)  # [..., words, 8]
+    return (nibbles[..., ::2] | nibbles[..., 1::2] << 4).reshape(*codes.shape[:-1], -1)
+
+
+def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
+    """The codes, one a byte, that `pack_nibbles` packed."""
+    pairs = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1, 8)  # [..., words, 8 nibbles]
+    codes = np.empty_like(pairs)
+    codes[..., NIBBLE_ORDER] = pairs
+    return codes.reshape(*packed.shape[:-1], -1)

@@ -1,0 +1,52 @@
+"""All policies and formats of the KV cache beside each other: how many sequences fit, what waits unused, how fast a step can be."""
+
+from dataclasses import replace
+
+from rich.table import Table
+
+from minllm.costs.cache_policies import POLICIES
+from minllm.errors import KernelArgumentError
+from minllm.hardware import Gpu
+from minllm.models.config import ModelConfig
+from minllm.planning.card import giga, milliseconds, size
+from minllm.planning.formats import QUANTIZED_KV, kv_itemsize
+from minllm.planning.plan import Plan, Wishes, make_plan
+
+
+def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
+    """A plan for each policy in the wished 16-bit or 32-bit format, and for each quantised format under the wished policy.
+
+    Each is a plan of its own largest batch, of one sequence where none fits. Formats that do not fit the model's heads are left out.
+    """
+    wide = "bfloat16" if wishes.kv_dtype in QUANTIZED_KV else wishes.kv_dtype
+    choices = [(policy, wide) for policy in POLICIES] + [(wishes.policy.name, name) for name in QUANTIZED_KV]
+    plans = []
+    for policy, kv_dtype in choices:
+        try:
+            kv_itemsize(kv_dtype, config.head_dim)
+        except KernelArgumentError:
+            continue
+        one = replace(wishes, kv_dtype=kv_dtype, policy=replace(wishes.policy, name=policy))
+        most = make_plan(config, gpu, one).largest_batch
+        plans.append(make_plan(config, gpu, replace(one, batch=max(1, most))))
+    return plans
+
+
+def cache_table(plans: list[Plan]) -> Table:
+    """One line a plan."""
+    context = plans[0].wishes.context
+    table = Table("policy", "format", title=f"caches for {context:,} tokens a sequence, each at its largest batch", title_justify="left")
+    table.box, table.pad_edge = None, False
+    for head in ("a token", "fit", "cache", "unused", "least step", "most tokens/s"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for plan in plans:
+        table.add_row(plan.wishes.policy.name, plan.wishes.kv_dtype, size(plan.kv_bytes_per_token), *figures(plan))
+    return table
+
+
+def figures(plan: Plan) -> tuple[str, ...]:
+    """What a plan's batch takes and yields; dashes where not one sequence fits."""
+    if not plan.largest_batch:
+        return "none", "-", "-", "-", "-"
+    share = f"{100 * plan.kv_wasted_share:.1f} %"
+    return f"{plan.largest_batch:,}", giga(plan.kv_bytes), share, milliseconds(plan.decode.floor_ms), f"{plan.decode.tokens_per_s:,.0f}"

@@ -1,0 +1,73 @@
+"""The engine with a quantised KV cache, on a CPU: quality, bytes, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from minllm import LLM, SamplingParams, held_out_text
+from minllm.engine.calibration import calibrate
+from minllm.engine.loading import cache_shape
+from minllm.errors import InvalidOptionError
+from minllm.kernels.quantization.formats import KV_FORMATS
+from tests.engine.models import model_directory
+
+# The most that a format may add to the perplexity of so short a text, and bytes of a head of 64 of one token.
+ALLOWED, BYTES = {"int8": 0.01, "int4": 0.12, "fp8_e4m3": 0.05, "fp8_e5m2": 0.08}, {"int8": 68, "int4": 40, "fp8_e4m3": 64, "fp8_e5m2": 64}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The bundled model with a plain cache: its tokens of some text, and their logits."""
+    with LLM(device="cpu", max_num_seqs=1, max_model_len=320) as llm:
+        token_ids = llm.tokenizer.encode(held_out_text()[4000:5000])[:300]
+        return token_ids, llm.logits(token_ids), llm.perplexity(token_ids, 300, 150)
+
+
+@pytest.mark.parametrize("name", KV_FORMATS)
+def test_the_bundled_model_loses_little(name, plain):
+    token_ids, expected, perplexity = plain
+    with LLM(device="cpu", kv_cache_dtype=name, max_num_seqs=1, max_model_len=320) as llm:
+        cache = llm.engine.cache
+        assert cache.num_bytes == 2 * 6 * cache.num_tokens * BYTES[name]
+        assert llm.perplexity(token_ids, 300, 150) == pytest.approx(perplexity, rel=ALLOWED[name])
+        assert np.abs(llm.logits(token_ids) - expected).max() > 0.01  # it was quantised
+        assert len(llm.generate([token_ids[:9]], SamplingParams(temperature=0.0, max_tokens=3))[0].outputs[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("name", KV_FORMATS)
+def test_chunks_see_what_the_whole_sees(name):
+    """A chunk reads what earlier ones left in the cache just as it reads its own tokens. Where float32 sums differ, a code may too."""
+    token_ids, found = [7 * i % 1003 for i in range(150)], []
+    for budget in (2048, 41):
+        options = dict(kv_cache_dtype=name, max_num_seqs=1, max_model_len=160, max_num_batched_tokens=budget)
+        with LLM(model_directory("llama3"), device="cpu", dtype="float32", **options) as llm:
+            found.append(llm.logits(token_ids))
+    assert np.linalg.norm(found[1] - found[0]) < 0.01 * np.linalg.norm(found[0])
+
+
+def test_the_cache_counts_its_own_bytes():
+    with LLM(model_directory("llama3"), device="cpu", kv_cache_dtype="int8", max_num_seqs=2, max_model_len=64) as llm:
+        cache = llm.engine.cache
+        arrays = [array for layer in cache.layers for half in (layer.key, layer.value) for array in (half.codes, half.scales)]
+        assert cache.num_bytes == sum(array.nbytes for array in arrays)
+
+
+def test_keys_lose_their_mean_and_scales_leave_room():
+    with LLM(device="cpu", max_num_seqs=1, max_model_len=200) as llm:
+        engine = llm.engine
+        shape = cache_shape(engine.model.config, engine.ops.dtype, 16, "fp8")
+        found = calibrate(engine.ops, engine.model, shape, engine.tokenizer, 200)
+    assert found.offsets.shape == (6, 1, 64) and found.scales.shape == (6, 2, 1)
+    assert np.abs(found.offsets).max() > 1 and (found.scales > 0).all() and (found.scales * 448 < 100).all()
+
+
+def test_a_head_that_does_not_fit_the_format_is_refused():
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype='int4' is not allowed with this model: head_dim"):
+        LLM(model_directory("gpt2"), device="cpu", kv_cache_dtype="int4")
+
+
+def test_an_attention_of_ones_own_reads_plain_caches():
+    class Own:
+        attention, workspace_shapes = staticmethod(lambda *_: None), staticmethod(lambda *_: {})
+
+    with pytest.raises(InvalidOptionError, match="reads a plain cache"):
+        LLM(device="cpu", kv_cache_dtype="int8", kernel_variants={"attention": Own})

@@ -1,0 +1,44 @@
+"""The formats' bytes, and what they refuse."""
+
+import pytest
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "groups", "bytes_a_head"),
+    [
+        ("int8", 128, 1, 132),
+        ("int4", 128, 4, 80),
+        ("int4", 64, 2, 40),
+        ("int4", 96, 3, 60),
+        ("int8", 80, 1, 84),
+        ("fp8_e4m3", 128, 1, 128),
+        ("fp8_e5m2", 256, 1, 256),
+    ],
+)
+def test_bytes(name, head_dim, groups, bytes_a_head):
+    found = kv_format(name, head_dim)
+    assert (found.groups, found.bytes_a_head) == (groups, bytes_a_head)
+
+
+def test_fp8_is_vllms_name_of_e4m3():
+    assert kv_format("fp8", 64) == kv_format("fp8_e4m3", 64)
+
+
+def test_an_unknown_format_names_those_that_there_are():
+    with pytest.raises(KernelArgumentError, match=", ".join(KV_FORMATS)):
+        kv_format("int2", 64)
+
+
+@pytest.mark.parametrize(("head_dim", "group_size"), [(64, 48), (64, 8), (64, 128), (64, 0), (72, None), (0, None)])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_sizes_that_do_not_divide_are_refused(name, head_dim, group_size):
+    with pytest.raises(KernelArgumentError, match="multiple of|does not fit"):
+        kv_format(name, head_dim, group_size)
+
+
+def test_a_float_format_has_one_scale_a_head():
+    with pytest.raises(KernelArgumentError, match="one scale a head"):
+        kv_format("fp8", 64, 32)
