@@ -640,10 +640,10 @@ show_source(wait_for_predecessors)
 # weights are nearly all that a decode step reads.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul import gemv as gemv_module
+from minllm.kernels.matmul import gemv_sums
 
 show_source(
-    gemv_module.make_accumulate_step,
+    gemv_sums.make_accumulate_step,
     part="accumulate_step",
     notes={
         "w = load_128_streaming": "Weights: asked for at once, without waiting for anybody.",
