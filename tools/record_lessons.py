@@ -7,7 +7,8 @@ python tools/record_lessons.py --results FOLDER     write elsewhere
 
 copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
 cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
-launch      microseconds of the host for a launch, as `minllm bench launch` measures them
+launch      microseconds of the host for a launch, as `minllm bench launch` measures them, and of a whole decode step of a 1B shape, as
+            `minllm bench step` does, its kernels overlapped and in order
 batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
 length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
 """
@@ -30,6 +31,7 @@ from minllm.bench.launch import rows as launch_rows
 from minllm.bench.noise import Noise
 from minllm.bench.record import Record, Row, file_name, merged, new_record
 from minllm.bench.shapes import SHAPES
+from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
@@ -40,7 +42,7 @@ from minllm.runtime.device import current_device
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "lessons"
 SIDE = 16384  # of the copied matrix: 1 GiB in float32
-MODEL = "llama-3.1-8b"
+MODEL, SMALL_MODEL = "llama-3.1-8b", "llama-3.2-1b"
 PROMPT, NEW, REPEATS = 128, 33, 3
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -113,11 +115,11 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
-    ceilings = {"copy_tb_s": round(copy_tb_s(), 3)}
+    ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": None}
     parts = dict(
         copy=lambda: copy_rows(ops, clock),
         cache=lambda: cache_rows(ops, clock, device.l2_bytes),
-        launch=lambda: launch_rows(ops),
+        launch=lambda: (*launch_rows(ops), *StepBench(SMALL_MODEL, ops, clock, 1, 2048, ceilings).decode_rows(1024, parts=False)),
         model=model_rows,
     )
     rows = []

@@ -8,7 +8,7 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.engine.decode_graph import DecodeGraph
 from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint
@@ -39,21 +39,19 @@ class RandomModel:
         blocks = self.noise.random.permutation(self.sequences * self.blocks_each)
         return blocks.reshape(self.sequences, self.blocks_each).astype(np.int32)
 
-    def decode_arrays(self, context: int) -> tuple[Batch, np.ndarray]:
-        """(the next token of every sequence, which then sees `context` keys; the position that each may reach), on the host."""
+    def decode_arrays(self, context: int) -> tuple[Batch, SamplingTensors, np.ndarray]:
+        """(the next token of every sequence, which then sees `context` keys; greedy sampling; the position that each may reach), on the
+        host."""
         tokens = self.noise.random.integers(0, self.config.vocab_size, self.sequences).astype(np.int32)
         positions = np.full(self.sequences, context - 1, np.int32)
         batch = decode_batch(tokens, positions, self.block_tables(), BLOCK_SIZE)
         batch.max_context_len = self.blocks_each * BLOCK_SIZE
-        return batch, np.full(self.sequences, self.blocks_each * BLOCK_SIZE, np.int32)
+        sampling = build_sampling_tensors([SamplingParams(temperature=0.0)] * self.sequences, self.config.vocab_size)
+        return batch, sampling, np.full(self.sequences, self.blocks_each * BLOCK_SIZE, np.int32)
 
-    def sampling(self):
-        """Greedy, for every sequence."""
-        return build_sampling_tensors([SamplingParams(temperature=0.0)] * self.sequences, self.config.vocab_size)
-
-    def decode_graph(self, batch: Batch, limits: np.ndarray, machine) -> DecodeGraph:
-        """The engine's own decode step for the batch."""
-        return DecodeGraph(self.ops, self.model, self.cache, batch, self.sampling(), limits, machine)
+    def decode_graph(self, batch: Batch, sampling: SamplingTensors, limits: np.ndarray, machine) -> DecodeGraph:
+        """The engine's own decode step for such arrays."""
+        return DecodeGraph(self.ops, self.model, self.cache, batch, sampling, limits, machine)
 
     def prompt(self, tokens: int) -> Batch:
         """One prompt of so many random tokens, on the device, which wants the logits of its last."""

@@ -1,15 +1,17 @@
 """`minllm bench step`: a whole decode step and a whole prefill, held against what the hardware allows and against the sum of peers' parts.
 
 The step is the engine's own, forward, sample and advance, as a CUDA graph that is replayed without the host: what a token costs once
-everything around it is hidden. Its limit is the time of reading all weights, keys and values once, at the rate of a copy that was measured
-in the same run. The prefill runs kernel by kernel; it is held against cuBLAS's time for all of its products plus cuDNN's for all of its
-attentions, with nothing between them. Weights are random: speed depends on the shape.
+everything around it is hidden; and the same with kernels in order, none of which starts before its predecessor has ended. Its limit is the
+time of reading all weights, keys and values once, at the rate of a copy that was measured in the same run. The prefill runs kernel by
+kernel; it is held against cuBLAS's time for all of its products plus cuDNN's for all of its attentions, with nothing between them. Weights
+are random: speed depends on the shape.
 """
 
+import contextlib
 import gc
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from minllm.bench.timing import Clock, CudaClock
 from minllm.engine.decode_graph import GraphMachine
 from minllm.errors import InvalidOptionError
 from minllm.models.decoder import forward
-from minllm.runtime.recording import recorded_launches
+from minllm.runtime.recording import RecordedLaunch, recorded_launches
 
 ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; a replay sees one token more than the one before it
 PREFILLS = 7
@@ -82,29 +84,31 @@ class StepBench:
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
         """The whole step, whose sequences see `context` keys in the middle of the measurement, and its parts if they are wanted."""
-        batch, limits = self.model.decode_arrays(context - REPLAYS // 2)
-        graph = self.model.decode_graph(batch, limits, self.machine)
-        samples = []
-        for _ in range(ROUNDS):
-            graph.load(batch, self.model.sampling(), limits)
-            samples += self.clock.seconds([lambda: graph.step()] * (WARM_UP + REPLAYS))[WARM_UP:]
-        cost = costs.decode_step(self.model.config, self.batch, context)
+        arrays = batch, _, limits = self.model.decode_arrays(context - REPLAYS // 2)
+        graph = self.model.decode_graph(*arrays, self.machine)
         case = f"{self.name}, batch {self.batch}, context {context}"
-        rows = [self.step_row(case, statistics.median(samples), cost.bytes)]
-        if parts:
-            graph.load(batch, self.model.sampling(), limits)
-            rows += self.part_rows(case, self.part_times(graph, context))
-        return rows
-
-    def step_row(self, case: str, seconds: float, moved: int) -> Row:
-        """The row of a step in which so many bytes have to be read."""
-        limit = self.limit(moved)
-        return Row("decode step", case, "graph replay", rounded(1e6 * seconds), MICROSECONDS, limit=limit, of_limit=share(limit, seconds))
-
-    def part_times(self, graph: Any, context: int) -> list[PartTime]:
-        """What each kernel adds."""
+        limit = self.limit(costs.decode_step(self.model.config, self.batch, context).bytes)
+        rows = [step_row(case, "graph replay", self.step_seconds(graph, arrays), limit)]
         with recorded_launches() as launches:
             graph.launch_kernels()
+        with in_order(launches):
+            graph = self.model.decode_graph(*arrays, self.machine)
+            rows.append(step_row(case, "graph replay, kernels in order", self.step_seconds(graph, arrays), limit))
+        if parts:
+            graph.load(*arrays)
+            rows += self.part_rows(case, self.part_times(launches, context))
+        return rows
+
+    def step_seconds(self, graph: Any, arrays: tuple) -> float:
+        """Seconds of a replay; arrays are what the graph was made for."""
+        samples = []
+        for _ in range(ROUNDS):
+            graph.load(*arrays)
+            samples += self.clock.seconds([lambda: graph.step()] * (WARM_UP + REPLAYS))[WARM_UP:]
+        return statistics.median(samples)
+
+    def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
+        """What each kernel adds."""
         found = divide(launches, self.model.config.num_hidden_layers)
         return time_parts(found, moved_bytes(self.model.config, found, self.batch, context, self.ops.dtype.itemsize), self.clock)
 
@@ -140,6 +144,24 @@ class StepBench:
     def limit(self, moved: int) -> float | None:
         """Microseconds to read so many bytes at the rate of a copy; None for none."""
         return rounded(moved / self.ceilings["copy_tb_s"] / 1e6) if moved else None
+
+
+@contextlib.contextmanager
+def in_order(launches: Sequence[RecordedLaunch]) -> Iterator[None]:
+    """As if none of these kernels might start before its predecessor has ended."""
+    loaded = {id(one): one for launch in launches for one in launch.launch.kernel.loaded.values() if one.dependent_launch}.values()
+    for one in loaded:
+        one.dependent_launch = False
+    try:
+        yield
+    finally:
+        for one in loaded:
+            one.dependent_launch = True
+
+
+def step_row(case: str, variant: str, seconds: float, limit: float | None) -> Row:
+    """The row of a whole step; limit in microseconds."""
+    return Row("decode step", case, variant, rounded(1e6 * seconds), MICROSECONDS, limit=limit, of_limit=share(limit, seconds))
 
 
 def share(limit: float | None, seconds: float) -> float | None:

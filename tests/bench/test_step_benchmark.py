@@ -32,16 +32,16 @@ def paper_weights(ops, config, checkpoint):
 
 
 def test_the_step_is_held_against_its_bytes(rows):
-    batch, (whole, *_) = rows
+    batch, (whole, in_order, *_) = rows
     layers, kernels = named_config(SHAPE).num_hidden_layers, {1: 5, 2: 8}[batch]
     behind = {1: 4, 2: 5}[batch]  # head, two of argmax, advance; for two sequences the final norm too
-    assert whole.value == 1 + layers * kernels + behind  # µs, one for each launch
+    assert in_order.value == whole.value == 1 + layers * kernels + behind  # µs, one for each launch
     assert whole.limit == pytest.approx(costs.decode_step(named_config(SHAPE), batch, CONTEXT).bytes / COPY_TB_S / 1e6, rel=1e-3)
     assert whole.of_limit == pytest.approx(whole.limit / whole.value, rel=1e-3)
 
 
 def test_every_part_adds_what_it_takes_and_the_bytes_are_the_steps(rows):
-    _, (whole, *parts) = rows
+    _, (whole, _, *parts) = rows
     assert all(row.value == 1 for row in parts)
     added = [row for row in parts if row.case.endswith("added")]
     assert len(parts) == 2 * len(added) == len({(row.case, row.variant) for row in parts})

@@ -3,10 +3,10 @@
     exact    x/2 * (1 + erf(x / sqrt(2))) = x * P(x)                       BERT's and Falcon's; P is the normal distribution
     tanh     x/2 * (1 + tanh(u)) = x * sigmoid(2u),  u = sqrt(2/pi) * (x + 0.044715 x**3)     GPT-2's
 
-The exact form computes x P(x) = max(x, 0) - |x| P(-|x|), where nothing cancels, with the tail P(-|x|) as t * polynomial(t) * exp(-x**2 / 2),
-t = 1 / (1 + 0.3 |x|): the form of Hastings (1955, "Approximations for Digital Computers", sheet 43), here with eight coefficients that
-were fitted for the least relative error, 1.3e-7 of the tail up to |x| = 13. The library's erf takes twice the instructions and two
-branches, and was then slower than memory.
+The exact form computes x P(x) = max(x, 0) - |x| P(-|x|), where nothing cancels. The tail P(-|x|) is t * polynomial(t) * exp(-x**2 / 2)
+with t = 1 / (1 + 0.3 |x|), the form of Hastings (1955, "Approximations for Digital Computers"); the eight coefficients here were fitted for
+the least relative error, 1.3e-7 of the tail up to |x| = 13. The library's erf takes twice the instructions and two branches, and was slower
+than memory.
 
 T tokens of F features of b bytes: about 10 T F FLOPs (tanh; 25 exact); reads T F b bytes and writes as many; arithmetic intensity about
 5 / b (2.5 FLOP a byte in bf16), so memory sets the time.

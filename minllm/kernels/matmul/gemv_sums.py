@@ -18,7 +18,6 @@ from numba.cuda import libdevice
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.ptx import (
-    cp_async_bulk_prefetch_l2,
     griddepcontrol_wait,
     load_128,
     load_128_streaming,
@@ -31,16 +30,12 @@ WARP = 32
 
 
 class GemvTiling(NamedTuple):
-    """How a block divides the weights: output features a warp, warps a block, loads in flight a row, and warps that share a row.
-
-    ahead: before it waits for its predecessor, a warp also has the rest of its rows fetched to the L2 cache.
-    """
+    """How a block divides the weights: output features a warp, warps a block, loads in flight a row, and warps that share a row."""
 
     rows: int
     warps: int
     unroll: int
     splits: int = 1
-    ahead: bool = False
 
 
 @cuda.jit(device=True)
@@ -103,12 +98,10 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize
     warp_step = WARP * vector  # elements of a row that one load of a warp covers
     words_in_flight = rows * unroll * 4
-    rest = warp_step * unroll * tiling.splits  # where a row's second step begins
-    rest_bytes = max(0, k - rest) * np.dtype(dtype).itemsize
     dot, scaled_dot = DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
 
     @cuda.jit(device=True)
-    def accumulate_step(x, norm, weight, total, squares, first, last, element, lane):
+    def accumulate_step(x, norm, weight, total, squares, first, last, element):
         """total[i, r] += x[i, :] (* norm) . (the warp's r-th row) over `unroll` vectors, a warp's load apart, from `element` on."""
         words = cuda.local.array(words_in_flight, uint32)
         for u in range(unroll):
@@ -118,9 +111,6 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
                     for word in range(4):
                         words[(u * rows + r) * 4 + word] = w[word]
         if waits:
-            if tiling.ahead and rest_bytes:
-                if lane < rows:
-                    cp_async_bulk_prefetch_l2(weight, weight_row(first, lane, last) * k + rest, rest_bytes)
             griddepcontrol_wait()
         # Without this ptxas would save registers by moving each load down to where its value is used, and one load would be in flight
         # at a time. It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
@@ -161,17 +151,17 @@ def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weig
     @cuda.jit(device=True)
     def begin(x, norm, weight, total, squares, first, last, split, lane):
         """The first step of this lane's elements."""
-        accumulate_first_step(x, norm, weight, total, squares, first, last, int64(split * step + lane * vector), lane)
+        accumulate_first_step(x, norm, weight, total, squares, first, last, int64(split * step + lane * vector))
 
     @cuda.jit(device=True)
     def go_on(x, norm, weight, total, squares, first, last, split, lane):
         """All steps behind the first."""
         element = int64(split * step + lane * vector + step * splits)
         for _ in range(full_steps - 1):
-            accumulate_step(x, norm, weight, total, squares, first, last, element, lane)
+            accumulate_step(x, norm, weight, total, squares, first, last, element)
             element += step * splits
         if some_are_left and full_steps:  # constants: no code at all where K is whole steps
-            accumulate_last_step(x, norm, weight, total, squares, first, last, element, lane)
+            accumulate_last_step(x, norm, weight, total, squares, first, last, element)
 
     return begin, go_on
 

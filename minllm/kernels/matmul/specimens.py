@@ -10,7 +10,7 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
-from minllm.kernels.specimen import TARGETS, Specimen, array
+from minllm.kernels.specimen import Specimen, array
 
 STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
@@ -78,25 +78,25 @@ def gemv_step_specimens(dtype):
     for hidden, head_dim, query_and_keys, intermediate in ((2048, 64, 3072, 8192), (4096, 128, 6144, 14336)):
         tiling = choose_qkv_tiling(1, query_and_keys, hidden)
         kernel = gemv_qkv_kernel(1, hidden, head_dim, dtype, tiling, True)
-        arguments = (array(dtype, 2), vector, array(dtype, 2), types.none, index, index, table, heads, heads, heads, types.float32)
+        matrix, ahead = array(dtype, 2), (array(dtype, 2), types.int32)
+        arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, *ahead, types.float32)
         yield gemv_specimen(f"step/{hidden}/qkv", kernel, arguments, tiling, 24, dtype)
         for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
             tiling = gemv.choose_tiling(1, n, k)
             kernel = gemv.gemv_kernel(1, k, dtype, tiling, True)
             yield gemv_specimen(f"step/{hidden}/{name}", kernel, gemv_operands(dtype, residual=True), tiling, 24, dtype)
-        tiling = gemv.choose_gated_tiling(1, 2 * intermediate, hidden)
+        tiling = gemv.choose_gated_tiling(1, 2 * intermediate, hidden, normed=True)
         kernel = gemv.gemv_kernel(1, hidden, dtype, tiling, True, gated=True)
         yield gemv_specimen(f"step/{hidden}/gate_up", kernel, gemv_operands(dtype, norm=True), tiling, 24, dtype)
-        tiling = gemv.choose_tiling(1, 128256, hidden)
+        tiling = gemv.choose_tiling(1, 128256, hidden, normed=True)
         kernel = gemv.gemv_kernel(1, hidden, dtype, tiling, True)
         yield gemv_specimen(f"step/{hidden}/head", kernel, gemv_operands(dtype, "float32", norm=True), tiling, 24, dtype)
 
 
 def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
-    """One of them, of which so many warps should fit a multiprocessor. What fetches ahead is for Hopper and later."""
-    targets = ((9, 0), (10, 0)) if tiling.ahead else TARGETS
+    """One of them, of which so many warps should fit a multiprocessor."""
     blocks, threads = warps // tiling.warps, tiling.warps * gemv.WARP
-    return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED, targets=targets)
+    return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
 
 
 def tensor_core_specimens(dtype):

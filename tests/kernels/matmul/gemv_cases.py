@@ -10,7 +10,7 @@ from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 
 EPSILON = 1e-5
 UNIT = {FLOAT32: 2.0**-17, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
-TILINGS = [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 1, 1, True), GemvTiling(2, 4, 1, 4, True)]
+TILINGS = [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 1), GemvTiling(2, 4, 1, 4)]
 # m, n, k: one row and several, whole vectors and not, one step of a warp and many.
 SHAPES = [(1, 7, 520), (1, 5, 19), (3, 9, 264), (2, 6, 1032)]
 # m, heads, kv_heads, head_dim, k
