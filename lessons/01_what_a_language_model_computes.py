@@ -88,6 +88,7 @@ show_source(lookup.embedding_reference)
 show_source(
     lookup.embedding_kernel,
     notes={
+        "wait_for_predecessors": "For speed alone; pass over it until lesson 13.",
         "cuda.blockIdx.x": "One block of threads for each token: the block's number says which.",
         "row = token_ids[token]": "The token's number chooses the row of the table.",
         "i = cuda.threadIdx.x": "The threads of a block share the row's elements: each begins at its own number.",
@@ -115,6 +116,9 @@ print(traces[0])
 assert np.array_equal(out, lookup.embedding_reference(ids, table))
 
 # %% [markdown]
+# (The launcher chose `embedding_vector_kernel`, a sister of the kernel above that moves 16 bytes a thread and not one
+# number. It does the same.)
+#
 # It read 3 rows and wrote 3 rows, and did no arithmetic at all. An operation that only moves bytes is as fast as
 # memory, whatever else a machine can do.
 #

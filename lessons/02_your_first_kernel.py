@@ -271,6 +271,7 @@ show_source(
     gelu.gelu_kernel,
     notes={
         "functools.cache": "The kernel is made once for each formula: the compiler sees a constant, not a choice.",
+        "wait_for_predecessors": "For speed alone; pass over it until lesson 13.",
         "x, out": "Two dimensions: a row of features for each token.",
         "blockIdx.y": "The grid has two dimensions too. x counts tokens, y the pieces of a row.",
         "if i < out.shape[1]": "The guard, as in ours.",

@@ -27,7 +27,7 @@
 #
 # ## Predict
 #
-# A model has 8 billion numbers of 2 bytes. An H200 moves 4.27 TB a second and does 766 TFLOP a second: both were
+# A model has 8 billion numbers of 2 bytes. An H200 moves about 4.2 TB a second and does about 800 TFLOP a second: both were
 # measured, with a large copy and with a large product. One sequence is being written.
 #
 # - How many bytes does the step for a token read, and how many milliseconds does that take?
@@ -39,9 +39,9 @@ from minllm.course import Prediction
 
 guess = Prediction(
     bytes=16e9,  # 8 billion numbers, 2 bytes each, once
-    memory_ms=3.7,  # 16e9 / 4.27e12
-    arithmetic_ms=0.02,  # 2 * 8e9 / 766e12
-    batch_at_the_ridge=180,  # where the two are equal
+    memory_ms=3.8,  # 16e9 / 4.2e12
+    arithmetic_ms=0.02,  # 2 * 8e9 / 800e12
+    batch_at_the_ridge=190,  # where the two are equal
     limit="memory",
 )
 guess
@@ -125,8 +125,8 @@ for launcher in (matmul_naive, matmul_gemv):
 #
 # ## A whole step
 #
-# `costs.py` is that formula for every stage of a model. Here is a decode step of the 8B shape with 576 tokens in its
-# cache:
+# [minllm/costs](../minllm/costs/stages.py) holds that formula for every stage of a model. Here is a decode step of the
+# 8B shape with 576 tokens in its cache:
 
 # %%
 from minllm import costs
@@ -496,7 +496,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Both are lines of `costs.py` itself, and both are checked against numbers worked out by hand; one also against the
+# Both are lines of `minllm.costs` itself, and both are checked against numbers worked out by hand; one also against the
 # simulator's count.
 
 # %% tags=["hide-input"]

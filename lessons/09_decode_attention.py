@@ -298,6 +298,9 @@ assert worst < 1e-13
 # The rest is rounding. What is *not* the same: averaging the shares' outputs, or adding them without their weights. Both
 # look reasonable, and both are right as long as there is one split.
 
+# %% [markdown]
+# <!-- aside: How wrong those two are -->
+
 # %% tags=["fold"]
 
 
@@ -324,6 +327,8 @@ curves(
 )
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # ## The kernel: split_kv
 #
 # The grid has a block for each split, KV head and sequence. A few lanes of a warp read one key's row, and a warp has
@@ -439,6 +444,51 @@ curves(
     caption="Computed: 8 KV heads, 132 multiprocessors with 3 blocks each. Copies and merging are left out.",
 )
 
+# %% [markdown]
+# Does the machine do as the picture says? One sequence of 8,192 keys, measured for many numbers of splits, beside what the
+# rules so far allow: Little's law up to the fill, whole waves beyond it.
+
+# %% tags=["fold"]
+from minllm.course import recorded
+
+splits_rows = recorded("splits", "1x8192", "split_kv", record="lessons/h200")
+measured = {int(row.case.split(", ")[-1].split()[0]): row.value for row in splits_rows}  # splits -> TB/s
+
+
+def allowed(splits):
+    """TB/s by Little's law for the blocks that run at one time, and by whole waves."""
+    at_once = reachable(min(8 * splits, slots) * block_bytes)
+    return min(at_once, tb_s / times_the_ideal(8, splits)) if 8 * splits > slots else at_once
+
+
+curves(
+    {"allowed": [(splits, allowed(splits)) for splits in measured], "measured": sorted(measured.items())},
+    "splits",
+    "TB/s",
+    "One sequence of 8,192 keys, split more and more",
+    log_x=True,
+    caption=f"split_kv, 32 query heads, 8 KV heads of 128, bfloat16; measured: {splits_rows[0].label}.",
+)
+
+# %%
+best = max(measured, key=measured.get)
+print(f"1 split {measured[1]:.2f} TB/s, {best} splits {measured[best]:.2f}, 56 splits {measured[56]:.2f}")
+assert measured[1] < measured[8] < measured[32] and 24 <= best <= 50
+assert max(value for splits, value in measured.items() if splits > 50) < min(measured[48], measured[49])
+read_us = 8192 * 2 * 8 * 128 * 2 / tb_s / 1e6  # keys and values of 8 heads of 128 numbers of 2 bytes
+besides_us = read_us * (tb_s / measured[best] - 1)
+print(f"a copy would take {read_us:.1f} µs for these bytes; the best number of splits takes {besides_us:.1f} µs more")
+
+# %% [markdown]
+# Both rules show: the line rises as long as blocks are added, and falls where the fill is passed and a second wave begins.
+# What they do not say is why it stays so far below. The bytes need only the first of the two times in the last line. The
+# rest is what every launch of this kernel costs: a beginning, first fetches that nobody hides, a second launch that
+# merges. No number of splits helps against that; a better kernel does, further down.
+#
+# <!-- aside: Batches, and the kernel's own choice -->
+#
+# More sequences bring their own blocks, so they need fewer splits, and the teeth come sooner:
+
 # %% tags=["fold"]
 curves(
     {
@@ -463,7 +513,11 @@ assert split_choice.choose_splits(16, 8, 4, 1024) == 3 and times_the_ideal(128, 
 # %% [markdown]
 # The kernel's rule is: the fewest splits that come within 15 % of the best use of the places, and no more than fill them
 # about once. 64 sequences have more heads than there are places, so they are not split, and their second wave is mostly
-# empty. You will find that in the measurements. On a machine with a GPU, this cell measures the teeth:
+# empty. You will find that in the measurements.
+#
+# <!-- end aside -->
+#
+# On a machine with a GPU, this cell measures the teeth there:
 
 # %%
 from minllm.course import has_gpu
@@ -561,7 +615,9 @@ timeline(
 )
 
 # %% [markdown]
-# **Merge in the last block to arrive.** A block that shares a head leaves its state in memory and counts itself in. The
+# <!-- aside: Merging in the last block to arrive -->
+#
+# A block that shares a head leaves its state in memory and counts itself in. The
 # block that finds all others there already is the last, so it merges. There is no second launch and nobody waits:
 
 # %% tags=["hide-input"]
@@ -574,6 +630,11 @@ show_source(
         "return arrived[0]": "The one that gets parts - 1 merges all, in the order of the keys: the same bits every time.",
     },
 )
+
+# %% [markdown]
+# <!-- end aside -->
+#
+# In the simulator, on a machine of four places:
 
 # %%
 from minllm.kernels.attention import VARIANTS
@@ -613,7 +674,7 @@ def layout_of(row):
 lines, library = {}, {}
 for row in rows:
     sequences, length = size_of(row)
-    if sequences == 1 and row.variant in ("split_kv", "split_tensor_core") and layout_of(row) != "ragged":
+    if sequences == 1 and row.variant in ("split_kv", "split_tensor_core") and "ragged" not in layout_of(row):
         lines.setdefault(f"{row.variant}, {layout_of(row)}", {})[length] = row.value
         if row.peer_value:
             library[length] = row.peer_value
@@ -629,7 +690,7 @@ curves(
 
 # %% tags=["fold"]
 ladder = ("materialized", "split_kv", "split_tensor_core")
-shown = [row for row in rows if row.variant in ladder and size_of(row)[1] == 1024 and layout_of(row) != "ragged"]
+shown = [row for row in rows if row.variant in ladder and size_of(row)[1] == 1024 and "ragged" not in layout_of(row)]
 shown.sort(key=lambda row: (size_of(row)[0], ladder.index(row.variant), layout_of(row)))
 bars(
     [
@@ -733,7 +794,11 @@ curves(
 
 # %% [markdown]
 # In float16 the band is narrow. bfloat16 has fewer digits, but almost the range of float32, and is at its ease everywhere
-# in the picture. So somebody has to watch. The two ways to fold a tile in, one below the other:
+# in the picture. So somebody has to watch.
+#
+# <!-- aside: The two ways to fold a tile in, and the guard -->
+#
+# With the running maximum, and below it with the unified one:
 
 # %% tags=["hide-input"]
 show_source(
@@ -765,6 +830,8 @@ show_source(
 )
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # A block whose share has left the band takes its tiles again, with the running maximum, in the same launch. A state says
 # which maximum it was made with, so both kinds merge. Watch it happen: one key out of 256 is made to fit the query
 # so well that its score leaves the band.

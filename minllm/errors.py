@@ -21,6 +21,10 @@ class DeviceError(MinLLMError):
     """The GPU, its driver or its memory cannot do what was asked."""
 
 
+class VirtualMemoryError(DeviceError):
+    """Pages were mapped or unmapped against the rules: twice, or where none is, or outside of the reserved addresses."""
+
+
 class CheckpointError(MinLLMError):
     """A model directory cannot be read: a file is missing, damaged, unsafe, or contradicts another."""
 
@@ -45,8 +49,8 @@ class EngineBusyError(MinLLMError):
     """A generation was started while another one of the same LLM is still open, or after it was closed."""
 
 
-class BlockPoolError(MinLLMError):
-    """The KV cache's blocks were used against their rules: two reservations by one owner, or a release of blocks that nobody holds."""
+class CacheError(MinLLMError):
+    """The KV cache was used against its rules: a sequence that reserves twice, or one that is freed and was never there."""
 
 
 class ExerciseError(MinLLMError):

@@ -4,10 +4,13 @@ A decode step reads every weight once and does two operations a weight, so its l
 the tensor cores. The data sheet's bandwidth is never reached in full. Where the rate of a large copy was measured (bytes read plus bytes
 written), that is the honest ceiling, and shares are given of it.
 
+Each figure is that of the sheet named beside it (`source`), compared with public digests of the same sheets and with what follows from the
+chip itself: a bandwidth is bus width times data rate, a rate multiprocessors times width times clock (tests/hardware holds both).
+
 Rates are dense: data sheets often print twice that, for weights with 2:4 sparsity, and these are halved here. Floating-point rates in 16
 and 8 bits are those with float32 accumulation, which inference uses; GeForce cards do half of what their sheets print for float16
-accumulation. Links count both directions together, as data sheets do. Memory is the data sheet's number times 10^9 bytes; what the driver
-reports may be a little more.
+accumulation. Integer rates are those of tensor cores, so that a V100 has none. Links count both directions together, as data sheets do.
+Memory is the data sheet's number times 10^9 bytes; what the driver reports may be a little more.
 """
 
 import json
@@ -70,7 +73,7 @@ GPUS: dict[str, Gpu] = {
     "NVIDIA B200": Gpu("b200", 180, 8.0, 80, 1100, 2250, 2250, 4500, 4500, 148, 126, *NVLINK_5, "NVIDIA HGX B200 data sheet"),
     "NVIDIA H200": Gpu("h200", 141, 4.8, 67, 494.5, 989, 989, 1979, 1979, 132, 50, *NVLINK_4, "NVIDIA H200 data sheet"),
     "NVIDIA H100 80GB HBM3": Gpu("h100-sxm", 80, 3.35, 67, 494.5, 989, 989, 1979, 1979, 132, 50, *NVLINK_4, HOPPER),
-    "NVIDIA H100 NVL": Gpu("h100-nvl", 94, 3.9, 60, 417.5, 835, 835, 1670.5, 1670.5, 132, 50, *NVLINK_H100_BRIDGE, HOPPER),
+    "NVIDIA H100 NVL": Gpu("h100-nvl", 94, 3.9, 60, 417.5, 835.5, 835.5, 1670.5, 1670.5, 132, 50, *NVLINK_H100_BRIDGE, HOPPER),
     "NVIDIA H100 PCIe": Gpu("h100-pcie", 80, 2.0, 51, 378, 756, 756, 1513, 1513, 114, 50, *NVLINK_H100_BRIDGE, HOPPER),
     "NVIDIA A100-SXM4-80GB": Gpu("a100-80gb", 80, 2.039, 19.5, 156, 312, 312, None, 624, 108, 40, *NVLINK_3, A100),
     "NVIDIA A100 80GB PCIe": Gpu("a100-80gb-pcie", 80, 1.935, 19.5, 156, 312, 312, None, 624, 108, 40, *NVLINK_3, A100),

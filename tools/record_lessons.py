@@ -9,11 +9,13 @@ copy        a float32 matrix copied with warps along its rows, and down its colu
 cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
 launch      microseconds of the host for a launch, as `minllm bench launch` measures them, and of a whole decode step of a 1B shape, as
             `minllm bench step` does, its kernels overlapped and in order
+splits      decode attention of one sequence of 8,192 keys by split_kv, for several numbers of splits, and by split_tensor_core's own plan
 batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
 length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
 """
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -36,6 +38,8 @@ from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
 from minllm.engine.sampling_params import SamplingParams
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.matmul.gemv import matmul_gemv
 from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
@@ -45,6 +49,7 @@ SIDE = 16384  # of the copied matrix: 1 GiB in float32
 MODEL, SMALL_MODEL = "llama-3.1-8b", "llama-3.2-1b"
 PROMPT, NEW, REPEATS = 128, 33, 3
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SPLITS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 49, 50, 56, 64, 72, 80, 88, 96, 112, 128)
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -68,6 +73,24 @@ def cache_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row
     for variant, used in (("one matrix again and again", weights[:1]), ("many matrices in turn", weights)):
         launches = [lambda weight=weight: matmul_gemv(x, weight, out, stream=ops.stream) for weight in used]
         yield Row("cache", f"1x{side}x{side}, bfloat16", variant, rounded(weight_bytes / median_seconds(launches, clock) / 1e12), "TB/s")
+
+
+def splits_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row]:
+    """TB/s of keys and values; sets of arrays in turn, so that the cache holds none of them."""
+    noise, keys, heads, kv_heads, head_dim, block = Noise(), 8192, 32, 8, 128, 16
+    table = noise.random.permutation(keys // block).astype(np.int32)[None]
+    query = noise.array((1, heads, head_dim), BFLOAT16)
+    cache = noise.array((2, keys // block, block, kv_heads, head_dim), BFLOAT16)
+    batch = [ops.array(array) for array in (np.int32([0, 1]), np.int32([keys]), table)]
+    out = ops.empty(query.shape, query.dtype)
+    sets = [[ops.array(query), *(ops.array(half) for half in cache), out, *batch] for _ in range(input_sets(cache.nbytes, cache_bytes))]
+    for variant, splits in (*(("split_kv", number) for number in SPLITS), ("split_tensor_core", None)):
+        module = VARIANTS[variant]
+        workspace = make_workspace(module.workspace_shapes(query, cache[0], table, splits), ops.empty, ops.zeros)
+        options = dict(max_query_len=1, splits=splits, workspace=workspace, stream=ops.stream)
+        launches = [functools.partial(module.attention, *arrays, head_dim**-0.5, **options) for arrays in sets]
+        case = f"1x{keys}, {heads}/{kv_heads} heads, d {head_dim}, bfloat16, {splits or 'own'} splits"
+        yield Row("splits", case, variant, rounded(cache.nbytes / median_seconds(launches, clock) / 1e12), "TB/s")
 
 
 def timed_ms(llm: LLM, batch: int, prompt: int) -> tuple[float, float]:
@@ -110,18 +133,19 @@ def write(path: Path, record: Record) -> None:
 def main() -> int:
     """Measure everything, or a part, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=("copy", "cache", "launch", "model"), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "launch", "model"), help="may be repeated")
     parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": None}
-    parts = dict(
-        copy=lambda: copy_rows(ops, clock),
-        cache=lambda: cache_rows(ops, clock, device.l2_bytes),
-        launch=lambda: (*launch_rows(ops), *StepBench(SMALL_MODEL, ops, clock, 1, 2048, ceilings).decode_rows(1024, parts=False)),
-        model=model_rows,
-    )
+    parts = {
+        "copy": lambda: copy_rows(ops, clock),
+        "cache": lambda: cache_rows(ops, clock, device.l2_bytes),
+        "splits": lambda: splits_rows(ops, clock, device.l2_bytes),
+        "launch": lambda: (*launch_rows(ops), *StepBench(SMALL_MODEL, ops, clock, 1, 2048, ceilings).decode_rows(1024, parts=False)),
+        "model": model_rows,
+    }
     rows = []
     for name in options.only or parts:
         for row in parts[name]():

@@ -1,5 +1,7 @@
 """How many blocks the KV cache gets: what the memory allows, and no more than the engine can ever use."""
 
+from dataclasses import replace
+
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape
 from minllm.errors import OutOfMemoryError
@@ -30,3 +32,9 @@ def num_blocks_that_fit(shape: CacheShape, budget_bytes: int, max_num_seqs: int,
             f"{max(0, budget_bytes):,} are left. Raise gpu_memory_utilization, end other programs, or take a smaller model or block_size."
         )
     return min(useful, fitting)
+
+
+def one_block_a_sequence(shape: CacheShape, budget_bytes: int, max_model_len: int) -> CacheShape:
+    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what `budget_bytes` hold if that is less."""
+    fitting = budget_bytes // replace(shape, block_size=1).bytes_per_block
+    return replace(shape, block_size=max(1, min(max_model_len, fitting)))

@@ -1,7 +1,7 @@
 """The KV cache: the keys and values of all tokens that the model has seen, so that each is computed once.
 
 Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a token: 2 * layers * kv_heads * head_dim * itemsize, for
-Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is `block_pool.BlockPool`'s business.
+Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is a policy's business (`policy.CachePolicy`).
 
 A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks.
 """
@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minllm.kernels.quantization.cache import allocate
+from minllm.kernels.kv.copy_blocks import in_rounds
+from minllm.kernels.quantization.cache import allocate, by_block
 from minllm.kernels.quantization.formats import KvFormat
 from minllm.ops.protocol import LayerCache
 
@@ -66,6 +67,14 @@ class KVCache:
             layer.key = replace(layer.key, offset=ops.array(offsets[i]), **found)
             if scales is not None:
                 layer.value = replace(layer.value, scales=ops.array(scales[i, 1]))
+
+    def copy_blocks(self, ops, copies: list[tuple[int, int]]) -> None:
+        """Copies blocks, (source, destination) one after the other, in every layer."""
+        for together in in_rounds(copies):
+            pairs = ops.array(np.array(together, np.int32))
+            for layer in self.layers:
+                for array in (*by_block(layer.key), *by_block(layer.value)):
+                    ops.copy_blocks(array, pairs)
 
     @property
     def block_size(self) -> int:

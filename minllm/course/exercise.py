@@ -13,13 +13,14 @@ class Rung:
 
     name: what is tried. catches: the misconception that fails here, a sentence. run(entry): raises what `checks.ladder` explains
     (Mismatch, SimulationError, anything else) if the reader's entry does not hold, and may return a remark. needs_gpu: skipped, with a
-    reason, without one.
+    reason, without one. look: the lines to suspect where it fails and no cause is known.
     """
 
     name: str
     catches: str
     run: Callable[[Callable], str | None]
     needs_gpu: bool = False
+    look: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import blank, holder, parts
+from minllm.course.exercise_page import literal
 from minllm.errors import ExerciseError
 
 TEST_FILE = "test_exercises.py"
@@ -35,9 +36,9 @@ def notebook(exercise: Exercise) -> dict:
     """The skeleton as a notebook (nbformat 4.5): what comes before the function, the function, what comes after, and the check."""
     before, function, after = parts(skeleton(exercise), exercise.name)
     name = holder(exercise.source, exercise.name)
-    hints = "\n".join(f"<details><summary>Hint {i}</summary>{hint}</details>\n" for i, hint in enumerate(exercise.hints, 1))
+    hints = "\n".join(f"<details><summary>Hint {i}</summary>{literal(hint)}</details>\n" for i, hint in enumerate(exercise.hints, 1))
     cells = [
-        markdown(f"# {exercise.name}: {exercise.title}\n\nLesson {exercise.lesson}. {exercise.task}\n\n{hints}"),
+        markdown(f"# {exercise.name}: {exercise.title}\n\nLesson {exercise.lesson}. {literal(exercise.task)}\n\n{hints}"),
         code(before),
         markdown("Write the part that is marked `FILL IN`, run the cell, then check it below. No GPU is needed."),
         code(function),

@@ -3,6 +3,8 @@
 All of it comes from the exercises themselves, so that the page cannot differ from the checker.
 """
 
+import re
+
 from minllm.course.exercise import Exercise
 from minllm.course.exercises import select
 
@@ -29,11 +31,11 @@ def exercise_markdown(exercise: Exercise) -> str:
     """One exercise: what to write, how to check it, hints."""
     parts = [
         f"### Exercise: {lowered(exercise.title)} (`{exercise.name}`)",
-        exercise.task,
+        literal(exercise.task),
         f"```\nminllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
         f'In a notebook: `from minllm.course.checks import check`, then `check("{exercise.name}", my_kernel)`.',
-        *(closed(f"Hint {number}", hint) for number, hint in enumerate(exercise.hints, 1)),
-        closed("What the checks try", "\n".join(f"- **{rung.name}**: {rung.catches}" for rung in exercise.rungs), "abstract"),
+        *(closed(f"Hint {number}", literal(hint)) for number, hint in enumerate(exercise.hints, 1)),
+        closed("What the checks try", "\n".join(f"- **{rung.name}**: {literal(rung.catches)}" for rung in exercise.rungs), "abstract"),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -41,6 +43,11 @@ def exercise_markdown(exercise: Exercise) -> str:
 def lowered(title: str) -> str:
     """A title within a line: its first letter small, unless that is a symbol or an abbreviation."""
     return title[0].lower() + title[1:] if title[1:2].islower() else title
+
+
+def literal(text: str) -> str:
+    """A text for comments and messages as Markdown: what stands between backticks is code, and asterisks elsewhere are asterisks."""
+    return "`".join(part if i % 2 else re.sub(r"([*\\])", r"\\\1", part) for i, part in enumerate(text.split("`")))
 
 
 def closed(title: str, body: str, kind: str = "tip") -> str:

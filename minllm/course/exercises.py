@@ -19,6 +19,7 @@ from minllm.course.checks import (
     attention_by_hand,
     cache,
     decode_attention,
+    decode_step,
     first_kernels,
     language_model,
     matmul,
@@ -30,6 +31,7 @@ from minllm.errors import ExerciseError
 
 LADDERS = (
     language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, decode_attention, sampling,
+    decode_step,
 )  # fmt: skip
 EXERCISES: tuple[Exercise, ...] = tuple(
     sorted((exercise for module in LADDERS for exercise in module.EXERCISES), key=lambda exercise: exercise.lesson)

@@ -24,7 +24,7 @@ def machine_line() -> str:
 
 
 def timed(function: Callable[[], object], repeats: int = 5) -> float:
-    """The median seconds of `repeats` calls after one to warm up. On a GPU each call is waited for."""
+    """The median seconds of `repeats` calls after one to warm up. On a GPU each call is waited for, in whichever thread this runs."""
     wait = _wait_for_gpu if has_gpu() else lambda: None
     function()
     wait()
@@ -40,6 +40,7 @@ def timed(function: Callable[[], object], repeats: int = 5) -> float:
 def _wait_for_gpu() -> None:
     from cuda.bindings import driver
 
-    from minllm.runtime.device import check_driver
+    from minllm.runtime.device import check_driver, current_device
 
+    current_device()  # `function` may have left this thread without a context
     check_driver(driver.cuCtxSynchronize(), "wait for the GPU")

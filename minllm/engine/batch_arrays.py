@@ -29,9 +29,10 @@ class PrefillChunk:
     completed: list[int]
 
 
-def padded_block_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
-    """Block tables side by side, int32 [B, max_blocks]; the padding is block 0, which is never read: context_lens ends before it."""
-    padded = np.zeros((len(tables), max(1, max(map(len, tables)))), np.int32)
+def padded_block_tables(tables: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
+    """Block tables side by side, int32 [B, max_blocks], at least `width` wide; the padding is block 0, which is never read:
+    context_lens ends before it."""
+    padded = np.zeros((len(tables), max(width, *map(len, tables))), np.int32)
     for row, table in enumerate(tables):
         padded[row, : len(table)] = table
     return padded
@@ -64,9 +65,16 @@ def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: i
 
 
 def prefill_chunks(
-    prompts: Sequence[Sequence[int]], block_tables: Sequence[Sequence[int]], block_size: int, max_num_batched_tokens: int
+    prompts: Sequence[Sequence[int]],
+    block_tables: Sequence[Sequence[int]],
+    block_size: int,
+    max_num_batched_tokens: int,
+    cached: Sequence[int],
 ) -> Iterator[PrefillChunk]:
     """Cuts the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row asks for logits.
+
+    The first `cached[i]` tokens of prompt i, fewer than all, are in the cache and are not computed. A prompt may count on tokens of
+    those before it: their keys and values are written by an earlier chunk, or earlier in each layer of the same.
 
     A chunk that completes no prompt asks for the logits of its last row, so that no array is ever empty; nobody reads them.
     """
@@ -75,7 +83,7 @@ def prefill_chunks(
     rows: list[int] = []
     used = 0
     for index, prompt in enumerate(prompts):
-        start = 0
+        start = cached[index]
         while start < len(prompt):
             end = min(len(prompt), start + max_num_batched_tokens - used)
             spans.append(Span(prompt[start:end], start, block_tables[index]))

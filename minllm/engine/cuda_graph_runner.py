@@ -99,6 +99,12 @@ class CudaGraphRunner(ModelRunner):
             self._decode.switch_off(int(row))
         self._active = self._active[~np.isin(self._active, rows)]
 
+    def block_tables_changed(self, rows: Many[int]) -> None:
+        """See ModelRunner."""
+        super().block_tables_changed(rows)
+        if self._decode is not None:
+            self._decode.update_block_tables(self._widened(self._block_tables[self._decode_rows]))
+
     def finish(self) -> None:
         """Forgets the batch, whether it ran to its end or not; graphs are kept."""
         super().finish()
@@ -110,7 +116,7 @@ class CudaGraphRunner(ModelRunner):
         tables = self._widened(self._block_tables[rows])
         batch = decode_batch(self._token_ids[rows], self._positions[rows], tables, self.cache.block_size)
         batch.max_context_len = tables.shape[1] * self.cache.block_size
-        reserved = [len(self._sequences[row].block_table) * self.cache.block_size for row in rows]
+        reserved = [self._sequences[row].num_reserved_tokens for row in rows]
         limits = np.minimum(reserved, self.max_model_len).astype(np.int32)
         key = graph_key(batch, self._sampling, self._top is not None)
         graph = self._graphs.pop(key, None)

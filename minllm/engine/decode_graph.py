@@ -15,6 +15,7 @@ from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch
 
+TABLE_COPIES = 3  # more than the steps that are under way at a time
 BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
 
 
@@ -46,6 +47,12 @@ class GraphMachine:
         """Overwrite a device array, in order with the steps launched before and after."""
         array.copy_from_host(host)
 
+    def write_later(self, array, pinned: np.ndarray) -> Any:
+        """Start to overwrite a device array with a page-locked one, without waiting for the steps launched before; see `read_later`."""
+        from minllm.runtime.stream import write_later
+
+        return write_later(array, pinned, self.stream)
+
     def clear_row(self, array, row: int) -> None:
         """Set array[row] of an int32 device array to 0 after the steps launched so far."""
         from minllm.runtime.stream import fill_words_later
@@ -74,6 +81,7 @@ class DecodeGraph:
         self.limits = ops.array(limits)  # int32 [B]: one past the last position that a row may reach
         self.is_warm, self.graph = False, None
         self.readers: deque = deque()  # host arrays that the steps' results are read into, in turn: the runner's
+        self._table_copies: deque = deque()  # (page-locked block tables, event of their way to the device), in turn
 
     def load(self, batch: Batch, sampling: SamplingTensors, limits: np.ndarray) -> None:
         """Start another batch of the same graph_key."""
@@ -82,6 +90,16 @@ class DecodeGraph:
         for name, array in sampling.arrays().items():
             self.machine.write(getattr(self.sampling, name), array)
         self.machine.write(self.limits, limits)
+
+    def update_block_tables(self, block_tables: np.ndarray) -> None:
+        """New block tables for the steps launched from now on. The kernels find them where the old ones were: the graph stays valid."""
+        if len(self._table_copies) < TABLE_COPIES:
+            pinned = self.machine.pinned(block_tables.shape, np.int32)
+        else:
+            pinned, event = self._table_copies.popleft()
+            event.sync()  # on its way since some steps ago
+        pinned[:] = block_tables
+        self._table_copies.append((pinned, self.machine.write_later(self.batch.block_tables, pinned)))
 
     def step(self) -> tuple[Any, Any]:
         """Launch the next step: (token ids int32 [B], logits float32 [B, vocab]) on the device, overwritten by the step after it."""

@@ -31,7 +31,10 @@ class LLM:
     "fp8_e5m2" (kernels/quantization/formats.py). quantization: only None in this version.
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
-    block_size: tokens in a block of the KV cache. gpu_memory_utilization: the share of the GPU's memory to use in all.
+    kv_cache_policy: how the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
+    for every sequence, "virtual" with addresses for as many and memory for those that come. block_size: tokens in a block of the paged
+    cache. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching: what a prompt has in common with
+    earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
     (ops/own_kernels.py) also runs on a CPU, in the simulator.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
@@ -54,6 +57,8 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         block_size: int = 16,
+        kv_cache_policy: str = "paged",
+        enable_prefix_caching: bool | str = False,
         gpu_memory_utilization: float = 0.9,
         quantization: str | None = None,
         kernel_variants: dict[str, Any] | None = None,
@@ -64,16 +69,17 @@ class LLM:
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
-            gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
+            kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
             engine = self._engine
-            self._batching = StaticBatching(engine.runner, engine.pool, block_size, max_num_seqs, engine.tokenizer)
+            self._batching = StaticBatching(engine.runner, engine.cache_policy, max_num_seqs, engine.tokenizer)
             self._default_params = default_sampling_params(engine.generation_config)
             self._num_requests = 0
             if engine.device == "cuda":
                 warm_up(self.generate, self._default_params, engine.max_model_len, report)
+                engine.cache_policy.forget_prefixes()
                 self._num_requests = 0  # a request's own seed counts from the first that a user makes
 
     @property
@@ -164,7 +170,7 @@ class LLM:
 
     def _scorer(self) -> Scorer:
         engine = self.engine
-        return Scorer(engine.ops, engine.model, engine.cache, engine.pool, self.options.max_num_batched_tokens)
+        return Scorer(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens)
 
     def _scored_tokens(self, token_ids: list[int]) -> list[int]:
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)

@@ -10,9 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from minllm.cache.block_pool import BlockPool
-from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit
+from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit, one_block_a_sequence
+from minllm.cache.contiguous import ContiguousPolicy
+from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.paged import PagedPolicy
+from minllm.cache.policy import CachePolicy
+from minllm.cache.prefix_sharing import PrefixSharingPolicy
+from minllm.cache.radix_tree import RadixTree
+from minllm.cache.virtual import VirtualPolicy
+from minllm.cache.virtual_capacity import virtual_cache_that_fits
 from minllm.engine.calibration import calibrate
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
@@ -43,7 +50,7 @@ class Engine:
     eos_token_ids: frozenset[int]
     max_model_len: int
     cache: KVCache
-    pool: BlockPool
+    cache_policy: CachePolicy
     runner: ModelRunner
 
 
@@ -73,17 +80,48 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    num_blocks = num_blocks_that_fit(shape, _cache_budget(device, ops, config, options), options.max_num_seqs, wanted_len)
-    max_model_len = _fitted_model_len(options, wanted_len, num_blocks * options.block_size)
-    cache = KVCache(ops, shape, num_blocks)
+    budget = _cache_budget(device, ops, config, options)
+    cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
+    max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens)
     if calibration is not None:
         cache.calibrate(calibration.offsets, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
     eos_token_ids = _eos_token_ids(generation_config, config)
-    pool = BlockPool(num_blocks)
     return Engine(
-        directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, pool, runner,
+        directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, policy, runner,
     )  # fmt: skip
+
+
+def _make_cache(device: str, ops, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:
+    """The memory for keys and values, and who decides about it."""
+    if options.kv_cache_policy == "virtual":
+        return _make_virtual_cache(device, options, shape, budget, wanted_len)
+    if options.kv_cache_policy == "contiguous":
+        shape = one_block_a_sequence(shape, budget, wanted_len)
+    num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
+    return KVCache(ops, shape, num_blocks), _make_policy(options, shape, num_blocks)
+
+
+def _make_virtual_cache(device: str, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:
+    if device == "cpu":
+        from minllm.runtime.host_pages import MOST_ADDRESSES, HostPages
+
+        cache = virtual_cache_that_fits(HostPages(), shape, budget, options.max_num_seqs, wanted_len, MOST_ADDRESSES)
+    else:
+        from minllm.runtime.virtual_memory import CudaPages
+
+        cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
+    return cache, VirtualPolicy(cache)
+
+
+def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:
+    if options.kv_cache_policy == "contiguous":
+        return ContiguousPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
+    sizes = num_blocks, shape.block_size, shape.bytes_per_block
+    if options.prefix_index is None:
+        return PagedPolicy(*sizes)
+    index = HashChain(shape.block_size) if options.prefix_index == "hash" else RadixTree(shape.block_size)
+    return PrefixSharingPolicy(index, *sizes)
 
 
 def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:

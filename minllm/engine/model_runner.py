@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefill_chunks, to_backend
 from minllm.engine.sequence import Sequence
@@ -41,7 +42,7 @@ class ModelRunner:
     """Computes static batches, one at a time: start, prefill, decode_step as often as wanted with retire between, finish.
 
     `steps_ahead` is how many steps may be launched before the first of them is read; a retirement then takes effect that much later,
-    so a sequence may be computed that many steps beyond its end (its tokens are dropped; its blocks hold them).
+    so a sequence may be computed that many steps beyond its end (its tokens are dropped; its block table has room for them).
     """
 
     steps_ahead = 0
@@ -54,12 +55,13 @@ class ModelRunner:
         self._sequences: list[Sequence] = []
 
     def start(self, sequences: Many[Sequence]) -> None:
-        """Takes a batch: sequences with prompts, parameters and block tables that hold their `num_reserved_tokens`."""
+        """Takes a batch: sequences with prompts, parameters and block tables that hold their prompts."""
         self._sequences = list(sequences)
         self._sampling = self.sampling_tensors(self._sequences)
         self._top = max((s.params.logprobs for s in self._sequences if s.params.logprobs is not None), default=None)
         self._active = np.arange(len(self._sequences))  # indices of the sequences that still run
-        self._block_tables = padded_block_tables([s.block_table for s in self._sequences])
+        widest = max(blocks_needed(s.num_reserved_tokens, self.cache.block_size) for s in self._sequences)
+        self._block_tables = padded_block_tables([s.block_table for s in self._sequences], widest)
         self._token_ids = np.full(len(self._sequences), -1, np.int32)  # the newest token of each
         self._positions = np.array([len(s.prompt_token_ids) for s in self._sequences], np.int32)  # where the newest token belongs
 
@@ -73,17 +75,28 @@ class ModelRunner:
         )
 
     def prefill(self) -> Step:
-        """Computes all prompts, in chunks, and the first token of every sequence."""
+        """Computes all prompts but for what is cached of them, in chunks, and the first token of every sequence."""
         tokens = np.empty(len(self._sequences), np.int32)
         logprobs = []
         prompts, tables = [s.prompt_token_ids for s in self._sequences], [s.block_table for s in self._sequences]
-        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens):
+        cached = [s.num_cached_tokens for s in self._sequences]
+        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens, cached):
             logits = forward(self.ops, self.model, to_backend(chunk.batch, self.ops), self.cache.layers)
             if chunk.completed:
                 sampling = rows_of(self._sampling, np.array(chunk.completed))
                 tokens[chunk.completed], chunk_logprobs = self._sample(logits, sampling)
                 logprobs.append(chunk_logprobs)
         return self._advance(tokens, None if self._top is None else LogProbabilities(*map(np.concatenate, zip(*logprobs, strict=True))))
+
+    def block_tables_changed(self, rows: Many[int]) -> None:
+        """Reads the block tables of the sequences with these indices into the batch again, for the steps launched from now on."""
+        for row in rows:
+            table = self._sequences[row].block_table
+            self._block_tables[row, : len(table)] = table
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copies blocks of the cache, (source, destination) one after the other, before the steps launched from now on."""
+        self.cache.copy_blocks(self.ops, copies)
 
     def decode_step(self) -> Step:
         """Computes the next token of every sequence that is not retired."""

@@ -11,6 +11,8 @@ from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
+PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 
@@ -38,6 +40,8 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     block_size: int = 16
+    kv_cache_policy: str = "paged"
+    enable_prefix_caching: bool | str = False
     gpu_memory_utilization: float = 0.9
     quantization: str | None = None
     kernel_variants: dict[str, Any] | None = None
@@ -52,6 +56,14 @@ class EngineOptions:
         _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
         _check(self.kv_cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        policies = f"one of {', '.join(KV_CACHE_POLICIES)}"
+        _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
+        is_plain = self.kv_cache_policy != "virtual" or self.kv_cache_dtype == "auto"
+        _check(is_plain, "kv_cache_dtype", self.kv_cache_dtype, '"auto" with kv_cache_policy="virtual", which keeps numbers as they are')
+        prefixes, is_paged = self.enable_prefix_caching, self.kv_cache_policy == "paged"
+        is_choice = isinstance(prefixes, bool) or prefixes in PREFIX_INDEXES
+        meaning = 'False, True, "hash" (which True means) or "radix"; it takes kv_cache_policy="paged"'
+        _check(is_choice and (is_paged or not prefixes), "enable_prefix_caching", prefixes, meaning)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
         if self.max_model_len is not None:
@@ -69,6 +81,11 @@ class EngineOptions:
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
         _check(isinstance(value, Integral) and not isinstance(value, bool) and value >= 1, name, value, "an integer of at least 1")
+
+    @property
+    def prefix_index(self) -> str | None:
+        """ "hash" or "radix"; None where prefixes are not shared."""
+        return "hash" if self.enable_prefix_caching is True else self.enable_prefix_caching or None
 
     def resolved_device(self) -> str:
         """ "cpu" or "cuda": "auto" is "cuda" where a GPU can be used. DeviceError where "cuda" was asked for and none can."""

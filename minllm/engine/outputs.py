@@ -51,7 +51,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and its completions (one, for now)."""
+    """A request and its completions (one, for now). `num_cached_tokens` of the prompt were in the cache already."""
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids
@@ -59,3 +59,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    num_cached_tokens: int = 0

@@ -12,8 +12,8 @@ from numbers import Integral
 
 import numpy as np
 
-from minllm.cache.block_pool import BlockPool, blocks_needed
 from minllm.cache.kv_cache import KVCache
+from minllm.cache.policy import CachePolicy
 from minllm.engine.batch_arrays import Span, build_batch, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
@@ -29,14 +29,16 @@ class Scorer:
     ops: object
     model: object
     cache: KVCache
-    pool: BlockPool
+    policy: CachePolicy
     max_num_batched_tokens: int
 
     def logits(self, token_ids: list[int], first_row: int = 0) -> Iterator[np.ndarray]:
         """The logits of positions `first_row` and on, float32 [rows, vocab] a chunk: row i scores the token after token i."""
         owner = object()
-        table = self.pool.reserve(owner, blocks_needed(len(token_ids), self.cache.block_size))
+        self.policy.reserve(owner, token_ids[:1], len(token_ids) - 1)  # one token is never found in the cache: every logit is computed
         try:
+            self.policy.append(owner, token_ids[1:])
+            table = self.policy.table(owner)
             step = max(1, min(self.max_num_batched_tokens, MAX_LOGITS // self.model.config.vocab_size))
             for start in range(0, len(token_ids), step):
                 span = Span(token_ids[start : start + step], start, table)
@@ -47,7 +49,7 @@ class Scorer:
                 if skipped < len(span.token_ids):
                     yield self.ops.to_host(logits)
         finally:
-            self.pool.release(owner)
+            self.policy.free(owner)
 
     def log_likelihoods(self, token_ids: list[int], first_target: int = 1) -> np.ndarray:
         """log p(token i | tokens 0 .. i - 1) for i from `first_target` (at least 1) on: float32 [len(token_ids) - first_target]."""

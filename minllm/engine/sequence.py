@@ -14,7 +14,8 @@ class Sequence:
     """One prompt and the tokens that follow it.
 
     `max_tokens` is the request's own limit or what the model's context leaves, whichever is smaller. `decoder` turns ids into text
-    piece by piece (models.incremental_decoder). The engine fills `block_table` while the sequence runs.
+    piece by piece (models.incremental_decoder). The engine fills `block_table` and `num_cached_tokens` while the
+    sequence runs.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class Sequence:
     decoder: Any
     arrival_time: float = field(default_factory=time.perf_counter)  # seconds
     block_table: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0  # of the prompt, that were in the cache already
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -111,6 +113,7 @@ class Sequence:
             outputs=[completion],
             finished=self.is_finished,
             metrics=self.metrics(),
+            num_cached_tokens=self.num_cached_tokens,
         )
 
     def metrics(self) -> RequestMetrics:

@@ -1,14 +1,14 @@
 """The generation loop: static batches, all in and all out.
 
 As many waiting sequences as `max_num_seqs` and the cache allow make a batch; it is prefilled, then every step gives each of its sequences
-a token until all have ended; then the next batch begins. A sequence reserves every block that it may need on entry, and keeps
-them until the whole batch is out, so nothing can run short half-way.
+a token until all have ended; then the next batch begins. Nobody could be preempted half-way, so a sequence enters only when the cache
+promises room for all that it may ever generate. Blocks themselves are taken as tokens come, and kept until the whole batch is out.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from minllm.cache.block_pool import BlockPool, blocks_needed
+from minllm.cache.policy import CachePolicy
 from minllm.engine.outputs import Logprob
 from minllm.engine.sequence import Sequence
 from minllm.errors import EngineBusyError, OutOfMemoryError
@@ -18,22 +18,20 @@ from minllm.kernels.sampling.log_probabilities import LogProbabilities
 class StaticBatching:
     """Runs sequences on a model runner, batch after batch; one `run` may be open at a time."""
 
-    def __init__(self, runner, pool: BlockPool, block_size: int, max_num_seqs: int, tokenizer):
+    def __init__(self, runner, policy: CachePolicy, max_num_seqs: int, tokenizer):
         self.runner = runner
-        self.pool = pool
-        self.block_size = block_size
+        self.policy = policy
         self.max_num_seqs = max_num_seqs
         self.tokenizer = tokenizer
         self._is_running = False
 
     def check_fits(self, sequence: Sequence) -> None:
         """Raises OutOfMemoryError when not even the empty cache could hold this sequence."""
-        needed = blocks_needed(sequence.num_reserved_tokens, self.block_size)
-        if needed > self.pool.num_blocks:
+        if sequence.num_reserved_tokens > self.policy.max_sequence_tokens:
             raise OutOfMemoryError(
-                f"A prompt of {len(sequence.prompt_token_ids)} tokens and max_tokens={sequence.max_tokens} need {needed} blocks of "
-                f"{self.block_size} tokens, and the KV cache has {self.pool.num_blocks}: lower max_tokens, shorten the prompt, "
-                "or raise gpu_memory_utilization."
+                f"A prompt of {len(sequence.prompt_token_ids)} tokens and max_tokens={sequence.max_tokens} need room for "
+                f"{sequence.num_reserved_tokens} tokens, and the KV cache has room for {self.policy.max_sequence_tokens} of a sequence: "
+                "lower max_tokens, shorten the prompt, or raise gpu_memory_utilization."
             )
 
     def run(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
@@ -51,30 +49,64 @@ class StaticBatching:
 
     def _run_batch(self, waiting: deque[Sequence]) -> Iterator[list[Sequence]]:
         batch: list[Sequence] = []
+        first_step = None
         try:
-            while waiting and len(batch) < self.max_num_seqs:
-                needed = blocks_needed(waiting[0].num_reserved_tokens, self.block_size)
-                if batch and needed > self.pool.num_free:
-                    break  # the rest is for the next batch; a first sequence without room is the pool's error to raise
-                waiting[0].block_table = self.pool.reserve(waiting[0].request_id, needed)
+            while waiting and len(batch) < self.max_num_seqs and self._admit(waiting[0], is_first=not batch):
                 batch.append(waiting.popleft())
             self.runner.start(batch)
-            yield from self._steps(batch)
+            first_step = self.runner.prefill()
+            yield from self._steps(batch, first_step)
         finally:
             self.runner.finish()
+            if first_step is None:
+                self.policy.forget_prefixes()  # prompts that were committed to be computed never were
             for sequence in batch:
-                self.pool.release(sequence.request_id)
+                self.policy.free(sequence.request_id)
                 sequence.block_table = []
 
-    def _steps(self, batch: list[Sequence]) -> Iterator[list[Sequence]]:
-        """Prefill and decode steps until all sequences of the batch have ended, `steps_ahead` of them launched before they are read."""
-        launched = deque([self.runner.prefill()])
-        left_to_launch = max(sequence.max_tokens for sequence in batch) - 1
+    def _admit(self, sequence: Sequence, is_first: bool) -> bool:
+        """Whether the sequence has got its blocks and the promise of all it may need. One without room waits for the next batch,
+        but for the first of a batch, whose error is raised: nothing runs that could make room."""
+        name, prompt = sequence.request_id, sequence.prompt_token_ids
+        try:
+            sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens)
+        except OutOfMemoryError:
+            if is_first:
+                raise
+            return False
+        self._make_room(sequence, step=0)
+        sequence.block_table = self.policy.table(name)
+        self.policy.commit(name, len(prompt))  # prompts are computed in the order of admission: the next one may count on this one
+        return True
+
+    def _make_room(self, sequence: Sequence, step: int) -> bool:
+        """Room for what decode step `step` (0 is the prefill) of a sequence writes, position p + step - 1 after a prompt of p tokens,
+        and for the token that it chooses: one that turns out to have ended is switched off a step late. Whether its table changed."""
+        length = min(len(sequence.prompt_token_ids) + step + 1, sequence.num_reserved_tokens)
+        return self.policy.make_room(sequence.request_id, length)
+
+    def _decode_step(self, running: dict[int, Sequence], number: int):
+        """Launches the decode step of this number, counted from 1."""
+        changed = []
+        for row, sequence in running.items():
+            if self._make_room(sequence, number):
+                sequence.block_table = self.policy.table(sequence.request_id)
+                changed.append(row)
+        if copies := self.policy.take_copies():
+            self.runner.copy_blocks(copies)
+        if changed:
+            self.runner.block_tables_changed(changed)
+        return self.runner.decode_step()
+
+    def _steps(self, batch: list[Sequence], first_step) -> Iterator[list[Sequence]]:
+        """Decode steps until all sequences of the batch have ended, `steps_ahead` of them launched before they are read."""
+        launched, number = deque([first_step]), 0
+        last = max(sequence.max_tokens for sequence in batch) - 1
         running = dict(enumerate(batch))  # row of the batch -> sequence
         while running:
-            while left_to_launch and len(launched) <= self.runner.steps_ahead:
-                launched.append(self.runner.decode_step())
-                left_to_launch -= 1
+            while number < last and len(launched) <= self.runner.steps_ahead:
+                number += 1
+                launched.append(self._decode_step(running, number))
             step = launched.popleft()
             self._take_tokens(step, running)
             moved = list(running.values())
@@ -85,16 +117,20 @@ class StaticBatching:
                 self.runner.retire(ended)
             yield moved
             if running and not launched:
-                launched.append(self.runner.decode_step())
-                left_to_launch -= 1
+                number += 1
+                launched.append(self._decode_step(running, number))
 
     def _take_tokens(self, step, running: dict[int, Sequence]) -> None:
+        """Reads a step. The room for its tokens was made before it was launched, so no block table changes here."""
         token_ids = step.token_ids().tolist()
         logprobs = step.log_probabilities()
         for row, sequence in running.items():
             wanted = sequence.params.logprobs
             named = None if wanted is None else named_logprobs(logprobs, row, token_ids[row], wanted, self.tokenizer)
             sequence.append(token_ids[row], named)
+            self.policy.append(sequence.request_id, token_ids[row : row + 1])
+            known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
+            self.policy.commit(sequence.request_id, known - 1)  # the newest token is computed by the next step
 
 
 def named_logprobs(logprobs: LogProbabilities, row: int, token_id: int, top: int, tokenizer) -> dict[int, Logprob]:

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
 from minllm.hardware import Gpu
-from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUPS, PAIR_BYTES, kv_format
+from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUP, PAIR_BYTES, kv_format
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def kv_format_tables() -> dict[str, dict]:
     and what a head's size must be a multiple of."""
     tables = {name: dict(bits=8 * size, scale_bytes=0, groups=(), multiple=1) for name, size in KV_ITEMSIZES.items()}
     for name, full in QUANTIZED_KV.items():
-        groups = INT4_GROUPS if full == "int4" else ()
+        groups = (INT4_GROUP,) if full == "int4" else ()
         scale_bytes = PAIR_BYTES if full.startswith("int") else 0
         tables[name] = dict(bits=CODE_BITS[full], scale_bytes=scale_bytes, groups=groups, multiple=CHUNK_BITS // CODE_BITS[full])
     return tables

@@ -43,6 +43,22 @@ def read_later(array: DeviceArray, pinned: np.ndarray, stream):
     return stream.record()
 
 
+def write_later(array: DeviceArray, pinned: np.ndarray, stream):
+    """Start to overwrite a device array with a page-locked host array of the same shape and dtype; returns an event.
+
+    Work launched before sees the old contents, work launched after the new. The host array must not change until `event.sync()`
+    has returned.
+    """
+    from cuda.bindings import driver
+
+    if tuple(pinned.shape) != array.shape or pinned.dtype != array.dtype:
+        raise KernelArgumentError(f"cannot write a {pinned.dtype} {pinned.shape} host array to a {array.dtype} {array.shape} array")
+    if array.nbytes:
+        result = driver.cuMemcpyHtoDAsync(array.pointer, address_of(pinned), array.nbytes, stream_handle(stream))
+        check_driver(result, f"start to copy {array.nbytes} bytes to the GPU")
+    return stream.record()
+
+
 def fill_words_later(array: DeviceArray, word: int, stream) -> None:
     """Set every 32-bit word of a device array, in the stream's order, without waiting for it."""
     from cuda.bindings import driver

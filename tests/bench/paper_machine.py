@@ -35,6 +35,10 @@ class PaperOps(CudaOps):
         return self.empty(host_array.shape, self.dtype if dtype is None else dtype)
 
 
+# What minllm.runtime.tensor_map needs instead of the driver, which makes the descriptors.
+NO_MAPS = dict(encode=lambda *given: None, keep=lambda words: 0, DESCRIPTORS={})
+
+
 class PaperMachine:
     """What a DecodeGraph asks of the machine: a graph is the function itself."""
 

@@ -9,8 +9,9 @@ from minllm.bench.shapes import named_config
 from minllm.bench.step import StepBench
 from minllm.errors import InvalidOptionError
 from minllm.models.weights import load_weights
+from minllm.runtime import tensor_map
 from minllm.runtime.recording import recorded_launches
-from tests.bench.paper_machine import CountingClock, PaperMachine, PaperOps
+from tests.bench.paper_machine import NO_MAPS, CountingClock, PaperMachine, PaperOps
 
 SHAPE, CONTEXT, COPY_TB_S = "llama-3.2-1b", 640, 4.0
 
@@ -20,6 +21,8 @@ def rows(request):
     """(batch, the rows of a step and its parts)"""
     with pytest.MonkeyPatch.context() as patch, recorded_launches() as launches:
         patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        for name, value in NO_MAPS.items():
+            patch.setattr(tensor_map, name, value)
         ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": None}
         bench = StepBench(SHAPE, PaperOps(), CountingClock(launches), request.param, CONTEXT + 64, ceilings, PaperMachine())
         yield request.param, bench.decode_rows(CONTEXT, parts=True)

@@ -169,5 +169,5 @@ def test_code_can_be_copied_and_annotations_open(browser, base):
     visit = Visit(browser, base, "lessons/01_what_a_language_model_computes/")
     assert visit.page.locator(".md-code__button, .md-clipboard").count() > 5
     visit.page.locator(".md-annotation__index").first.click()
-    assert visit.page.locator(".md-annotation .md-tooltip, .md-tooltip2, .md-tooltip--active").count() > 0
+    visit.page.locator(".md-annotation .md-tooltip, .md-tooltip2, .md-tooltip--active").first.wait_for(state="attached", timeout=5000)
     visit.close()

@@ -67,6 +67,19 @@ class Written:
 
 Written()
 
+# %% [markdown]
+# <!-- aside: A side path -->
+#
+# Its text.
+
+# %%
+print("its output")
+
+# %% [markdown]
+# <!-- end aside -->
+#
+# The main road.
+
 # %% tags=["hide-input"]
 print("stamp", time.perf_counter_ns())
 """
@@ -170,6 +183,15 @@ def test_tags_hide_and_fold_code(lesson):
     assert article.select_one(".output-html figure.course-figure svg")
 
 
+def test_a_side_path_is_closed_with_its_cells_and_outputs(lesson):
+    article = lesson.select_one("article")
+    closed = next(block for block in article.select("details.info") if "A side path" in block.summary.get_text())
+    assert "Its text." in closed.get_text() and 'print("its output")' in closed.get_text()
+    assert closed.select_one(".output-text").get_text().strip() == "its output"
+    road = next(paragraph for paragraph in article.select("p") if "The main road." in paragraph.get_text())
+    assert road.find_parent("details") is None and "aside" not in article.get_text()
+
+
 def test_nothing_of_jupyterlab_is_left(lesson):
     assert not lesson.select("style:not(head style), .jp-Cell, .clipboard-copy-txt")
     html = str(lesson)
@@ -194,6 +216,7 @@ def test_a_lesson_takes_its_place_in_the_navigation_by_itself(site, lesson):
 def test_the_notebook_opens_without_the_sites_markdown(site):
     notebook = json.loads((site / "lessons/01_probe/01_probe.ipynb").read_text())
     text = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert "**A side path**" in text and "aside" not in text
     assert "!!!" not in text and "> **An admonition**" in text and "> With *text*" in text
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 

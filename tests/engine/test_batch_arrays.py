@@ -8,8 +8,14 @@ from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefil
 
 
 @settings(max_examples=150, deadline=None)
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), block_size=st.sampled_from([1, 3, 16]), budget=st.integers(1, 50))
-def test_chunks_cover_every_token_once_and_in_order(lengths, block_size, budget):
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 3, 16]),
+    budget=st.integers(1, 50),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_chunks_cover_every_uncached_token_once_and_in_order(lengths, block_size, budget, share):
+    cached = [int(share * (length - 1)) for length in lengths]
     prompts = [[100 * index + i for i in range(length)] for index, length in enumerate(lengths)]
     numbers = iter(np.random.default_rng(0).permutation(300).tolist())
     tables = [[next(numbers) for _ in range(-(-length // block_size))] for length in lengths]
@@ -17,9 +23,10 @@ def test_chunks_cover_every_token_once_and_in_order(lengths, block_size, budget)
         (token, position, tables[index][position // block_size] * block_size + position % block_size)
         for index, prompt in enumerate(prompts)
         for position, token in enumerate(prompt)
+        if position >= cached[index]
     ]
     seen, completed = [], []
-    for chunk in prefill_chunks(prompts, tables, block_size, budget):
+    for chunk in prefill_chunks(prompts, tables, block_size, budget, cached):
         batch = chunk.batch
         assert 1 <= batch.num_tokens <= budget
         assert batch.num_tokens == len(batch.token_ids) == batch.query_start[-1]
@@ -44,6 +51,7 @@ def test_chunks_cover_every_token_once_and_in_order(lengths, block_size, budget)
 
 def test_a_decode_step():
     tables = padded_block_tables([[7, 3], [5], [0, 1, 2]])
+    assert padded_block_tables([[7, 3], [5]], 4).tolist() == [[7, 3, 0, 0], [5, 0, 0, 0]]
     assert tables.tolist() == [[7, 3, 0], [5, 0, 0], [0, 1, 2]]
     batch = decode_batch(np.array([9, 8, 7], np.int32), np.array([16, 2, 47], np.int32), tables, block_size=16)
     assert batch.slot_mapping.tolist() == [48, 82, 47]

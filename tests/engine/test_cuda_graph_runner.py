@@ -60,6 +60,16 @@ class HostMachine:
     def write(self, array, host):
         array[:] = host
 
+    def write_later(self, array, pinned):
+        array[:] = pinned
+        pinned_then = pinned.copy()
+
+        class Event:
+            def sync(self):
+                assert np.array_equal(pinned, pinned_then), "overwritten on its way to the device"
+
+        return Event()
+
     def clear_row(self, array, row):
         array[row] = 0
 
@@ -77,7 +87,7 @@ def graph_llm(machine):
         ops = QueueOps("float32")
         llm._batching.runner = CudaGraphRunner(ops, old.model, old.cache, old.max_num_batched_tokens, 256, machine)
         yield llm
-        assert llm.engine.pool.num_used == 0
+        assert llm.engine.cache_policy.usage().allocated == 0
 
 
 def results(outputs):
@@ -126,6 +136,16 @@ def test_a_sequence_that_stops_early_leaves_the_others_alone(llm, graph_llm):
     stop = whole[1].outputs[0].token_ids[3]
     params = [free, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop]), free]
     assert results(graph_llm.generate(prompts, params)) == results(llm.generate(prompts, params))
+
+
+def test_block_tables_grow_under_a_replaying_graph(llm, graph_llm, machine):
+    """40 tokens after 5 and 30: both sequences take blocks while steps are under way."""
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompts = [prompt(5), prompt(30)]
+    expected = results(llm.generate(prompts, params))
+    captures = machine.captures
+    assert results(graph_llm.generate(prompts, params)) == expected
+    assert machine.captures == captures + 1
 
 
 def test_a_stream_closed_early_does_not_disturb_the_next(llm, graph_llm):

@@ -23,6 +23,11 @@ def test_how_requests_are_batched_changes_no_token(llm, options):
     checks.check_batching_changes_no_token(llm, device="cpu", **options)
 
 
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_prefix_caching_changes_no_token(llm, index):
+    checks.check_prefix_caching_changes_no_token(llm, device="cpu", enable_prefix_caching=index)
+
+
 def test_a_batch_of_one_equals_a_batch_of_many(llm):
     checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
 
@@ -38,7 +43,7 @@ def test_options_of_neighbours_do_not_mix(llm):
 def test_a_small_cache_takes_requests_in_turns(llm):
     """Four blocks of 16: two of these requests at a time."""
     with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=1) as small:
-        assert small.engine.pool.num_blocks == 4
+        assert small.engine.cache_policy.num_blocks == 4
         small._batching.max_num_seqs = 8
         prompts = [prompt(12, seed=seed) for seed in range(5)]
         assert tokens_of(small.generate(prompts, GREEDY)) == tokens_of(llm.generate(prompts, GREEDY))

@@ -108,6 +108,9 @@ BAD_OPTIONS = [
     ("gpu_memory_utilization", 0),
     ("gpu_memory_utilization", 1.5),
     ("gpu_memory_utilization", math.nan),
+    ("kv_cache_policy", "vmm"),
+    ("enable_prefix_caching", "trie"),
+    ("enable_prefix_caching", None),
     ("enforce_eager", 1),
     ("kernel_variants", ["matmul"]),
     ("kernel_variants", {"matmul": 1}),
@@ -123,6 +126,16 @@ def test_bad_options(name, value):
     with pytest.raises(InvalidOptionError) as error:
         LLM(**{"model": model_directory("llama3"), "device": "cpu", name: value})
     assert f"{name}={value!r}" in str(error.value)
+
+
+def test_prefixes_are_shared_in_blocks_only():
+    with pytest.raises(InvalidOptionError, match='enable_prefix_caching=True .* it takes kv_cache_policy="paged"'):
+        LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=True, kv_cache_policy="contiguous")
+
+
+def test_the_virtual_cache_is_not_quantised():
+    with pytest.raises(InvalidOptionError, match='kv_cache_dtype=.int8. .*kv_cache_policy="virtual"'):
+        LLM(model_directory("llama3"), device="cpu", kv_cache_dtype="int8", kv_cache_policy="virtual")
 
 
 def test_kernels_are_not_chosen_on_a_cpu():
@@ -143,7 +156,7 @@ def test_a_model_that_does_not_fit_says_so(monkeypatch):
     with pytest.raises(OutOfMemoryError, match="One block|one block of 64 tokens"):
         LLM(model_directory("llama3"), device="cpu", block_size=64)
     with LLM(model_directory("llama3"), device="cpu", block_size=1) as llm:
-        assert llm.max_model_len == llm.engine.pool.num_blocks < 50, "without a wish, the model's length is what fits"
+        assert llm.max_model_len == llm.engine.cache_policy.num_blocks < 50, "without a wish, the model's length is what fits"
         assert len(llm.generate([5], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0].outputs[0].token_ids) < 50
 
 

@@ -16,7 +16,7 @@ from tests.models.random_models import prompt, reference_logits
 def test_logits_equal_transformers(length, budget):
     with LLM(model_directory("qwen3"), device="cpu", max_model_len=130, max_num_batched_tokens=budget) as llm:
         logits = llm.logits(prompt(length))
-        assert llm.engine.pool.num_used == 0
+        assert llm.engine.cache_policy.usage().allocated == 0
     expected = reference_logits(transformers_model("qwen3"), prompt(length))
     assert logits.shape == (length, 1003) and logits.dtype == np.float32
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4 * np.abs(expected).max())

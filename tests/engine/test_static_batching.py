@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.cache.block_pool import BlockPool
+from minllm.cache.paged import PagedPolicy
 from minllm.engine.model_runner import Step
 from minllm.engine.sampling_params import SamplingParams
 from minllm.engine.sequence import Sequence
@@ -39,15 +39,25 @@ class ScriptedRunner:
 
     def start(self, sequences):
         self.sequences = sequences
-        self.retired = set()
+        self.retired, self.off = set(), set()
         self.step = 0
         self.unread = 0
         self.batches.append([s.request_id for s in sequences])
-        tables = [block for s in sequences for block in s.block_table]
-        assert len(tables) == len(set(tables)), "two sequences write to one block"
+        self.tables = [list(s.block_table) for s in sequences]
+        self._no_block_is_shared()
 
     def prefill(self):
         return self._launch()
+
+    def _no_block_is_shared(self):
+        blocks = [block for table in self.tables for block in table]
+        assert len(blocks) == len(set(blocks)), "two sequences write to one block"
+
+    def block_tables_changed(self, rows):
+        for row in rows:
+            assert self.tables[row] != self.sequences[row].block_table
+            self.tables[row] = list(self.sequences[row].block_table)
+        self._no_block_is_shared()
 
     def decode_step(self):
         self.step += 1
@@ -66,7 +76,11 @@ class ScriptedRunner:
                 tokens[row] = script[self.step] if self.step < len(script) else 0
                 self.computed[sequence.request_id] = self.step + 1
                 written = len(sequence.prompt_token_ids) + self.step  # tokens whose keys are in the cache after this step
-                assert written <= len(sequence.block_table) * BLOCK_SIZE, "written beyond its blocks"
+                assert written <= len(self.tables[row]) * BLOCK_SIZE, "written beyond its blocks"
+            elif row not in self.off:  # switched off too late for this step, whose token is dropped
+                written = len(sequence.prompt_token_ids) + self.step
+                assert written <= len(self.tables[row]) * BLOCK_SIZE or written > sequence.num_reserved_tokens, "written beyond its blocks"
+                self.off.add(row)
         runner = self
 
         class Handle(Step):
@@ -96,12 +110,13 @@ REQUEST = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 12))  #
 def test_every_request_gets_its_tokens_and_every_block_comes_back(requests, blocks, seats, ahead):
     scripts = {str(i): [10 + i] * before_eos + [EOS] for i, (_, _, before_eos) in enumerate(requests)}
     sequences = [sequence(str(i), prompt_length, max_tokens) for i, (prompt_length, max_tokens, _) in enumerate(requests)]
-    pool, runner = BlockPool(blocks), ScriptedRunner(scripts, ahead)
-    batching = StaticBatching(runner, pool, BLOCK_SIZE, seats, tokenizer=None)
+    policy, runner = PagedPolicy(blocks, BLOCK_SIZE), ScriptedRunner(scripts, ahead)
+    batching = StaticBatching(runner, policy, seats, tokenizer=None)
     for moved in batching.run(sequences):
-        assert moved and pool.num_used > 0
+        policy.check()
+        assert moved and policy.usage().allocated > 0
         assert len(moved) <= seats
-    assert pool.num_free == blocks
+    assert policy.usage().allocated == 0
     assert [name for batch in runner.batches for name in batch] == list(scripts), "in order, each once"
     for s, (_, max_tokens, _) in zip(sequences, requests, strict=True):
         assert s.output_token_ids == scripts[s.request_id][:max_tokens]
@@ -113,7 +128,7 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(requests, bloc
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_steps_are_launched_before_the_ones_before_are_read(ahead):
     runner = ScriptedRunner({"a": [1] * 20}, ahead)
-    steps = StaticBatching(runner, BlockPool(12), BLOCK_SIZE, 4, tokenizer=None).run([sequence("a", 1, 12)])
+    steps = StaticBatching(runner, PagedPolicy(12, BLOCK_SIZE), 4, tokenizer=None).run([sequence("a", 1, 12)])
     for count, _ in enumerate(steps, 1):
         assert runner.computed["a"] == min(12, count + ahead)
     assert count == 12 and runner.most_unread == ahead + 1
@@ -122,42 +137,43 @@ def test_steps_are_launched_before_the_ones_before_are_read(ahead):
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_failing_device_leaks_nothing(fails_at, ahead):
-    pool = BlockPool(12)
+    policy = PagedPolicy(12, BLOCK_SIZE)
     runner = ScriptedRunner({"a": [1] * 9, "b": [2] * 9}, ahead, fails_at)
-    batching = StaticBatching(runner, pool, BLOCK_SIZE, 4, tokenizer=None)
+    batching = StaticBatching(runner, policy, 4, tokenizer=None)
     with pytest.raises(RuntimeError, match="fell over"):
         list(batching.run([sequence("a", 5, 8), sequence("b", 2, 8)]))
-    assert pool.num_used == 0 and runner.sequences is None
+    assert policy.usage().allocated == 0 and runner.sequences is None
     runner.fails_at = None
     assert len(list(batching.run([sequence("a", 5, 8)]))) == 8, "and the next request runs"
 
 
 def test_leaving_early_frees_everything():
-    pool = BlockPool(12)
-    batching = StaticBatching(ScriptedRunner({"a": [1] * 9, "b": [2] * 9}), pool, BLOCK_SIZE, 4, tokenizer=None)
+    policy = PagedPolicy(12, BLOCK_SIZE)
+    batching = StaticBatching(ScriptedRunner({"a": [1] * 9, "b": [2] * 9}), policy, 4, tokenizer=None)
     steps = batching.run([sequence("a", 5, 8)])
     next(steps)
-    assert pool.num_used == 4
+    usage = policy.usage()
+    assert (usage.allocated, usage.promised) == (2 * BLOCK_SIZE, 2 * BLOCK_SIZE), "two blocks for now, and as many to come"
     with pytest.raises(EngineBusyError, match="close"):
         next(batching.run([sequence("b", 2, 2)]))
-    assert pool.num_used == 4, "the second one took nothing, and the first one still runs"
+    assert policy.usage() == usage, "the second one took nothing, and the first one still runs"
     next(steps)
     steps.close()
-    assert pool.num_used == 0
+    assert policy.usage().allocated == 0
     assert len(list(batching.run([sequence("b", 2, 2)]))) == 2
 
 
 def test_a_request_that_can_never_fit_is_named():
-    batching = StaticBatching(ScriptedRunner({}), BlockPool(3), BLOCK_SIZE, 4, tokenizer=None)
+    batching = StaticBatching(ScriptedRunner({}), PagedPolicy(3, BLOCK_SIZE), 4, tokenizer=None)
     batching.check_fits(sequence("a", 6, 6))
-    with pytest.raises(OutOfMemoryError, match="7 tokens and max_tokens=6 need 4 blocks .* has 3"):
+    with pytest.raises(OutOfMemoryError, match="7 tokens and max_tokens=6 need room for 13 tokens, .* has room for 12"):
         batching.check_fits(sequence("a", 7, 6))
 
 
 def test_blocks_held_elsewhere_are_an_error_not_a_hang():
-    pool = BlockPool(4)
-    pool.reserve("scoring", 2)
-    batching = StaticBatching(ScriptedRunner({"a": [1] * 9}), pool, BLOCK_SIZE, 4, tokenizer=None)
-    with pytest.raises(OutOfMemoryError, match="3 KV cache blocks are needed .* 2 of 4 are free"):
+    policy = PagedPolicy(4, BLOCK_SIZE)
+    policy.reserve("scoring", [1], 2 * BLOCK_SIZE - 1)
+    batching = StaticBatching(ScriptedRunner({"a": [1] * 9}), policy, 4, tokenizer=None)
+    with pytest.raises(OutOfMemoryError, match="3 more KV cache blocks .* 2 of 4 are free and unpromised"):
         list(batching.run([sequence("a", 6, 6)]))
-    assert pool.num_used == 2
+    assert policy.tokens("scoring") == [1] and policy.usage().allocated == BLOCK_SIZE

@@ -34,11 +34,11 @@ def test_output_grows_with_the_stream(llm):
 
 @pytest.mark.parametrize("leave", ["close", "with", "drop"])
 def test_leaving_early_frees_all_blocks(llm, leave):
-    pool = llm.engine.pool
+    policy = llm.engine.cache_policy
     stream = llm.stream("def f(x):", PARAMS)
-    assert pool.num_used == 0, "nothing is taken before the first piece is asked for"
+    assert policy.usage().allocated == 0, "nothing is taken before the first piece is asked for"
     next(stream)
-    assert pool.num_used > 0
+    assert policy.usage().allocated > 0
     if leave == "close":
         stream.close()
         stream.close()
@@ -47,7 +47,7 @@ def test_leaving_early_frees_all_blocks(llm, leave):
             pass
     else:
         del stream
-    assert pool.num_used == 0
+    assert policy.usage().allocated == 0
     assert len(llm.generate("again", PARAMS)[0].outputs[0].token_ids) == 40
 
 
@@ -64,7 +64,7 @@ def test_an_exception_in_the_readers_loop_frees_all_blocks(llm):
     with pytest.raises(ZeroDivisionError):
         for _ in llm.stream("def f(x):", PARAMS):
             raise ZeroDivisionError
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.cache_policy.usage().allocated == 0
 
 
 def test_a_stream_takes_one_prompt(llm):
@@ -120,5 +120,3 @@ def test_special_tokens_are_hidden_unless_wanted():
         for token_id in token_ids:
             sequence.append(token_id)
         assert sequence.text == expected
-
-

@@ -56,10 +56,52 @@ def test_rates_are_dense_and_fall_with_precision(name):
     assert gpu.fp32_tflops <= 1.01 * gpu.fp16_tflops / 2
 
 
+# Bits of the memory's bus, and gigabits a second of each, from the chips' specifications.
+BUSES = {
+    "NVIDIA B200": (8192, 8.0),
+    "NVIDIA H200": (6144, 6.25),
+    "NVIDIA H100 80GB HBM3": (5120, 5.23),
+    "NVIDIA H100 NVL": (6016, 5.2),
+    "NVIDIA H100 PCIe": (5120, 3.19),
+    "NVIDIA A100-SXM4-80GB": (5120, 3.186),
+    "NVIDIA A100 80GB PCIe": (5120, 3.024),
+    "NVIDIA A100-SXM4-40GB": (5120, 2.43),
+    "NVIDIA A100-PCIE-40GB": (5120, 2.43),
+    "NVIDIA L40S": (384, 18),
+    "NVIDIA L4": (192, 12.5),
+    "NVIDIA A10": (384, 12.5),
+    "NVIDIA RTX A6000": (384, 16),
+    "NVIDIA GeForce RTX 5090": (512, 28),
+    "NVIDIA GeForce RTX 5080": (256, 30),
+    "NVIDIA GeForce RTX 4090": (384, 21),
+    "NVIDIA GeForce RTX 4080": (256, 22.4),
+    "NVIDIA GeForce RTX 3090 Ti": (384, 21),
+    "NVIDIA GeForce RTX 3090": (384, 19.5),
+    "Tesla T4": (256, 10),
+    "Tesla V100-SXM2-32GB": (4096, 1.752),
+    "Tesla V100-SXM2-16GB": (4096, 1.752),
+    "Tesla V100-PCIE-32GB": (4096, 1.752),
+    "Tesla V100-PCIE-16GB": (4096, 1.752),
+    "AMD Instinct MI300X": (8192, 5.2),
+}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_bandwidth_is_bus_width_times_data_rate(name):
+    bits, gigabits = BUSES[name]
+    rel = 0.03 if name in ("NVIDIA B200", "NVIDIA H100 PCIe") else 0.006  # whose sheets round to a whole number of TB/s
+    assert GPUS[name].bandwidth_tb_s == pytest.approx(bits * gigabits / 8e3, rel=rel)
+
+
 # Multiply-adds that an SM's tensor cores do in a cycle in float16, from the architectures' whitepapers, and the boost clock of the card.
 CLOCKS = {
     "NVIDIA H100 80GB HBM3": (2048, 1.83),
     "NVIDIA A100-SXM4-80GB": (1024, 1.41),
+    "NVIDIA A10": (512, 1.695),
+    "NVIDIA L4": (512, 2.04),
+    "NVIDIA GeForce RTX 3090 Ti": (256, 1.86),
+    "AMD Instinct MI300X": (1024, 2.1),
+    "Tesla V100-PCIE-16GB": (512, 1.38),
     "Tesla V100-SXM2-16GB": (512, 1.53),
     "Tesla T4": (512, 1.59),
     "NVIDIA GeForce RTX 3090": (256, 1.695),

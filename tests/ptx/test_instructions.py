@@ -140,6 +140,22 @@ def test_loads_conversions_and_stores(dtype):
 
 
 @kernel
+def exact_kernel(x, out, words):
+    for i in range(x.shape[0]):
+        out[i] = ptx.rcp_rn(x[i])
+        words[2 * i] = ptx.round_to_uint(x[i])
+    ptx.store_64(words, 2 * x.shape[0], uint32(7), uint32(8))
+
+
+def test_exact_reciprocals_whole_numbers_and_half_vectors():
+    x = np.array([0.5, 1.5, 2.5, 3.0, -1.0, 1e20, 0.7], np.float32)
+    out, words = np.zeros(7, np.float32), np.zeros(16, np.uint32)
+    launch(exact_kernel, 1, 1, (x, out, words))
+    np.testing.assert_array_equal(out, np.float32(1) / x)
+    assert words[0:14:2].tolist() == [0, 2, 2, 3, 0, 2**32 - 1, 1] and words[14:].tolist() == [7, 8]
+
+
+@kernel
 def misaligned_kernel(x, out):
     out[0] = ptx.load_128(x, 1)[0]
 

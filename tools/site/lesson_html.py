@@ -11,6 +11,8 @@ from bs4 import BeautifulSoup, Tag
 
 PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
+# What stands between two comments, cells and all, is closed on the page: a side path with a title.
+ASIDE = re.compile(r"^<!-- aside: (?P<title>.+?) -->$(?P<inside>.*?)^<!-- end aside -->$", re.MULTILINE | re.DOTALL)
 # Tags of a cell: "fold" shows its code in a closed block. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
 FOLD = "celltag_fold"
 PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # as nbconvert marks it, by version
@@ -48,7 +50,13 @@ def markdown_of(html: str) -> tuple[str, list[str]]:
                 parts.append(fenced(code, folded=cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])))
             annotated = len(parts) if code is not None and ANNOTATION.search(code) else None
             parts += output_parts(cell, outputs)
-    return "\n\n".join(part for part in parts if part) + "\n", outputs
+    return ASIDE.sub(aside, "\n\n".join(part for part in parts if part) + "\n"), outputs
+
+
+def aside(match: re.Match) -> str:
+    """A side path as a block that opens when it is clicked."""
+    inside = "\n".join(f"    {line}" if line else "" for line in match["inside"].strip("\n").splitlines())
+    return f'??? info "{match["title"]}"\n\n{inside}\n'
 
 
 def split_leading_list(source: str) -> tuple[str, str]:

@@ -22,8 +22,12 @@ def write(lesson: Path, target: Path, site_url: str | None) -> None:
 
 
 def portable(source: str, site_url: str | None) -> str:
-    """Markdown that every notebook program shows: admonitions become quotations, links into docs/ lead to the site if it has an address."""
-    source = ADMONITION.sub(quotation, source)
+    """Markdown that every notebook program shows: admonitions become quotations, the titles of side paths bold lines.
+
+    Links into docs/ lead to the site if it has an address.
+    """
+    source = re.sub(r"^<!-- aside: (.+?) -->$", r"**\1**", ADMONITION.sub(quotation, source), flags=re.MULTILINE)
+    source = source.replace("<!-- end aside -->", "").strip("\n")
     if site_url:
         source = re.sub(r"\]\(\.\./docs/([^)#]+)\.md(#[^)]*)?\)", lambda m: f"]({site_url.rstrip('/')}/{m[1]}/{m[2] or ''})", source)
     return source

@@ -14,7 +14,7 @@ class Shape:
 
     hidden_size: int = 8
     intermediate_size: int = 16
-    num_hidden_layers: int = 2
+    num_hidden_layers: int = 3
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 4
@@ -56,7 +56,7 @@ def floor(cost_class, moved, flops, bandwidth, tflops=None):
     expect_number("floor_ms", got, max(memory, compute), suspects, " ms")
 
 
-def projected(decode_stages, batch=1, itemsize=2, matrix_itemsize=None, bias=False, what=("weight_bytes", "activation_bytes", "flops")):
+def projected(decode_stages, batch=1, itemsize=4, matrix_itemsize=None, bias=False, what=("weight_bytes", "activation_bytes", "flops")):
     """The stage "MLP down projection" of a decode step: a matrix [hidden, intermediate] in each of the layers."""
     shape = Shape(mlp_bias=bias)
     stages = decode_stages(shape, batch, 5, itemsize, 2, matrix_itemsize)
@@ -75,11 +75,13 @@ def projected(decode_stages, batch=1, itemsize=2, matrix_itemsize=None, bias=Fal
             ("the matrices have a size of their own where they are quantised: s.matrix_item.",
              layers * (inputs * outputs + outputs * bias) * itemsize),
             ("these are numbers; each takes some bytes.", layers * inputs * outputs),
+            ("a matrix has inputs * outputs numbers, a row for each output.", layers * (inputs + outputs) * item),
         ]),
         "activation_bytes": (moved, [
             ("the result is written, too.", layers * batch * inputs * itemsize),
             ("every token of the batch has a row.", moved / batch),
             (one_layer, moved / layers),
+            ("these are numbers; each takes s.item bytes.", moved / itemsize),
         ]),
         "flops": (flops, [
             ("a multiply and an add are two operations.", flops / 2),

@@ -9,6 +9,7 @@ from minllm.course.checks.mismatch import expect
 from minllm.sim import unwritten
 
 SPARE_PAGES = 3
+OTHER_BASE = "the exponentials are to another base than the scores: ex2(x) is 2^x, exp(x) is e^x."
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class AttentionCase:
     block_size: int = 4
     dtype: object = np.float32
     magnitude: float = 1.0  # of queries and keys
+    window: int = 0  # keys that a row sees at most, or 0 for all
 
 
 @dataclass
@@ -76,22 +78,30 @@ def attend(
     scale: float | None = None,
     last: int = 0,
     kv_head_of: Callable[[int], int] | None = None,
+    value_head_of: Callable[[int], int] | None = None,
+    query_head_of: Callable[[int], int] | None = None,
+    dims: slice = slice(None),
+    window: int | None = None,
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Attention in float64, a row and head at a time; or, for suspects, with another scale, `last` keys more, heads, or softmax.
 
+    value_head_of, query_head_of: where these come from other heads. dims: of the head, that the scores are made of.
     combine(scores [keys], values [keys, head_dim]) -> [head_dim].
     """
     scale = arrays.scale if scale is None else scale
     kv_head_of = kv_head_of or (lambda head: head // (case.heads // case.kv_heads))
+    value_head_of, query_head_of = value_head_of or kv_head_of, query_head_of or (lambda head: head)
+    window = case.window if window is None else window
     out, row = np.zeros(arrays.query.shape), 0
     for query_len, context, keys, values in zip(case.query_lens, case.context_lens, arrays.keys, arrays.values, strict=True):
         for i in range(query_len):
             stop = max(0, min(context, context - query_len + i + 1 + last))
-            for head in range(case.heads if stop else 0):
-                kv_head = kv_head_of(head)
-                scores = keys[:stop, kv_head].astype(np.float64) @ arrays.query[row, head].astype(np.float64) * scale
-                out[row, head] = (combine or softmax_times)(scores, values[:stop, kv_head].astype(np.float64))
+            first = max(0, context - query_len + i + 1 - window) if window else 0
+            for head in range(case.heads if stop > first else 0):
+                seen, passed = keys[first:stop, kv_head_of(head), dims], values[first:stop, value_head_of(head)].astype(np.float64)
+                scores = seen.astype(np.float64) @ arrays.query[row, query_head_of(head), dims].astype(np.float64)
+                out[row, head] = (combine or softmax_times)(scores * scale, passed)
             row += 1
     return out
 
@@ -124,10 +134,27 @@ def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[
         ("each row saw one key too few: a token sees itself too.", attend(case, arrays, last=-1)),
         ("each row saw a key too many: a token sees no later one.", attend(case, arrays, last=1)),
         ("the weights were not divided by their sum.", attend(case, arrays, combine=undivided)),
+        ("the last element of each head is missing from the scores: dim runs from 0 to head_dim - 1.",
+         attend(case, arrays, dims=slice(case.head_dim - 1))),
+        ("the first element of each head is missing from the scores: dim runs from 0 to head_dim - 1.",
+         attend(case, arrays, dims=slice(1, None))),
+        ("the score is the last product alone: add the products up with +=.", attend(case, arrays, dims=slice(case.head_dim - 1, None))),
+        ("every query head read KV head 0.", attend(case, arrays, kv_head_of=lambda head: 0)),
+        ("the values were averaged: every key got the same weight.", attend(case, arrays, combine=lambda scores, values: values.mean(0))),
+        *[(OTHER_BASE, attend(case, arrays, scale=arrays.scale * factor)) for factor in (np.log(2), 1 / np.log(2))],
     ]
     if 1 < case.kv_heads < case.heads:
-        modulo = attend(case, arrays, kv_head_of=lambda head: head % case.kv_heads)
-        found.append(("query head h read KV head h % kv_heads; neighbours share one: h // (heads // kv_heads).", modulo))
+        right, modulo = lambda head: head // (case.heads // case.kv_heads), lambda head: head % case.kv_heads  # noqa: E731
+        shared = "neighbours share one: h // (heads // kv_heads), which is kv_head here."
+        found += [  # fmt: skip
+            (f"query head h read KV head h % kv_heads; {shared}", attend(case, arrays, kv_head_of=modulo)),
+            (f"query head h read the keys of KV head h % kv_heads; {shared}", attend(case, arrays, kv_head_of=modulo, value_head_of=right)),
+            ("the query of head kv_head was taken; this score is of query head `head`.",
+             attend(case, arrays, query_head_of=right)),
+            (f"query head h read the values of KV head h % kv_heads; {shared}", attend(case, arrays, value_head_of=modulo)),
+        ]
+    if case.window:
+        found.append(("keys before the window were read, too: they begin at first.", attend(case, arrays, window=0)))
     return found
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
-from minllm.course.checks.mismatch import expect
+from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 
 IN_PLACE = "the result was not written into scores: work in place."
@@ -14,7 +14,7 @@ TILE = 32  # keys of FlashAttention-1's tiles
 def run(attention, case, suspects=None, **options):
     """Launch on a case's arrays, and compare; suspects(case, arrays) adds some."""
     arrays = make(case)
-    attention(*arrays.arguments(), **options)
+    attention(*arrays.arguments(), **options, **({"sliding_window": case.window} if case.window else {}))
     judge(case, arrays, suspects and suspects(case, arrays))
 
 
@@ -31,10 +31,12 @@ def ladder(small, long, suspects=None, **options):
         Rung("one key", "softmax over one key is 1: the output is the value itself.", rung(query_lens=(1,), context_lens=(1,))),
         Rung("causal", "token i sees the keys up to its own, itself included.", rung(query_lens=(3,), context_lens=(3,))),
         Rung("a prompt after a context", "new tokens stand at the end of what is cached.", rung(query_lens=(2,), context_lens=(5,))),
-        Rung("grouped heads", "query head h reads KV head h // (heads // kv_heads).", rung(heads=4, kv_heads=2)),
+        Rung("grouped heads", "query head h reads KV head h // (heads // kv_heads).", rung(heads=4, kv_heads=2),
+             look="at which head each array is read: queries, scores and results at head, keys and values at kv_head."),
         Rung("non-consecutive pages", "key p lies in page block_table[p // block_size].",
              rung(block_size=2, context_lens=(7,), query_lens=(2,))),
         Rung("several sequences", "each sequence has its own queries, pages and length.", rung(query_lens=(2, 1), context_lens=(2, 6))),
+        Rung("a sliding window", "a row sees its last keys only, those from `first` on.", rung(context_lens=(9,), window=3)),
         Rung("huge scores", "exp of a large score overflows: subtract the row's maximum first.", rung(magnitude=30.0)),
         Rung("more keys than a tile", "what was summed before a new maximum is scaled down to it.", rung(context_lens="long")),
         Rung("huge scores, then small ones", "a later tile does not lower the maximum.", rung(context_lens="long", magnitude=30.0)),
@@ -43,9 +45,27 @@ def ladder(small, long, suspects=None, **options):
 
 def plain_rungs():
     """For the three kernels of the first rung."""
+
+    def suspects(case, arrays):
+        def slots_by_division(scores, values):
+            at = np.arange(len(scores))
+            found = at // case.block_size * case.block_size + at // case.block_size
+            weights = np.exp(scores - scores.max())
+            return weights @ values[np.minimum(found, len(values) - 1)] / weights.sum()
+
+        def first_weight(scores, values):
+            weights = np.exp(scores - scores.max())
+            return weights[0] * values.sum(0) / weights.sum()
+
+        divided = "the slot within a page is key % block_size; key // block_size is the page's number."
+        return [
+            (divided, attend(case, arrays, combine=slots_by_division)),
+            ("every value got the first key's weight: it is scores[token, head, key].", attend(case, arrays, combine=first_weight)),
+        ]
+
     advice = "the sum is not held in a float32 variable, or is computed for keys that the row does not see."
     fast = speed.rung("minllm.kernels.attention.materialized:attention", speed_problems.attention("materialized", 1, 512, 512), advice)
-    return *ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,))), fast
+    return *ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,)), suspects), fast
 
 
 def flash_rungs():
@@ -53,12 +73,39 @@ def flash_rungs():
 
     def suspects(case, arrays):
         forgot = "what was summed before a larger maximum came was not scaled by exp(old maximum - new maximum)."
-        return [(forgot, attend(case, arrays, combine=without_rescale(TILE)))]
+        fresh = "the sum of the keys before this tile was left out: new_sum is kept plus all lanes' weights."
+        found = [
+            (forgot, attend(case, arrays, combine=without_rescale(TILE))),
+            (fresh, attend(case, arrays, combine=without_kept_sum)),
+        ]
+        if max(case.context_lens) <= TILE:
+            alone = "each lane added its own weight only: warp_sum adds up those of all lanes."
+            found.append((alone, attend(case, arrays, combine=divided_by_a_lane)))
+        return found
 
     sizes = dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(TILE + 5,))
     place, problem = "minllm.kernels.attention.flash_attention_1:attention", speed_problems.attention("flash_attention_1", 1, 512, 512)
     advice = "the lanes' numbers are combined more often than once for the maximum and once for the sum."
     return *ladder(*sizes, suspects, warps=1), speed.rung(place, problem, advice)
+
+
+def divided_by_a_lane(scores, values):
+    """One tile of keys, where lane i holds element i of the output and divides it by the weight of key i."""
+    weights = np.exp(scores - scores.max())
+    mine = np.zeros(max(len(weights), values.shape[1]))
+    mine[: len(weights)] = weights
+    return weights @ values * np.divide(1, mine, where=mine > 0, out=np.zeros_like(mine))[: values.shape[1]]
+
+
+def without_kept_sum(scores, values):
+    """Tiles whose new sum is that of their own weights, while the row is kept divided by the sum."""
+    maximum, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
+    for first in range(0, len(scores), TILE):
+        new = max(maximum, scores[first : first + TILE].max())
+        kept, weights = total * np.exp(maximum - new), np.exp(scores[first : first + TILE] - new)
+        maximum, total = new, weights.sum()
+        out = (out * kept + weights @ values[first : first + TILE]) / total
+    return out
 
 
 def softmax(softmax_in_place, scores):
@@ -69,9 +116,13 @@ def softmax(softmax_in_place, scores):
         peak = exact.max(-1, keepdims=True)
         weights = np.exp(exact - np.where(np.isneginf(peak), 0, peak))
         expected = weights / np.where(weights.sum(-1, keepdims=True) == 0, 1, weights.sum(-1, keepdims=True))
+        powers_of_2 = np.exp2(exact - np.where(np.isneginf(peak), 0, peak))
+        by_column = np.exp(exact - exact.max(0))
         suspects = [
             ("the sum went over the whole array; every row has its own.", weights / weights.sum()),
             ("the weights were not divided by the sum of their own row: axis=-1.", weights),
+            ("these are powers of 2; take exp, powers of e.", powers_of_2 / powers_of_2.sum(-1, keepdims=True)),
+            ("the maximum of each column was subtracted; every row has its own: axis=-1.", by_column / by_column.sum(-1, keepdims=True)),
         ]
         if scores.max() > 88:  # which is too much for exp in float32
             naive = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
@@ -92,9 +143,23 @@ def merged(merge_reference, first, second):
         w1, w2 = np.exp(m1 - shift), np.exp(m2 - shift)
     expected = m, l1 * w1 + l2 * w2, o1 * w1[..., None] + o2 * w2[..., None]
     unscaled = m, l1 + l2, o1 + o2
+    unshifted = m, l1 * np.exp(m1) + l2 * np.exp(m2), o1 * np.exp(m1)[..., None] + o2 * np.exp(m2)[..., None]
+    exchanged = m, l1 * w2 + l2 * w1, o1 * w2[..., None] + o2 * w1[..., None]
+    one = "that is one state's maximum; the union's is the larger of the two, element by element: np.maximum."
+    p1, p2 = np.exp2(m1 - shift), np.exp2(m2 - shift)
+    base_2 = m, l1 * p1 + l2 * p2, o1 * p1[..., None] + o2 * p2[..., None]
+    half = m, l1 * p1 + l2 * w2, o1 * p1[..., None] + o2 * w2[..., None]
+    powers = "powers of 2; here the maxima are to base e: np.exp."
+    raised = "the maxima themselves were raised; each state is scaled by exp(its own maximum - m)."
+    crossed = "the weights are exchanged: each state is scaled by exp(its own maximum - m)."
     added = "the two were added as they are; each is relative to its own maximum, so scale by exp(m1 - m) and exp(m2 - m)."
-    for name, got, right, wrong in zip(("m", "l", "o"), merge_reference(*states), expected, unscaled, strict=True):
-        expect(name, got, right, ("row", "dim"), [(added, wrong)])
+    result = merge_reference(*states)
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise Mismatch(f"expected a state, (m, l, o), got {type(result).__name__}\nLikely cause: `return m, l, o` is missing.")
+    for i, (name, got) in enumerate(zip(("m", "l", "o"), result)):
+        own = [(one, m1), (one, m2), ("the smaller of the two maxima was taken.", np.minimum(m1, m2))] if name == "m" else []
+        suspects = [*own, (added, unscaled[i]), (raised, unshifted[i]), (powers, base_2[i]), (powers, half[i]), (crossed, exchanged[i])]
+        expect(name, got, expected[i], ("row", "dim"), suspects if name != "m" else own)
 
 
 def some_states(maxima, seed=0):

@@ -44,8 +44,18 @@ def turn(rope, tokens=1, heads=1, head_dim=4, rotary_dim=None, positions=None, i
     pairs = (np.s_[..., 0:rotary_dim:2], np.s_[..., 1:rotary_dim:2]) if interleaved else (np.s_[..., :half], np.s_[..., half:rotary_dim])
     cosine, sine = table[positions][:, None, :half], table[positions][:, None, half:]
     overwritten[pairs[1]] = x[pairs[1]] * cosine + overwritten[pairs[0]] * sine
+    half_backwards = [turned(x, positions, table, interleaved) for _ in pairs]
+    for wrong, pair in zip(half_backwards, pairs):
+        wrong[pair] = turned(x, positions, table, interleaved, -1)[pair]
+    exchanged = turned(x, positions, np.concatenate([table[:, half:], table[:, :half]], axis=1), interleaved)
+    first_exchanged = turned(x, positions, table, interleaved)
+    first_exchanged[pairs[0]] = exchanged[pairs[0]]
     suspects = [
         ("the pairs turned the other way: a cos - b sin, and b cos + a sin.", turned(x, positions, table, interleaved, -1)),
+        ("the first component has the wrong sign: it is a cos - b sin.", half_backwards[0]),
+        ("the second component has the wrong sign: it is b cos + a sin.", half_backwards[1]),
+        ("cosine and sine are exchanged: a cos - b sin, and b cos + a sin.", exchanged),
+        ("cosine and sine are exchanged in the first component: a cos - b sin.", first_exchanged),
         ("the second component was made from the first after that had been turned: read both first.", overwritten),
         ("the angle is that of the token's place in the batch; it is that of positions[token].",
          turned(x, np.arange(tokens), table, interleaved)),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.course.checks import speed, speed_problems
-from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make, without_rescale
+from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -37,6 +37,14 @@ def merge(make_merge_kernel, m, l, o, context, step=SHARE):  # noqa: E741
         ("the exponentials are to base e; the maxima are to base 2.", np.exp(m - m.max()) @ o / (np.exp(m - m.max()) @ l)),
         ("nothing was divided by the sum of the weighted l.", weight @ o),
     ]  # fmt: skip
+    again = weight * (np.minimum(np.arange(used), threads // 32 - 1) + 1)
+    suspects += [
+        ("the outputs were not weighted, the sums were: acc[i] takes weight * the split's output.", o.sum(0) / (weight @ l)),
+        ("splits were added by several warps: warp w goes on by the number of warps.", again @ o / (again @ l)),
+        ("splits were added by several warps: warp w goes on by the number of warps.", again @ o / (weight @ l)),
+    ]
+    own = np.where(np.arange(used) % (threads // 32) == 0, weight, 0)
+    suspects.append(("all warps took the same splits, 0, warps, 2 warps, ...: warp w begins at split w.", own @ o / (own @ l)))
     expect("out", out[0, 0], weight @ o / (weight @ l), ("dim",), suspects)
 
 
@@ -89,9 +97,42 @@ def decode(attention, case, splits=2):
     """A decode step with one warp a block, two keys of each subgroup at a time."""
     arrays = make(case)
     attention(*arrays.arguments(), splits=splits, warps=1, keys_each=2)
-    forgot = "what was summed before a larger maximum came was not scaled by 2^(old maximum - new maximum)."
-    tile = 2  # a subgroup of 2 lanes takes every sixteenth key: with head_dim 8 in float32 its tiles begin 32 keys apart
-    judge(case, arrays, [(forgot, attend(case, arrays, combine=without_rescale(tile)))])
+    mistakes = (
+        ("neither sums[head] nor acc was scaled by 2^(old maximum - new maximum).", dict(sums=False, outputs=False)),
+        ("sums[head] was not scaled by 2^(old maximum - new maximum); acc was.", dict(sums=False)),
+        ("acc was not scaled by 2^(old maximum - new maximum); sums[head] was.", dict(outputs=False)),
+        ("the weights are not relative to maxima[head], by which the states are merged later: weight = 2^(score - shift).",
+         dict(relative=False)),
+    )  # fmt: skip
+    suspects = [] if splits > 1 else [(said, attend(case, arrays, combine=by_subgroups(**how))) for said, how in mistakes]
+    judge(case, arrays, suspects)
+
+
+def by_subgroups(sums=True, outputs=True, relative=True):
+    """Softmax as the kernel forms it, for the sizes of `decode`; what is False is left out.
+
+    With 8 float32 a head, a key takes 2 lanes, so that a warp has 16 subgroups: each takes every sixteenth key, two in a step, and holds
+    a state. sums, outputs: are scaled to each new maximum. relative: weights are 2^(score - maximum).
+    """
+
+    def combine(scores, values):
+        scores = scores * np.log2(np.e)
+        states = []
+        for subgroup in range(min(16, len(scores))):
+            maximum, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
+            for first in range(subgroup, len(scores), 32):
+                keys = np.arange(first, min(first + 32, len(scores)), 16)
+                new = max(maximum, scores[keys].max())
+                correction = 2.0 ** (maximum - new) if relative else 1.0
+                weights = np.exp2(scores[keys] - (new if relative else 0))
+                total = total * (correction if sums else 1) + weights.sum()
+                out = out * (correction if outputs else 1) + weights @ values[keys]
+                maximum = new
+            states.append((maximum, total, out))
+        scale = np.exp2(np.array([m for m, _, _ in states]) - max(m for m, _, _ in states))
+        return scale @ np.array([o for _, _, o in states]) / (scale @ np.array([total for _, total, _ in states]))
+
+    return combine
 
 
 EXERCISES = (
@@ -119,7 +160,8 @@ EXERCISES = (
             Rung("more keys than a step", "what was summed before a new maximum is scaled to it.",
                  lambda f: decode(f, AttentionCase((1,), (101,)), 1)),
             Rung("grouped heads", "a thread holds a state for each head of the group.",
-                 lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2))),
+                 lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2)),
+                 look="the head in every index: maxima[head], sums[head], acc[head * numbers_each + i], scores[key * heads_here + head]."),
             Rung("non-consecutive pages", "key p lies in page block_table[p // block_size].",
                  lambda f: decode(f, AttentionCase((1,), (19,), block_size=2))),
             Rung("several sequences and splits", "splits without keys leave the identity, and are not read.",

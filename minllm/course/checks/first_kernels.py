@@ -22,12 +22,16 @@ def gate(silu, gate_up):
     first, second = np.split(wide, 2, axis=1)
     sigmoid, other = 1 / (1 + np.exp(-first)), 1 / (1 + np.exp(-second))
     in_turns = wide[:, ::2] / (1 + np.exp(-wide[:, ::2])) * wide[:, 1::2]
+    next_gate = np.roll(wide, -1, axis=1)[:, : first.shape[1]]
     suspects = [
         ("gate and up are exchanged: the gate is the first half of the row.", second * other * first),
         ("this is sigmoid(gate) * up; silu(gate) is gate * sigmoid(gate).", sigmoid * second),
+        ("up was read where the gate is: it lies `intermediate` elements further in the row.", first * sigmoid * first),
         ("up is missing.", first * sigmoid),
         ("gate and up were taken from neighbouring elements; all gates come first, then all ups.", in_turns),
         ("the gate passed without its sigmoid.", first * second),
+        ("the sigmoid has the wrong sign: silu(gate) is gate * sigmoid(gate).", first * (1 - sigmoid) * second),
+        ("the gate was read an element too far: this thread's is gate_up[token, i].", next_gate / (1 + np.exp(-next_gate)) * second),
     ]
     expect("out", out, first * sigmoid * second, ("token", "i"), suspects)
 
@@ -63,6 +67,7 @@ def rows_of(embedding, token_ids, vocabulary, hidden, with_positions=False, dtyp
     suspects = [("row t of the table was copied; token t asks for row token_ids[t].", exact[: len(token_ids)])]
     if with_positions:
         suspects.append(("the position's row was not added.", exact[token_ids]))
+        suspects.append(("the position's row stands alone: the token's row belongs to it.", places.astype(np.float64)[positions]))
         wrong = exact[token_ids] + places.astype(np.float64)[token_ids]
         suspects.append(("the position table was read at the token's id; it is read at positions[t].", wrong))
     expect("out", out, expected, ("token", "i"), suspects)

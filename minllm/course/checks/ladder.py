@@ -17,17 +17,34 @@ from minllm.course.exercise import Exercise, Rung
 from minllm.errors import ExerciseError, SimulationError
 from minllm.sim import detecting
 
+EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # of messages that need no more
+FIRST = "this is the smallest case: go through your lines with its numbers, by hand."
+NEW_HERE = "all cases above passed, so suspect what this one adds to them."
 SECONDS = 30  # of computing that a rung may take: the solutions take less than one
 
 # What the simulator's findings usually mean, by a part of their text.
 MEANINGS = (
-    ("out of bounds", "compare the index with the array's size before you use it; the last block reaches beyond the edge."),
+    ("out of bounds",
+     "compare the index with the array's size before you use it, as the last block reaches beyond the edge; or two indices are exchanged."),
     ("index [-", "the index is negative, and nothing wraps around here. Is it a mark, such as -1 for padding, that you must test for?"),
     ("cannot go on", "some threads wait for others who never come: a barrier or a shuffle stands in a branch or a loop that not all take."),
     ("memory that nobody wrote", "you read an element before anybody wrote it, or one that is not yours to read."),
     ("shared memory that nobody wrote", "a thread reads what another has not written yet: a barrier is missing, or an element left out."),
     ("race on shared memory", "two threads use one place, one of them writes, and nothing orders them: put cuda.syncthreads() between."),
     ("has overflowed", "the index needs more than 32 bits: compute it as int64."),
+)
+
+# What Python's and NumPy's own errors usually mean in an exercise: a type, a part of its text, the meaning.
+ERRORS = (
+    (TypeError, "NoneType", "something is None here, as an argument with the default None may be: test it before you reckon with it."),
+    (TypeError, "'method'", "a method is named there and not called: add its arguments in parentheses."),
+    (UnboundLocalError, "", "the variable gets a value in one branch only, or after it is read: give it one at the start."),
+    (NameError, "", "a misspelt name, or one that is neither a parameter nor made or imported further up in the file."),
+    (AttributeError, "", "a misspelt attribute, or another kind of object than you take it for."),
+    (ValueError, "could not be broadcast", "the shapes do not fit: keepdims=True keeps an axis of length 1, and x[..., None] adds one."),
+    (ValueError, "truth value of an array", "an array was used as a condition: np.where chooses element by element."),
+    (IndexError, "", "an index that is as large as the array, or an axis too many."),
+    (ZeroDivisionError, "", "a sum that may be 0 was divided by."),
 )
 
 
@@ -90,16 +107,18 @@ def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = ""
         elif rung.needs_gpu and not gpu_available():
             results.append(Result(rung, "skipped", "needs a GPU, and none can be used here: `minllm doctor` says why"))
         else:
-            results.append(tried(rung, functools.partial(rung.run, *made), file, seconds))
+            look = rung.look or (NEW_HERE if rung is not exercise.rungs[0] else FIRST)
+            results.append(tried(rung, functools.partial(rung.run, *made), file, seconds, look))
     return Report(exercise, tuple(results))
 
 
-def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float) -> Result:
-    """What became of one rung."""
+def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: str = "") -> Result:
+    """What became of one rung. look: where to look for a cause that no message knows."""
     remarks = []
     message = complaint(lambda: remarks.append(run()), file, seconds, detect=not rung.needs_gpu)
     if message is not None:
-        return Result(rung, "FAILED", message)
+        known = not look or rung.needs_gpu or any(words in message for words in EXPLAINED)
+        return Result(rung, "FAILED", message if known else f"{message}\nWhere to look: {look}")
     return Result(rung, "passed", remarks[0] if isinstance(remarks[0], str) else "")
 
 
@@ -124,14 +143,19 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
     except SyntaxError as error:
         return f"{error.filename}, line {error.lineno}: Python cannot read this: {error.msg}\n    {(error.text or '').strip()}"
     except Exception as error:
-        hint = f"\nThe check calls functions of {file} as the package does: keep their parameters." if calls_wrongly(error) else ""
-        return f"{type(error).__name__}: {error}{place(error, file)}{hint}"
+        return f"{type(error).__name__}: {error}{place(error, file)}{advice(error, file)}"
     return None
 
 
-def calls_wrongly(error: Exception) -> bool:
-    """Whether an error looks like a call of a function whose parameters were changed."""
-    return isinstance(error, TypeError) and ("positional argument" in str(error) or "unexpected keyword" in str(error))
+def advice(error: Exception, file: str) -> str:
+    """What an error of Python's or NumPy's usually means here, on a line of its own; "" for one of which nothing can be said."""
+    text = str(error)
+    if isinstance(error, TypeError) and ("positional argument" in text or "unexpected keyword" in text):
+        return f"\nThe check calls functions of {file} as the package does: keep their parameters."
+    for kind, part, meaning in ERRORS:
+        if isinstance(error, kind) and part in text:
+            return f"\nLikely cause: {meaning}"
+    return ""
 
 
 def place(error: BaseException, file: str) -> str:

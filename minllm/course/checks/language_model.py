@@ -4,8 +4,11 @@ import numpy as np
 
 from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
+from minllm.engine.scoring import windows
 
 VOCABULARY = 6
+ALL_HIDDEN = "NaN: a row of -inf has the maximum -inf, and -inf - -inf is no number; subtract a maximum only where it is finite."
+UNSHIFTED = "the maximum was not subtracted: exp of a large logit is infinite, and of a very negative one 0, whose logarithm is -inf."
 
 
 def log_probabilities(log_softmax, logits):
@@ -17,12 +20,20 @@ def log_probabilities(log_softmax, logits):
         total = np.log(np.exp(shifted).sum(-1, keepdims=True))
         expected = shifted - np.where(np.isfinite(total), total, 0)
         whole = shifted - np.log(np.exp(shifted).sum())
+        log_sum = np.log(np.exp(logits).sum(-1, keepdims=True))  # in float32, where exp of a large logit is infinite
         suspects = [
             ("these are probabilities; what is wanted is their logarithm.", np.exp(expected)),
             ("this is the logarithm to base 2; the natural one is wanted.", expected / np.log(2)),
             ("the sum went over the whole array: every row has its own, so sum over the last axis.", whole),
             ("the maximum was subtracted, the logarithm of the sum was not.", shifted),
+            ("the logarithm of the sum was added; it is subtracted.", 2 * shifted - expected),
+            ("the maximum of each column was subtracted; every row has its own: axis=-1.",
+             exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(-1, keepdims=True))),
         ]
+        if np.isfinite(exact).all():
+            suspects += [(UNSHIFTED, exact - log_sum), (UNSHIFTED, exact - np.where(np.isfinite(log_sum), log_sum, 0))]
+        else:
+            suspects.append((ALL_HIDDEN, exact - exact.max(-1, keepdims=True)))
     expect("log_softmax(logits)", log_softmax(logits), expected, ("row", "token") if logits.ndim == 2 else ("token",), suspects)
 
 
@@ -50,7 +61,20 @@ def perplexity(scorer_class, log_likelihoods, window=None, stride=None):
         ("the mean itself; perplexity is exp of it.", -exact.mean()),
         ("this is to base 2; exp goes with the natural logarithm.", np.exp2(-exact.mean())),
     ]  # fmt: skip
-    got = Scripted().perplexity(tokens, window or len(tokens), stride or len(tokens))
+    window, stride = window or len(tokens), stride or len(tokens)
+    slices = [(begin, first, end) for begin, end, first in windows(len(tokens), window, stride)]
+    again = sum(exact[begin : end - 1].sum() for begin, _, end in slices)
+    within = sum(exact[begin + first - 1 : end - 1].sum() for begin, first, end in slices)
+    last = exact[slices[-1][1] - 1 : slices[-1][2] - 1].sum()
+    suspects += [
+        ("first_target counts in the whole text; within a window it is first_target - begin.", np.exp(-within / len(exact))),
+        ("only the last window was counted: add up with +=.", np.exp(-last / len(exact))),
+        ("tokens that two windows share were counted twice: pass first_target - begin, so that only new ones are scored.",
+         np.exp(-again / len(exact))),
+        *[("the sum was kept in too few bits: ask for .sum(dtype=np.float64).", np.exp(-log_likelihoods.sum(dtype=few) / len(exact)))
+          for few in (np.float32, np.float16)],
+    ]  # fmt: skip
+    got = Scripted().perplexity(tokens, window, stride)
     expect("perplexity", np.float64(got), np.float64(np.exp(-exact.mean())), (), suspects, tolerance=1e-6)
 
 

@@ -13,8 +13,11 @@ from minllm.sim import unwritten
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TRANSPOSED = "you read weight[k, n]; it is [out_features, in_features], so element k of output feature n is weight[n, k]."
+ROW_BIAS = "bias[m] was added, the token's; it belongs to the output feature: bias[n]."
 NO_BIAS = "the bias was not added; where it is not None, bias[n] belongs to every out[m, n]."
 SMALL_TILE = (8, 4, 2)  # of outputs, of k, outputs a thread: 16 threads
+LAST_ONLY = "the result is the last product alone: add the products up with +=."
+OTHER_LENGTH = "the sum has as many terms as x has rows; it has K = x.shape[1]."
 ONE_TOO_FEW = "the last element of each row was left out: k runs from 0 to K - 1."
 
 
@@ -32,10 +35,15 @@ def multiply(matmul, x, weight, bias=None, **options):
     expected = wide_x @ wide_weight.T + (0 if bias is None else bias.astype(np.float64))
     suspects = tile_suspects(wide_x, wide_weight, *options["tile"]) if bias is None and "tile" in options else []
     suspects += [(ONE_TOO_FEW, wide_x[:, :-1] @ wide_weight[:, :-1].T + (0 if bias is None else bias.astype(np.float64)))]
+    suspects.append((LAST_ONLY, wide_x[:, -1:] @ wide_weight[:, -1:].T + (0 if bias is None else bias.astype(np.float64))))
+    if len(x) < x.shape[1]:
+        suspects.append((OTHER_LENGTH, wide_x[:, : len(x)] @ wide_weight[:, : len(x)].T))
     if x.shape[1] == len(weight):
         suspects.append((TRANSPOSED, wide_x @ wide_weight))
     if bias is not None:
         suspects.append((NO_BIAS, wide_x @ wide_weight.T))
+        if len(x) <= len(bias):
+            suspects.append((ROW_BIAS, wide_x @ wide_weight.T + bias.astype(np.float64)[: len(x), None]))
     expect("out", out, expected, ("token", "feature"), suspects)
 
 
@@ -44,14 +52,33 @@ def tile_suspects(x, weight, tile, tile_k, per_thread):
     across, (rows, columns) = tile // per_thread, np.indices((len(x), len(weight)))
     row_tile, column_tile = rows // tile * tile, columns // tile * tile
     ty, i, tx, j = rows % across, rows % tile // across, columns % across, columns % tile // across
+    k = np.arange(x.shape[1])
+    whole_tiles = x.shape[1] // tile_k * tile_k
+    right = row_tile + ty + i * across, column_tile + tx + j * across
+    side_by_side = row_tile + ty * per_thread + i, column_tile + tx * per_thread + j
     return [
         ("only the first tile of K was added: the loop goes on, by tile_k, until first_k reaches K.", x[:, :tile_k] @ weight[:, :tile_k].T),
+        ("the last tile of K was left out where it is not whole: copy_tile fills up with zeros, so go on while first_k < K.",
+         x[:, :whole_tiles] @ weight[:, :whole_tiles].T),
+        ("tiles overlap: the next one begins tile_k further, not 1.", x * np.minimum(k + 1, tile_k) @ weight.T),
+        ("the last k of each tile was left out: k runs from 0 to tile_k - 1.", x * (k % tile_k != tile_k - 1) @ weight.T),
+        ("x_tile was copied from k = 0 in every step: both tiles begin at first_k.", x[:, k % tile_k] @ weight.T),
+        ("weight_tile was copied from k = 0 in every step: both tiles begin at first_k.", x @ weight[:, k % tile_k].T),
+        ("weight_tile gets the rows of weight from first_column on, not from first_row on.",
+         picked(x, weight, right[0], row_tile + columns % tile)),
+        ("x_tile gets the rows of x from first_row on, not from first_column on.", picked(x, weight, column_tile + rows % tile, right[1])),
+        ("the column of weight_tile is tx + j * across: tx counts along the features, ty along the tokens.",
+         picked(x, weight, right[0], column_tile + ty + j * across)),
+        ("the column of x_tile is ty + i * across: ty counts along the tokens, tx along the features.",
+         picked(x, weight, row_tile + tx + i * across, right[1])),
+        ("a thread's tokens lie `across` apart, ty + i * across, and not side by side.", picked(x, weight, side_by_side[0], right[1])),
+        ("a thread's features lie `across` apart, tx + j * across, and not side by side.", picked(x, weight, right[0], side_by_side[1])),
         ("x_tile gets the rows of x from first_row on, weight_tile those of weight from first_column on: here they are exchanged.",
          picked(x, weight, column_tile + rows % tile, row_tile + columns % tile)),
         ("ty and tx are exchanged: ty chooses the row of x_tile, tx that of weight_tile.",
          picked(x, weight, row_tile + tx + i * across, column_tile + ty + j * across)),
         ("a thread's outputs lie `across` apart, ty + i * across and tx + j * across, and not side by side.",
-         picked(x, weight, row_tile + ty * per_thread + i, column_tile + tx * per_thread + j)),
+         picked(x, weight, *side_by_side)),
     ]  # fmt: skip
 
 

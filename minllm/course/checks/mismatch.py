@@ -1,11 +1,14 @@
 """The first wrong element of an array, in words: where it is, what was expected, what was found, and what the likely cause is.
 
-A suspect is an array that a certain mistake would give. Where the result is equal to it, the mistake is named.
+A suspect is an array that a certain mistake would give. Where the result is equal to it, the mistake is named. Else, what stands out
+in the numbers is told (pattern.py).
 """
 
 from collections.abc import Iterable
 
 import numpy as np
+
+from minllm.course.checks.pattern import what_stands_out
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}  # of the largest expected number
 UNWRITTEN = "nobody wrote this element. Does the grid cover it, and does a guard leave it out by mistake?"
@@ -32,7 +35,7 @@ def expect(
     """
     if got is None:
         raise Mismatch(f"{name} is None.\nLikely cause: the function ends without `return`.")
-    got, expected = np.asarray(got), np.asarray(expected)
+    got, expected, axes = np.asarray(got), np.asarray(expected), [*axes]
     if got.shape != expected.shape:
         raise Mismatch(f"{name} has shape {got.shape}; expected {expected.shape}")
     wrong = differing(got, expected, tolerance)
@@ -44,6 +47,8 @@ def expect(
     lines = [f"{place}: expected {number(expected[at])}, got {number(got[at])} ({wrong.sum()} of {wrong.size} wrong)"]
     if cause := likely_cause(got, at, suspects, tolerance):
         lines.append(f"Likely cause: {cause}")
+    elif seen := seen_in(got, expected, wrong, axes, tolerance):
+        lines.append(f"What stands out: {seen}")
     raise Mismatch("\n".join(lines))
 
 
@@ -71,7 +76,23 @@ def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) 
         return UNWRITTEN
     if element.dtype.kind not in "iub" and np.isnan(element.astype(np.float64)):
         return NOT_A_NUMBER
+    if left := untouched(got):
+        return f"{left} of {got.size} elements were never written. Do several threads store at the same place?"
     return ""
+
+
+def untouched(got: np.ndarray) -> int:
+    """How many elements of a floating-point array nobody has written."""
+    if got.dtype.kind in "iub" or got.ndim == 0:
+        return 0
+    return int((np.ascontiguousarray(got).view(np.uint8).reshape(got.size, -1) == 0xFF).all(axis=1).sum())
+
+
+def seen_in(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: list[str], tolerance: float | None) -> str:
+    """What stands out in a wrong array, in a sentence, or ""."""
+    tolerance = TOLERANCE.get(got.dtype.name, 1e-6) if tolerance is None else tolerance
+    numbers = got.astype(np.float64), expected.astype(np.float64)
+    return what_stands_out(*numbers, wrong, axes[: got.ndim], lambda a, b: not differing(a, b, tolerance).any())
 
 
 def both_nan(first: np.ndarray, second: np.ndarray) -> np.ndarray:

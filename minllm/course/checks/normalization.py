@@ -9,11 +9,13 @@ from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
+from minllm.kernels.normalization.row import THREADS
 from minllm.sim import unwritten
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EPSILON = 1e-5
 MEAN = "you divided the sum of squares by something else than the row's length: the mean is over `hidden` elements."
+NOT_SQUARED = "the numbers were added up, not their squares."
 NO_EPSILON = "epsilon was left out; it belongs inside the root, added to the mean of the squares."
 NO_WEIGHT = "the weight was not multiplied in."
 NOT_ROOT = "the row was multiplied by 1 / mean square; it takes 1 / its root (libdevice.rsqrtf)."
@@ -30,12 +32,14 @@ def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
     if residual is not None:
         summed = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
         kept = ("the sum of x and residual was not written back: the next layer adds to it.", residual)
-        expect("residual", stream, summed, ("token", "feature"), [kept])
+        alone = ("x was stored without the residual: add the residual's numbers to values first.", x)
+        expect("residual", stream, summed, ("token", "feature"), [kept, alone])
         wide = summed.astype(np.float64)
     mean_square = (wide**2).mean(1, keepdims=True)
     suspects = [
         (NO_EPSILON, wide / np.sqrt(mean_square) * scale),
         (NO_WEIGHT, wide / np.sqrt(mean_square + epsilon)),
+        (NOT_SQUARED, wide / np.sqrt(wide.mean(1, keepdims=True) + epsilon) * scale),
         (MEAN, wide / np.sqrt(mean_square * wide.shape[1] + epsilon) * scale),
         (NOT_INVERSE, wide * np.sqrt(mean_square + epsilon) * scale),
         (ONE_THREAD, wide / np.sqrt(squares_of_a_vector(wide, x.dtype) / wide.shape[1] + epsilon) * scale),
@@ -70,6 +74,11 @@ def ragged(rms_norm):
     """Rows shorter and longer than the threads of a block."""
     for hidden in (4, 124, 128, 132, 1028):
         normalise(rms_norm, *rows(1, hidden)[:2])
+
+
+def several_pieces(rms_norm):
+    """A row of which a thread holds more than one vector."""
+    normalise(rms_norm, *rows(1, 4 * (THREADS + 1))[:2])
 
 
 def with_epsilon(rms_norm):
@@ -127,6 +136,8 @@ EXERCISES = (
             Rung("one row by hand", "a row of threes has a root mean square of 3, and becomes ones.", by_hand),
             Rung("epsilon", "epsilon is added to the mean square, inside the root.", with_epsilon),
             Rung("rows around the block's size", "threads beyond the row's end have no piece, but are at the barrier.", ragged),
+            Rung("several pieces a thread", "a thread's piece lies at `at` of its own arrays.", several_pieces,
+                 look="values[at + k], weights[at + k] and store(out, row + i, values, at): each piece has its place."),
             Rung("several tokens", "each block normalises its own row.", several_tokens),
             Rung("residual", "the sum with the residual is normalised, and kept for the next layer.", with_residual),
             Rung("bfloat16", "the sum is rounded to the dtype before it is normalised; squares are added in float32.", as_rounded),

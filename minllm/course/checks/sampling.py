@@ -1,9 +1,9 @@
-"""Ladders of choosing the next token, and of the step that a graph replays."""
+"""Ladders of choosing the next token: the largest logit, and penalties."""
 
 import numpy as np
 
 from minllm.course.checks import speed, speed_problems
-from minllm.course.checks.mismatch import Mismatch, expect
+from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.argmax import parts_of
@@ -18,17 +18,24 @@ def greedy(argmax, logits):
     parts = (len(logits), parts_of(logits.shape[1]))
     argmax(logits, out, unwritten(parts, np.float32), unwritten(parts, np.int32))
     usable = np.where(np.isnan(logits), -np.inf, logits)
-    last = logits.shape[1] - 1 - np.argmax(usable[:, ::-1], axis=1)
-    suspects = [("among equal logits the highest id was taken; the lowest one wins.", last), ("this is the "
-                                                                                              "smallest.", np.argmin(usable, axis=1))]
-    expect("out", out, np.argmax(usable, axis=1), ("row",), suspects)
+    largest, last = np.argmax(usable, axis=1), logits.shape[1] - 1 - np.argmax(usable[:, ::-1], axis=1)
+    suspects = [
+        ("among equal logits the highest id was taken; the lowest one wins.", last),
+        ("this is the smallest: keep the other lane's where it is larger.", np.argmin(usable, axis=1)),
+    ]
+    for row in np.flatnonzero(out != largest)[:1]:
+        if 0 <= out[row] < logits.shape[1] and usable[row, out[row]] < usable[row, largest[row]]:
+            found, most = usable[row, out[row]], usable[row, largest[row]]
+            lost = "the lane that holds the largest was not asked (offsets 16, 8, 4, 2, 1), or its value came without its token."
+            suspects.append((f"{lost} Token {out[row]} has the logit {found:.4g}, token {largest[row]} has {most:.4g}.", out))
+    expect("out", out, largest, ("row",), suspects)
 
 
 def places(argmax):
     """The largest logit at the first, the last, and other threads' and warps' places."""
     for vocabulary, place in ((5, 4), (130, 129), (1000, 997), (1000, 31), (4100, 4099)):
-        logits = np.zeros((1, vocabulary), np.float32)
-        logits[0, place] = 1
+        logits = np.random.default_rng(vocabulary).uniform(0, 1, (1, vocabulary)).astype(np.float32)
+        logits[0, place], logits[0, place // 2] = 2, -1
         greedy(argmax, logits)
 
 
@@ -40,97 +47,42 @@ def ties(argmax):
         greedy(argmax, logits)
 
 
-def penalised(penalize, logits, prompts, outputs, **penalties):
-    """Logits after penalties, by the definition."""
+def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
+    """Logits after penalties, by the definition; of_rows: the penalties of each row, where they differ."""
     logits = np.asarray(logits, np.float32)
     vocabulary, rows = logits.shape[1], len(logits)
-    sampling = build_sampling_tensors([SamplingParams(**penalties)] * rows, vocabulary, prompts, outputs)
+    of_rows = of_rows or [penalties] * rows
+    sampling = build_sampling_tensors([SamplingParams(**own) for own in of_rows], vocabulary, prompts, outputs)
     out = unwritten(logits.shape, np.float32)
     penalize(logits, sampling, out)
 
-    def by_definition(divide_all=False, of_prompt=True, counted=True, presence_of_prompt=False):
+    def by_definition(divide_all=False, repeats=None, times=None, present=None):
+        """Or with one rule changed: which logits are divided, what is a repetition, how often one counts, how much of it is present."""
+        repeats, times, present = repeats or (lambda n, prompt: n or prompt), times or (lambda n: n), present or (lambda n, prompt: n > 0)
         expected = logits.astype(np.float64)
-        for row in range(rows):
+        for row, own in enumerate(of_rows):
             for v in range(vocabulary):
                 count, in_prompt = list(outputs[row]).count(v), v in prompts[row]
-                factor = penalties.get("repetition_penalty", 1)
-                if count or (in_prompt and of_prompt):
+                factor = own.get("repetition_penalty", 1)
+                if repeats(count, in_prompt):
                     expected[row, v] = expected[row, v] / factor if expected[row, v] > 0 or divide_all else expected[row, v] * factor
-                expected[row, v] -= penalties.get("frequency_penalty", 0) * (count if counted else count > 0)
-                expected[row, v] -= penalties.get("presence_penalty", 0) * (count > 0 or (in_prompt and presence_of_prompt))
+                expected[row, v] -= own.get("frequency_penalty", 0) * times(count)
+                expected[row, v] -= own.get("presence_penalty", 0) * int(present(count, in_prompt))
         return expected
 
     suspects = [
         ("a negative logit was divided, which makes the token likelier: multiply it.", by_definition(divide_all=True)),
-        ("tokens of the prompt are repetitions too.", by_definition(of_prompt=False)),
-        ("the frequency penalty counts every time that the token was generated.", by_definition(counted=False)),
-        ("the presence penalty is for generated tokens, not for the prompt's.", by_definition(presence_of_prompt=True)),
-    ]
+        ("tokens of the prompt are repetitions too.", by_definition(repeats=lambda n, prompt: n)),
+        ("a token repeats if it was generated or is in the prompt, not only if both.",
+         by_definition(repeats=lambda n, prompt: n and prompt)),
+        ("the repetition penalty was not applied.", by_definition(repeats=lambda n, prompt: False)),
+        ("the frequency penalty counts every time that the token was generated.", by_definition(times=lambda n: n > 0)),
+        ("the frequency penalty is for each time that the token was generated: none for one that never was.",
+         by_definition(times=lambda n: 1)),
+        ("the presence penalty is for generated tokens, not for the prompt's.", by_definition(present=lambda n, prompt: n > 0 or prompt)),
+        ("the presence penalty is taken once, however often the token was generated.", by_definition(present=lambda n, prompt: n)),
+    ]  # fmt: skip
     expect("out", out, by_definition(), ("row", "token"), suspects)
-
-
-def advanced(advance, positions, limits, block_size=4, counts=False):
-    """A decode batch moved on by a token; block tables with pages in no order."""
-    rows = len(positions)
-    tables = np.random.default_rng(0).permutation(rows * 8).reshape(rows, 8).astype(np.int32)
-    tokens = np.arange(10, 10 + rows, dtype=np.int32)
-    parameters = SamplingParams(frequency_penalty=0.5) if counts else SamplingParams()
-    sampling = build_sampling_tensors([parameters] * rows, 40, [[]] * rows)
-    arrays = {
-        "token_ids": np.full(rows, 7, np.int32),
-        "positions": np.int32(positions),
-        "slot_mapping": np.full(rows, 3, np.int32),
-        "context_lens": np.int32(positions) + np.int32(1),
-    }
-    advance(tokens, *arrays.values(), tables, np.int32(limits), sampling, block_size)
-    following = np.int32(positions) + 1
-    active = following < np.int32(limits)
-    slots = tables[np.arange(rows), np.minimum(following // block_size, 7)] * block_size + following % block_size
-    old_slots = tables[np.arange(rows), np.int32(positions) // block_size] * block_size + np.int32(positions) % block_size
-    on = lambda now, off: np.where(active, now, off)  # noqa: E731
-    expected = {
-        "token_ids": (on(tokens, 7), []),
-        "positions": (on(following, positions), [("the position did not move on.", np.int32(positions))]),
-        "slot_mapping": (on(slots, -1), [
-            ("this is the slot of the old position: the new token's key would overwrite the last one's.", on(old_slots, -1)),
-            ("the position itself was taken as the slot; pages lie anywhere: block_tables says where.", on(following, -1)),
-            ("a row at its limit must get slot -1, or it writes into somebody's page.", slots),
-        ]),
-        "context_lens": (on(following + 1, 0), [
-            ("one too few: a context of position p has p + 1 keys, the new token's included.", on(following, 0)),
-            ("a row at its limit must see nothing: context length 0.", following + 1),
-        ]),
-    }  # fmt: skip
-    for name, (right, suspects) in expected.items():
-        expect(name, arrays[name], np.asarray(right), ("row",), suspects)
-    expect("step", sampling.step, np.ones(rows, np.int32), ("row",), [("the random numbers' counter did not move "
-                                                                       "on.", np.zeros(rows, np.int32))])
-    if counts:
-        once = np.zeros((rows, 40), np.int32)
-        once[np.arange(rows), tokens] = 1
-        expect("output_counts", sampling.output_counts, once, ("row", "token"))
-
-
-def steps(rows=2, pages=4, shift=0, temperature=0.0, penalty=0.0):
-    """A decode batch and its sampling tensors: shapes by `rows`, values by `shift`."""
-    from minllm.engine.batch_arrays import decode_batch
-
-    tables = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
-    batch = decode_batch(np.full(rows, 5 + shift, np.int32), np.full(rows, 2 + shift, np.int32), tables, 4)
-    parameters = [SamplingParams(temperature=temperature, frequency_penalty=penalty, seed=shift)] * rows
-    return batch, build_sampling_tensors(parameters, 20, [[1]] * rows)
-
-
-def same_graph(graph_key, other, wanted, reads=(False, False)):
-    """Whether `steps()` and `steps(**other)` may be replayed from one graph."""
-    first, second = graph_key(*steps(), reads[0]), graph_key(*steps(**other), reads[1])
-    if (first == second) == wanted:
-        return
-    raise Mismatch(
-        "the keys differ, though one graph serves both: only shapes and launches count, values may change."
-        if wanted
-        else "the keys are equal, though the steps differ in an array's shape, in the kernels that they launch, or in what is read back."
-    )
 
 
 EXERCISES = (
@@ -179,46 +131,9 @@ EXERCISES = (
                  lambda f: penalised(f, [[4, 3, 2]], [[1]], [[0, 0, 2]], presence_penalty=0.5)),
             Rung("several rows, a vocabulary beyond a block", "each row has its own history.",
                  lambda f: penalised(f, np.random.default_rng(0).standard_normal((2, 300)), [[1, 299], [2]], [[299, 5], [256]],
-                                     repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.25)),
-        ),
-    ),
-    Exercise(
-        name="sampling.advance",
-        lesson=13,
-        title="the kernel that lets a step be replayed: the next step's inputs, made on the GPU",
-        module="minllm.kernels.sampling.advance",
-        entry="advance",
-        task="For a row of the batch: count the step (and the token in output_counts if counts_tokens). If position + 1 is below "
-        "the row's limit, store "
-        "the token, the new position, its slot (from block_tables) and its context length; else slot -1 and context length 0.",
-        hints=("The token at position p sees p + 1 keys.", "Position p lies in page p // block_size at offset p % block_size."),
-        rungs=(
-            Rung("one row", "token, position, slot and length move together.", lambda f: advanced(f, [0], [9])),
-            Rung("onto the next page", "the slot follows the block table.", lambda f: advanced(f, [3], [20])),
-            Rung("several rows", "each has its own position and pages.", lambda f: advanced(f, [5, 0, 11], [30, 30, 30])),
-            Rung("a row at its limit", "it is switched off: no slot, no context.", lambda f: advanced(f, [5, 6], [6, 20])),
-            Rung("more rows than threads", "the last block is not full.", lambda f: advanced(f, list(range(20)) * 7, [31] * 140)),
-            Rung("counts for penalties", "the new token is counted.", lambda f: advanced(f, [1, 2], [9, 9], counts=True)),
-        ),
-    ),
-    Exercise(
-        name="engine.graph_key",
-        lesson=13,
-        title="which decode steps one CUDA graph can serve",
-        module="minllm.engine.decode_graph",
-        entry="graph_key",
-        task="Return a tuple that is equal for two steps exactly if a graph captured from one can be replayed for the other: the "
-        "shapes of the batch's "
-        "arrays (BATCH_ARRAYS) and of the sampler's by name, whether all rows are greedy, and whether logits are read.",
-        hints=("A graph holds launches with fixed grids and addresses; the numbers in the arrays may change.", "sampling.arrays() "
-                                                                                                               "gives arrays by name."),
-        rungs=(
-            Rung("other values", "tokens and positions change with every step.", lambda f: same_graph(f, dict(shift=1), True)),
-            Rung("another batch size", "grids are made from shapes.", lambda f: same_graph(f, dict(rows=3), False)),
-            Rung("longer block tables", "the batch's arrays count, too.", lambda f: same_graph(f, dict(pages=8), False)),
-            Rung("greedy and drawn", "drawing launches other kernels.", lambda f: same_graph(f, dict(temperature=1.0), False)),
-            Rung("penalties", "penalties bring arrays, and a kernel of their own.", lambda f: same_graph(f, dict(penalty=0.5), False)),
-            Rung("logits that are read", "reading logits back is a part of the step.", lambda f: same_graph(f, {}, False, (False, True))),
+                                     dict(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.25),
+                                     dict(repetition_penalty=1.1, frequency_penalty=0.125, presence_penalty=1.0)),
+                 look="which row each array is read at: logits, counts and all three penalties have their own for every row."),
         ),
     ),
 )  # fmt: skip

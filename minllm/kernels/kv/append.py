@@ -15,6 +15,7 @@ import numpy as np
 from numba import cuda
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.kv.append_quantized import append_quantized
 from minllm.kernels.kv.layout import check_layout, slot_stride
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_a_row
@@ -86,9 +87,14 @@ def check_caches(key_cache, value_cache, dtype, kv_heads, head_dim):
 def append(key, value, key_cache, value_cache, slot_mapping, stream=None):
     """Write key and value [T, kv_heads, head_dim] into the caches; arguments as in `append_reference`, one dtype, slots int32.
 
+    QuantizedCaches go to append_quantized.py.
+
     Slots must be inside the cache, and no two tokens may share one: the kernel trusts them. Raises KernelArgumentError for shapes
     and dtypes.
     """
+    if is_quantized(key_cache) or is_quantized(value_cache):
+        append_quantized(key, value, key_cache, value_cache, slot_mapping, stream)
+        return
     check_array("key", key, FLOAT_DTYPES, tokens=None, kv_heads=None, head_dim=None)
     tokens, kv_heads, head_dim = key.shape
     check_array("value", value, (key.dtype,), tokens=tokens, kv_heads=kv_heads, head_dim=head_dim)

@@ -25,8 +25,10 @@ from numba.cuda import libdevice
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append import append_reference, check_caches
+from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
 from minllm.runtime.kernel import check, kernel, launch
@@ -159,23 +161,32 @@ def qkv_rope_append(
 
     heads and head_dim are those of `query`, kv_heads that of the caches. One dtype, but for the float32 table and the int32 positions
     and slots, which must be inside the table and the cache: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
+    QuantizedCaches go to qkv_rope_append_quantized.py.
     """
     check_array("query", query, FLOAT_DTYPES, tokens=None, heads=None, head_dim=None)
     (tokens, heads, head_dim), dtype = query.shape, query.dtype
-    check_caches(key_cache, value_cache, dtype, None, head_dim)
+    quantized = is_quantized(key_cache) or is_quantized(value_cache)
+    if not quantized:
+        check_caches(key_cache, value_cache, dtype, None, head_dim)
     num_blocks, block_size, kv_heads, _ = key_cache.shape
     check_array("qkv", qkv, (dtype,), tokens=tokens, columns=(heads + 2 * kv_heads) * head_dim)
     check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=tokens)
     check((q_norm is None) == (k_norm is None), "q_norm and k_norm come together: give both or neither")
+    if cos_sin is not None:
+        check_cos_sin(cos_sin, head_dim)
     has_norm, rotary_dim = q_norm is not None, 0
     if has_norm:
         check_array("q_norm", q_norm, (dtype,), head_dim=head_dim)
         check_array("k_norm", k_norm, (dtype,), head_dim=head_dim)
-    else:  # a kernel's arguments are always arrays: others stand in, and are not read
+    if quantized:
+        qkv_rope_append_quantized(
+            qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, stream
+        )
+        return
+    if not has_norm:  # a kernel's arguments are always arrays: others stand in, and are not read
         q_norm = k_norm = qkv
     if cos_sin is not None:
-        check_cos_sin(cos_sin, head_dim)
         rotary_dim = cos_sin.shape[1]
     else:
         cos_sin = qkv

@@ -1,0 +1,221 @@
+"""The paged policy: blocks are taken as tokens arrive, shared between forks, and copied when one of them writes.
+
+Only the last block of a sequence can be partly empty, so that at most block_size - 1 tokens a sequence are wasted, whatever its length:
+(block_size - 1) / 2 on average. A fork takes no memory at all until it writes: both sequences hold the same blocks, and whoever first
+writes behind the shared tokens gets a copy of the last block, if that one is partly filled (copy on write). Source: Kwon et al.,
+"Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, sections 4.2 to 4.4.
+
+A promise (`max_tokens` of `reserve`) is a number of blocks, not particular ones: admission counts what all running sequences may
+still need, while blocks without tokens stay free, or keep the contents that a prefix cache has in them.
+"""
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from minllm.cache.block_pool import BlockPool, blocks_needed
+from minllm.cache.paged_check import check_paged
+from minllm.cache.policy import CachePolicy, CacheUsage, PrefixHits
+from minllm.errors import CacheError, OutOfMemoryError
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one sequence has."""
+
+    token_ids: list[int]
+    blocks: list[int]
+    promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
+    tenant: str
+    committed_blocks: int = 0  # that other sequences may find, where prefixes are shared
+
+
+class PagedPolicy(CachePolicy):
+    """Blocks of `block_size` tokens out of one pool. bytes_per_block: what `usage` counts; by default a byte a token."""
+
+    def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
+        if block_size < 1:
+            raise CacheError(f"blocks of {block_size} tokens hold nothing: block_size is 1 or more, usually 16")
+        self.pool = BlockPool(num_blocks)
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.bytes_per_block = block_size if bytes_per_block is None else bytes_per_block
+        self.prefix_hits = PrefixHits()
+        self._held: dict[Hashable, Holding] = {}
+        self._filled = [0] * num_blocks  # tokens in each block that is held
+        self._tokens_held = 0  # their sum
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """All blocks for one sequence."""
+        return self.num_blocks * self.block_size
+
+    def reserve(self, sequence: Hashable, token_ids: Many[int], max_tokens: int = 0, tenant: str = "") -> int:
+        """See CachePolicy. Blocks that hold the beginning of the prompt already are shared."""
+        if sequence in self._held:
+            raise CacheError(f"sequence {sequence!r} has reserved already: free it before reserving again")
+        if not len(token_ids) or max_tokens < 0:
+            raise CacheError(f"{len(token_ids)} tokens and max_tokens={max_tokens} cannot be reserved: give 1 token and 0 or more")
+        wanted = len(token_ids) + max_tokens
+        self._check_length(sequence, wanted)
+        found = self._find_prefix(token_ids, tenant)
+        revived = sum(self.pool.holders(block) == 0 for block in found)
+        needed = blocks_needed(wanted, self.block_size) - len(found)
+        if needed + revived > self.num_available:
+            raise self._no_room(sequence, wanted, needed + revived)
+        for block in found:
+            self._hold(block)
+        hit = len(found) * self.block_size
+        holding = Holding(list(token_ids[:hit]), found, wanted if max_tokens else 0, tenant, committed_blocks=len(found))
+        self._held[sequence] = holding
+        self.append(sequence, token_ids[hit:])
+        self.prefix_hits.tokens_asked += len(token_ids)
+        self.prefix_hits.tokens_hit += hit
+        return hit
+
+    def make_room(self, sequence: Hashable, num_tokens: int) -> bool:
+        """See CachePolicy."""
+        holding = self._holding(sequence)
+        known = len(holding.token_ids)
+        if num_tokens <= known:
+            return False
+        self._check_length(sequence, num_tokens)
+        copies = self._writes_shared_block(holding)
+        new = max(0, blocks_needed(num_tokens, self.block_size) - len(holding.blocks))
+        if not copies and not new:
+            return False
+        if copies + new > self.num_available + self._owed(holding):  # what it is owed itself, it may take
+            raise self._no_room(sequence, num_tokens, copies + new)
+        if copies:
+            self._copy_block(holding, known)
+        holding.blocks.extend(self._take() for _ in range(new))
+        return True
+
+    def append(self, sequence: Hashable, token_ids: Many[int]) -> bool:
+        """See CachePolicy."""
+        holding = self._holding(sequence)
+        start, end = len(holding.token_ids), len(holding.token_ids) + len(token_ids)
+        changed = self.make_room(sequence, end)
+        holding.token_ids.extend(token_ids)
+        for index in range(start // self.block_size, blocks_needed(end, self.block_size)):
+            self._fill(holding.blocks[index], min(self.block_size, end - index * self.block_size))
+        return changed
+
+    def fork(self, parent: Hashable, child: Hashable) -> None:
+        """See CachePolicy. Room that the parent has for tokens to come stays the parent's."""
+        source = self._holding(parent)
+        if child in self._held:
+            raise CacheError(f"sequence {child!r} has reserved already: free it before forking {parent!r} to it")
+        shared = source.blocks[: blocks_needed(len(source.token_ids), self.block_size)]
+        for block in shared:
+            self._hold(block)
+        self._held[child] = replace(source, token_ids=list(source.token_ids), blocks=shared)
+        if self.num_available < 0:  # both have the promise of the parent, and one of them will copy a shared block
+            missing = -self.num_available
+            self.free(child)
+            raise self._no_room(child, source.promised_tokens, missing)
+
+    def free(self, sequence: Hashable) -> None:
+        """See CachePolicy. The last block goes first: of blocks that stay idle, the beginning of a text outlives its end."""
+        blocks = self._holding(sequence).blocks
+        del self._held[sequence]
+        for block in reversed(blocks):
+            self._release(block)
+
+    def tokens(self, sequence: Hashable) -> list[int]:
+        """See CachePolicy."""
+        return list(self._holding(sequence).token_ids)
+
+    def table(self, sequence: Hashable) -> list[int]:
+        """See CachePolicy."""
+        return list(self._holding(sequence).blocks)
+
+    def usage(self) -> CacheUsage:
+        """See CachePolicy."""
+        allocated = self.pool.num_held * self.bytes_per_block
+        holding = self._tokens_held * self.bytes_per_block // self.block_size
+        retained, promised = self.pool.num_idle * self.bytes_per_block, self._num_owed * self.bytes_per_block
+        return CacheUsage(self.num_blocks * self.bytes_per_block, allocated, holding, retained, promised)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """See CachePolicy."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def check(self) -> None:
+        """See CachePolicy."""
+        check_paged(self.pool, self.block_size, self._held, self._filled, self._tokens_held)
+        if self.num_available < 0:
+            raise CacheError(f"{-self.num_available} blocks more are promised than there are")
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that are nobody's and promised to nobody."""
+        return self.pool.num_free + self.pool.num_idle - self._num_owed
+
+    @property
+    def _num_owed(self) -> int:
+        return sum(map(self._owed, self._held.values()))
+
+    def _owed(self, holding: Holding) -> int:
+        """Blocks that a sequence can still claim of what it was promised."""
+        if not holding.promised_tokens:
+            return 0
+        missing = max(0, blocks_needed(holding.promised_tokens, self.block_size) - len(holding.blocks))
+        return missing + self._writes_shared_block(holding)
+
+    def _writes_shared_block(self, holding: Holding) -> bool:
+        """Whether the next token of a sequence would go to a block that others hold too."""
+        index = len(holding.token_ids) // self.block_size
+        return index < len(holding.blocks) and self.pool.holders(holding.blocks[index]) > 1
+
+    def _copy_block(self, holding: Holding, known: int) -> None:
+        """The block of position `known` becomes the sequence's own, with a copy of what is before that position."""
+        index, filled = divmod(known, self.block_size)
+        shared, own = holding.blocks[index], self._take()
+        self._fill(own, filled)
+        self._copies.append((shared, own))
+        holding.blocks[index] = own
+        self._release(shared)
+
+    def _fill(self, block: int, tokens: int) -> None:
+        self._tokens_held += tokens - self._filled[block]
+        self._filled[block] = tokens
+
+    def _hold(self, block: int) -> None:
+        self.pool.hold(block)
+
+    def _release(self, block: int) -> None:
+        if self.pool.release(block):
+            self._fill(block, 0)
+            self._let_go(block)
+
+    def _take(self) -> int:
+        return self.pool.take()
+
+    def _let_go(self, block: int) -> None:
+        """Nobody holds this block any more."""
+        self.pool.give_back(block)
+
+    def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:
+        """Blocks that hold the beginning of a prompt; none where nothing is kept."""
+        return []
+
+    def _holding(self, sequence: Hashable) -> Holding:
+        if sequence not in self._held:
+            raise CacheError(f"sequence {sequence!r} holds nothing: it never reserved, or it was freed before")
+        return self._held[sequence]
+
+    def _check_length(self, sequence: Hashable, num_tokens: int) -> None:
+        if num_tokens > self.max_sequence_tokens:
+            raise OutOfMemoryError(
+                f"{num_tokens} tokens of {sequence!r} can never fit: the KV cache has room for {self.max_sequence_tokens} tokens of a "
+                "sequence. Lower max_tokens, shorten the prompt, or give the cache more memory (gpu_memory_utilization)."
+            )
+
+    def _no_room(self, sequence: Hashable, tokens: int, needed: int) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"{needed} more KV cache blocks of {self.block_size} tokens are needed for {tokens} tokens of {sequence!r}, and "
+            f"{max(0, self.num_available)} of {self.num_blocks} are free and unpromised: lower max_tokens, shorten the prompt, "
+            "wait for a sequence to end, or give the cache more memory (gpu_memory_utilization)"
+        )

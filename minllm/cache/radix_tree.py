@@ -1,0 +1,112 @@
+"""Blocks found in a radix tree of the texts in the cache, as in SGLang.
+
+A path from the root spells a text. An edge carries a run of tokens that no other text leaves in the middle, and their blocks; where two
+texts part, an edge is split. Edges begin and end at block boundaries, so that the blocks of a path are a block table and the same
+kernels read them. A lookup compares tokens and computes no hash; the tree also knows which texts go on from a block, so that a block
+takes along whatever lies behind it when it is evicted. Each tenant has a tree of its own.
+
+Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024, section 3 (RadixAttention).
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from minllm.cache.prefix_sharing import PrefixIndex
+
+Label = tuple[int, ...]  # the tokens of a block
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """The end of an edge: the blocks along it with their tokens, and the edges that go on from it, by their first block's tokens."""
+
+    labels: list[Label]
+    blocks: list[int]
+    parent: "Node | None"
+    children: dict[Label, "Node"] = field(default_factory=dict)
+
+
+class RadixTree(PrefixIndex):
+    """A tree for each tenant, over blocks of `block_size` tokens."""
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self._roots: dict[str, Node] = {}
+        self._node_of: dict[int, Node] = {}  # block -> the node whose edge it is on
+
+    def find(self, token_ids: Many[int], tenant: str) -> list[int]:
+        """See PrefixIndex."""
+        return self._walk(self._root(tenant), 0, self._labels(token_ids))[2]
+
+    def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
+        """See PrefixIndex. The walk begins behind the last block that is in the tree already."""
+        known = next((i for i in range(len(blocks), 0, -1) if blocks[i - 1] in self._node_of), 0)
+        node, offset = self._root(tenant), 0
+        if known:
+            node = self._node_of[blocks[known - 1]]
+            offset = node.blocks.index(blocks[known - 1]) + 1
+        labels = self._labels(token_ids[known * self.block_size :])
+        node, offset, passed = self._walk(node, offset, labels)
+        new = len(passed)
+        if new == len(labels):
+            return
+        if offset < len(node.labels):
+            self._split(node, offset)
+        if node.parent is None or node.children:
+            node.children[labels[new]] = node = Node([], [], node)
+        node.labels += labels[new:]
+        node.blocks += blocks[known + new :]
+        self._node_of.update(dict.fromkeys(blocks[known + new :], node))
+
+    def remove(self, block: int) -> list[int]:
+        """See PrefixIndex: the block, the rest of its edge, and everything below."""
+        node = self._node_of[block]
+        offset = node.blocks.index(block)
+        lost = node.blocks[offset:]
+        below = list(node.children.values())
+        while below:
+            child = below.pop()
+            lost += child.blocks
+            below += child.children.values()
+        if offset == 0:
+            del node.parent.children[node.labels[0]]
+        node.labels, node.blocks, node.children = node.labels[:offset], node.blocks[:offset], {}
+        for forgotten in lost:
+            del self._node_of[forgotten]
+        return lost
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._node_of
+
+    def clear(self) -> None:
+        """See PrefixIndex."""
+        self._roots.clear()
+        self._node_of.clear()
+
+    def _root(self, tenant: str) -> Node:
+        return self._roots.setdefault(tenant, Node([], [], None))
+
+    def _labels(self, token_ids: Many[int]) -> list[Label]:
+        """The tokens of the full blocks."""
+        ends = range(self.block_size, len(token_ids) + 1, self.block_size)
+        return [tuple(token_ids[end - self.block_size : end]) for end in ends]
+
+    def _walk(self, node: Node, offset: int, labels: list[Label]) -> tuple[Node, int, list[int]]:
+        """Goes on from block `offset` of a node's edge as long as the tree says the same: where it ends, and the blocks passed."""
+        passed = []
+        for label in labels:
+            if offset == len(node.labels) and label in node.children:
+                node, offset = node.children[label], 0
+            elif offset == len(node.labels) or node.labels[offset] != label:
+                break
+            passed.append(node.blocks[offset])
+            offset += 1
+        return node, offset, passed
+
+    def _split(self, node: Node, offset: int) -> None:
+        """Cuts an edge: `node` keeps the blocks before `offset`, a new node below it has the others and the children."""
+        lower = Node(node.labels[offset:], node.blocks[offset:], node, node.children)
+        for child in lower.children.values():
+            child.parent = lower
+        node.labels, node.blocks, node.children = node.labels[:offset], node.blocks[:offset], {lower.labels[0]: lower}
+        self._node_of.update(dict.fromkeys(lower.blocks, lower))

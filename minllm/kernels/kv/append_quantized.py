@@ -1,0 +1,125 @@
+"""New keys and values into a quantised cache: read once, quantised in registers, written as codes and scales.
+
+    x = key[t, h] - offset[h]  or  value[t, h]        codes, scales of block slot // block_size, position slot % block_size = quantize(x)
+
+T tokens of H heads of D components of b bytes: about 6 FLOPs an element; 2 T H D b bytes read and 2 T H bytes_a_head written (formats.py),
+D + 4 for int8 against 2 D for a plain copy; arithmetic intensity about 2 FLOP a byte, so memory sets the time. Quantising in a kernel of
+its own would write the numbers once more and read them back.
+
+Threads to data: quantized_head.py; a block takes some heads of one token, its z index says whether keys or values.
+Source: LMDeploy, "INT4/INT8 KV Cache"; Zhang et al. 2024, "SageAttention", section 4.2 (the offset).
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32, uint32
+
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
+from minllm.kernels.quantization.cache import check_same_format, is_quantized
+from minllm.kernels.vector import VECTOR_BYTES, address, load_4_float32, vector_access
+from minllm.runtime.kernel import check, kernel, launch
+
+THREADS = 128
+UINT8, FLOAT16, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float16), np.dtype(np.float32)
+
+
+@functools.cache
+def make_load_components(dtype):
+    """The device function load_components(array, index, values): EACH components from flat `index` on, as float32."""
+    width, load, _ = vector_access(dtype)
+
+    @cuda.jit(device=True)
+    def load_components(array, index, values):
+        for k in range(0, EACH, width):
+            load(array, index + k, values, k)
+
+    return load_components
+
+
+@cuda.jit(device=True)
+def subtract_offset(offset, index, values):
+    """values -= offset[index : index + EACH], float32."""
+    shift = cuda.local.array(EACH, float32)
+    load_4_float32(offset, index, shift, 0)
+    load_4_float32(offset, index + 4, shift, 4)
+    for k in range(EACH):
+        values[k] -= shift[k]
+
+
+@functools.cache
+def append_quantized_kernel(dtype, kv_format, block_size, has_offset):
+    """The kernel for numbers of `dtype` and caches of `kv_format`; grid (tokens, blocks of heads, keys and values)."""
+    head_dim, lanes = kv_format.head_dim, lanes_of(kv_format.head_dim)
+    last = head_dim // EACH - 1
+    load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
+
+    @kernel
+    def append_quantized_kernel(key, value, key_codes, key_scales, offset, value_codes, value_scales, slot_mapping):
+        # key, value [T, kv_heads, head_dim]; codes, scales: QuantizedCache's; offset [kv_heads, head_dim]; slot_mapping [T]
+        token, kv_heads = cuda.blockIdx.x, key.shape[1]
+        lane, head = cuda.threadIdx.x % uint32(lanes), cuda.blockIdx.y * (THREADS // lanes) + cuda.threadIdx.x // uint32(lanes)
+        slot = slot_mapping[token]
+        values = cuda.local.array(EACH, float32)
+        component, inside = min(lane, uint32(last)) * EACH, head < kv_heads
+        stores = inside and lane <= last and slot >= 0
+        row = (token * kv_heads + (head if inside else 0)) * head_dim + component
+        if cuda.blockIdx.z == 0:
+            load_components(key, row, values)
+            if has_offset and inside:
+                subtract_offset(offset, head * head_dim + component, values)
+            store_quantized(key_codes, key_scales, slot, head, lane, values, stores)
+        else:
+            load_components(value, row, values)
+            store_quantized(value_codes, value_scales, slot, head, lane, values, stores)
+
+    return append_quantized_kernel
+
+
+def append_quantized(key, value, key_cache, value_cache, slot_mapping, stream=None):
+    """Quantise key and value [T, kv_heads, head_dim] into QuantizedCaches; slots int32 [T], -1 writes nothing.
+
+    Slots must be inside the cache, and no two tokens may share one: the kernel trusts them. Raises KernelArgumentError for shapes,
+    dtypes and alignment.
+    """
+    check_array("key", key, FLOAT_DTYPES, tokens=None, kv_heads=None, head_dim=None)
+    tokens, kv_heads, head_dim = key.shape
+    check_array("value", value, (key.dtype,), tokens=tokens, kv_heads=kv_heads, head_dim=head_dim)
+    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=tokens)
+    check_quantized_caches(key_cache, value_cache, kv_heads, head_dim)
+    check_aligned(key=key, value=value)
+    block_size, lanes, has_offset = key_cache.shape[1], lanes_of(head_dim), key_cache.offset is not None
+    chosen = append_quantized_kernel(key.dtype, key_cache.format, block_size, has_offset)
+    arrays = (
+        key, value, key_cache.codes, key_cache.scales, key_cache.offset if has_offset else key, value_cache.codes, value_cache.scales,
+    )  # fmt: skip
+    launch(chosen, (tokens, ceil_div(kv_heads, THREADS // lanes), 2), THREADS, (*arrays, slot_mapping), stream)
+
+
+def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
+    """Raise KernelArgumentError unless both are whole QuantizedCaches of one format for `kv_heads` heads (None: any) of `head_dim`."""
+    check_same_format(key_cache, value_cache)
+    check(is_quantized(key_cache), f"key_cache is an array of {key_cache.dtype}; append takes those")
+    found = key_cache.format
+    check(found.head_dim == head_dim, f"the caches are for heads of {found.head_dim}, and heads have {head_dim}")
+    check(found.head_dim <= 32 * EACH, f"a head of {head_dim} does not fit a warp, which takes {32 * EACH} components")
+    num_blocks, block_size, heads, _ = key_cache.shape
+    check(kv_heads in (None, heads), f"the caches hold {heads} KV heads, and there are {kv_heads}")
+    rows = dict(num_blocks=num_blocks, block_size=block_size, kv_heads=heads)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_array(f"{name}.codes", cache.codes, (UINT8,), **rows, code_bytes=found.code_bytes)
+        if found.is_float:
+            check_array(f"{name}.scales", cache.scales, (FLOAT32,), kv_heads=heads)
+        else:
+            pairs = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size, groups=found.groups, pair=2)
+            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **pairs)
+    check(value_cache.offset is None, "value_cache has an offset; only keys may, because nobody adds it again")
+    if key_cache.offset is not None:
+        check_array("key_cache.offset", key_cache.offset, (FLOAT32,), kv_heads=heads, head_dim=head_dim)
+
+
+def check_aligned(**arrays):
+    """Raise KernelArgumentError for an array that does not begin at a multiple of 16 bytes."""
+    for name, array in arrays.items():
+        check(address(array) % VECTOR_BYTES == 0, f"{name} does not begin at a multiple of {VECTOR_BYTES} bytes; copy it")

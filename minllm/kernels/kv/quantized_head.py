@@ -1,0 +1,92 @@
+"""A head's numbers on their way from registers to a quantised cache: the lanes find its scales together, and each stores its codes.
+
+Threads to data: eight neighbouring components a lane, as many as one 128-bit load of 16-bit numbers brings, so that a head of 64, 128 or
+256 takes 8, 16 or 32 lanes and several heads share a warp. A group's smallest and largest number are found by exchanges between its lanes
+(kernels/reduction.py has the same for sums). A head whose lanes are no power of two (80 and 96 components) is filled up with
+lanes that hold its last components once more: they change no minimum, and store nothing.
+
+A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a warp lie side by side. The first lane of each group stores its scale and
+zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal and the rounding to whole numbers are exact.
+"""
+
+import functools
+
+from numba import cuda, float32, int64, uint32
+
+from minllm.ptx import pack_e4m3x2, pack_e5m2x2, pack_f16x2, rcp_rn, round_to_uint, store_32, store_64, unpack_f16x2
+
+EACH = 8  # components a lane
+FULL_WARP = 0xFFFFFFFF
+
+
+def lanes_of(components):
+    """Lanes that `components` take: a power of two."""
+    return 1 << (components // EACH - 1).bit_length()
+
+
+@functools.cache
+def make_store_quantized(kv_format, block_size):
+    """The device function store_quantized(codes, scales, slot, kv_head, lane, values, stores) for caches of this format.
+
+    codes, scales: arrays of a QuantizedCache. lane: of the head. values: its float32 [EACH]. stores: whether this lane writes. The whole
+    warp must call it, because its lanes exchange.
+    """
+    code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
+    group_lanes, active_group_lanes = lanes_of(kv_format.group_size), kv_format.group_size // EACH
+    levels, inverse_levels, four_bits = kv_format.levels, 1 / kv_format.levels, kv_format.bits == 4
+    pack_pair = pack_e5m2x2 if kv_format.name == "fp8_e5m2" else pack_e4m3x2
+
+    @cuda.jit(device=True)
+    def range_of_group(values):
+        """(smallest, largest) number of the group that this lane's are part of."""
+        low, high = values[0], values[0]
+        for k in range(1, EACH):
+            low, high = min(low, values[k]), max(high, values[k])
+        distance = group_lanes >> 1
+        while distance:
+            low = min(low, cuda.shfl_xor_sync(FULL_WARP, low, distance))
+            high = max(high, cuda.shfl_xor_sync(FULL_WARP, high, distance))
+            distance >>= 1
+        return low, high
+
+    @cuda.jit(device=True)
+    def store_codes(codes, at, values, zero, inverse):
+        """round((value - zero) * inverse), between 0 and the largest code, from byte `at` on."""
+        low, high = uint32(0), uint32(0)
+        for k in range(EACH):
+            code = min(round_to_uint((values[k] - zero) * inverse), uint32(levels))
+            if four_bits:  # components 2i and 2i + 1 are the nibbles i and i + 4
+                low |= code << uint32(16 * (k % 2) + 4 * (k // 2))
+            elif k < 4:
+                low |= code << uint32(8 * k)
+            else:
+                high |= code << uint32(8 * (k - 4))
+        if four_bits:
+            store_32(codes, at, low)
+        else:
+            store_64(codes, at, low, high)
+
+    @cuda.jit(device=True)
+    def store_integers(codes, scales, slot, kv_head, lane, values, stores):
+        low, high = range_of_group(values)
+        pair = pack_f16x2((high - low) * float32(inverse_levels), low)
+        scale, zero = unpack_f16x2(pair)
+        if stores:
+            inverse = rcp_rn(scale) if scale > float32(0) else float32(0)
+            kv_heads = codes.shape[2]
+            at = (int64(slot) * kv_heads + kv_head) * code_bytes
+            store_codes(codes, at + lane * (EACH // 2 if four_bits else EACH), values, zero, inverse)
+            if lane % active_group_lanes == 0:
+                block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
+                row = (int64(block) * kv_heads + kv_head) * block_size + offset
+                store_32(scales, (row * groups + lane // active_group_lanes) * 2, pair)
+
+    @cuda.jit(device=True)
+    def store_floats(codes, scales, slot, kv_head, lane, values, stores):
+        if stores:
+            inverse = rcp_rn(scales[kv_head])
+            low = pack_pair(values[0] * inverse, values[1] * inverse) | pack_pair(values[2] * inverse, values[3] * inverse) << uint32(16)
+            high = pack_pair(values[4] * inverse, values[5] * inverse) | pack_pair(values[6] * inverse, values[7] * inverse) << uint32(16)
+            store_64(codes, (int64(slot) * codes.shape[2] + kv_head) * code_bytes + lane * EACH, low, high)
+
+    return store_floats if is_float else store_integers

@@ -1,0 +1,123 @@
+"""Quantised caches to append to: shuffled slots, some of them -1; what is written equals the reference's codes bit by bit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.kernels.kv.append import append, append_reference
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
+from minllm.kernels.quantization.cache import QuantizedCache
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.reference import dequantize_reference
+from minllm.kernels.rope.rotate import rope_table
+from tests.kernels.guarded import assert_close, bits, random
+from tests.kernels.rope.cases import frequencies
+
+UNWRITTEN = 0x5A  # every byte of a cache before
+
+
+@dataclass(frozen=True)
+class QuantizedCase:
+    """`tokens` tokens, every third without a slot where `skip`; with an offset of keys or none; the fused step's norm and positions."""
+
+    name: str
+    head_dim: int
+    tokens: int = 4
+    kv_heads: int = 2
+    block_size: int = 16
+    group_size: int | None = None
+    heads: int = 4
+    skip: bool = True
+    offset: bool = True
+    norm: bool = False
+    positions: bool = True
+
+
+CASES = (
+    QuantizedCase("int8", 64),
+    QuantizedCase("int8", 128, tokens=2, kv_heads=3, offset=False, norm=True),
+    QuantizedCase("int8", 96, tokens=3, block_size=8, norm=True),
+    QuantizedCase("int8", 80, tokens=2, kv_heads=1, positions=False),
+    QuantizedCase("int8", 128, tokens=1, kv_heads=1, group_size=16, skip=False),
+    QuantizedCase("int4", 64, kv_heads=1, block_size=1, skip=False),
+    QuantizedCase("int4", 128, tokens=3, group_size=64, norm=True),
+    QuantizedCase("int4", 96, tokens=2),
+    QuantizedCase("int4", 256, tokens=2, kv_heads=1, norm=True),
+    QuantizedCase("fp8_e4m3", 64, norm=True),
+    QuantizedCase("fp8_e5m2", 128, tokens=2, offset=False),
+    QuantizedCase("fp8_e4m3", 256, tokens=1, kv_heads=1, skip=False, positions=False),
+)
+GPU_CASES = CASES + tuple(
+    QuantizedCase(name, head_dim, tokens=1031, kv_heads=8, heads=32, norm=head_dim == 128)
+    for name in ("int8", "int4", "fp8_e4m3", "fp8_e5m2")
+    for head_dim in (64, 96, 128, 256)
+)
+
+
+def empty_caches(case):
+    """(slots, key cache, value cache) in NumPy, bytes all UNWRITTEN; scales of floats are given."""
+    blocks = -(-case.tokens // case.block_size) + 2
+    rng = np.random.default_rng(7)
+    slots = rng.permutation(blocks * case.block_size)[: case.tokens].astype(np.int32)
+    if case.skip:
+        slots[::3] = -1
+    found, caches = kv_format(case.name, case.head_dim, case.group_size), []
+    for _ in range(2):
+        codes = np.full((blocks, case.block_size, case.kv_heads, found.code_bytes), UNWRITTEN, np.uint8)
+        pairs = np.full((blocks, case.kv_heads, case.block_size, found.groups, 4), UNWRITTEN, np.uint8).view(np.float16)
+        scales = rng.uniform(0.002, 0.01, case.kv_heads).astype(np.float32) if found.is_float else pairs
+        caches.append(QuantizedCache(codes, scales, found))
+    if case.offset:
+        caches[0] = QuantizedCache(caches[0].codes, caches[0].scales, found, random((case.kv_heads, case.head_dim), np.float32, 5))
+    return slots, *caches
+
+
+def on(device, cache):
+    """The same cache in the memory of the device under test."""
+    offset = None if cache.offset is None else device.array(cache.offset)
+    return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, offset)
+
+
+def check_append_quantized(case, dtype, device):
+    """Codes and scales are the reference's to the bit, and nothing else is touched."""
+    key, value = random((2, case.tokens, case.kv_heads, case.head_dim), dtype, 0)
+    slots, *expected = empty_caches(case)
+    caches = [on(device, cache) for cache in expected]
+    append(device.array(key), device.array(value), *caches, device.array(slots))
+    append_reference(key, value, *expected, slots)
+    for found, wanted in zip(caches, expected, strict=True):
+        np.testing.assert_array_equal(device.host(found.codes), wanted.codes)
+        np.testing.assert_array_equal(bits(device.host(found.scales)), bits(wanted.scales))
+
+
+def check_qkv_rope_append_quantized(case, dtype, device):
+    """Values are the reference's to the bit; keys, whose norms and turns round differently, are at most a step of the format away."""
+    qkv = random((case.tokens, (case.heads + 2 * case.kv_heads) * case.head_dim), dtype, 0)
+    norms = random((2, case.head_dim), dtype, 1) if case.norm else (None, None)
+    positions = np.random.default_rng(2).integers(0, 50, case.tokens).astype(np.int32)
+    cos_sin = rope_table(50, case.head_dim, frequencies(case.head_dim)) if case.positions else None
+    slots, *expected = empty_caches(case)
+    caches = [on(device, cache) for cache in expected]
+    options = dict(cos_sin=cos_sin, q_norm=norms[0], k_norm=norms[1])
+    query = qkv_rope_append_reference(qkv, positions, slots, *expected, case.heads, case.kv_heads, epsilon=1e-6, **options)
+    out = device.array(np.full(query.shape, np.nan, dtype))
+    options = {name: None if array is None else device.array(array) for name, array in options.items()}
+    qkv_rope_append(*map(device.array, (qkv, positions, slots)), *caches, out, epsilon=1e-6, **options)
+    assert_close(device.host(out), query.astype(np.float64), dtype, slack=2**-7 if dtype.itemsize == 2 else 3e-6)
+    np.testing.assert_array_equal(device.host(caches[1].codes), expected[1].codes)
+    check_keys(QuantizedCache(device.host(caches[0].codes), device.host(caches[0].scales), expected[0].format), expected[0])
+
+
+def check_keys(found, wanted):
+    """Bytes that the reference left alone are untouched, and dequantised numbers are as close as two roundings of nearly equal ones."""
+    assert (found.codes[(wanted.codes == UNWRITTEN).all(axis=-1)] == UNWRITTEN).all()
+    if wanted.format.is_float:
+        ours, theirs = (dequantize_reference(cache.codes, wanted.scales, wanted.format) for cache in (found, wanted))
+        step = np.maximum(np.abs(theirs) / 2 ** (2 if wanted.format.name == "fp8_e5m2" else 3), np.nanmax(np.abs(theirs)) * 2**-9)
+    else:
+        ours, theirs = (
+            dequantize_reference(cache.codes, cache.scales.swapaxes(1, 2), wanted.format) for cache in (found, wanted)
+        )
+        step = np.repeat(wanted.scales.swapaxes(1, 2)[..., 0].astype(np.float32), wanted.format.group_size, axis=-1)
+    assert (np.abs(ours - theirs) <= 1.05 * step + 1e-3).all()
+    assert (ours != theirs).mean() < 0.02
