@@ -38,7 +38,6 @@ from minllm.ptx.barrier import (
 from minllm.ptx.bulk_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_global_shared,
-    cp_async_bulk_prefetch_l2,
     cp_async_bulk_shared_global,
     cp_async_bulk_shared_shared,
     cp_async_bulk_wait_group_0,
@@ -184,7 +183,6 @@ __all__ = [
     "cluster_ctarank",
     "cluster_nctarank",
     "cp_async_16",
-    "cp_async_bulk_prefetch_l2",
     "cp_async_bulk_commit_group",
     "cp_async_bulk_global_shared",
     "cp_async_bulk_shared_global",

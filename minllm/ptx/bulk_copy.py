@@ -144,29 +144,3 @@ cp_async_bulk_wait_group_0, cp_async_bulk_wait_group_1, cp_async_bulk_wait_group
     cp_async_bulk_wait_group_read_2,
     cp_async_bulk_wait_group_read_3,
 ) = (make_wait_group(pending, True) for pending in range(4))
-
-
-def prefetch_l2_emulation(array, index, byte_count):
-    """cp_async_bulk_prefetch_l2(array, index, byte_count): have `byte_count` bytes (a multiple of 16) from element `index` on fetched to
-    the L2 cache. Nobody can wait for it, and nothing depends on it. PTX ISA, "cp.async.bulk.prefetch"."""
-    start, count = int(index) * array.dtype.itemsize, int(byte_count)
-    if count % CHUNK_BYTES or start % CHUNK_BYTES:
-        fail(f"a prefetch of {count} bytes from byte {start} on; both are multiples of {CHUNK_BYTES}")
-    if not 0 <= start <= start + count <= array.size * array.dtype.itemsize:
-        fail(f"a prefetch of bytes {start} to {start + count} of the {array} of {array.size} elements")
-
-
-@intrinsic
-def cp_async_bulk_prefetch_l2(typing_context, array, index, byte_count):
-    def lower(context, builder, signature, arguments):
-        pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
-        value = assembly("cp.async.bulk.prefetch.L2.global [$0], $1;", ["l", "r"], ir.VoidType(), [I64, I32])
-        count = context.cast(builder, arguments[2], signature.args[2], types.uint32)
-        call_assembly(builder, value, [builder.ptrtoint(pointer, I64), count])
-        return context.get_dummy_value()
-
-    return types.void(array, index, byte_count), lower
-
-
-prefetch_l2_emulation.__name__ = "cp_async_bulk_prefetch_l2"
-emulated(cp_async_bulk_prefetch_l2, prefetch_l2_emulation)

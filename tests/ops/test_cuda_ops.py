@@ -39,13 +39,13 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
         np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
 
 
-ALONE = [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "float32")]
+ALONE = [("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "bfloat16")]
 
 
 @pytest.mark.parametrize(("family", "dtype"), ALONE)
 def test_one_sequence_alone_agrees_with_numpy(family, dtype):
     """Where norm, residual and cache write are fused with the products, as far as the family allows."""
-    chunks = [[[5, 1, 7]], [[3]], [[9]]]
+    chunks = [[[5]], [[3]]]
     ours = logits_of(CudaOps(dtype, simulated=True), family, chunks, True)
     theirs = logits_of(NumpyOps(dtype), family, chunks, True)
     for our, their in zip(ours, theirs, strict=True):

@@ -126,22 +126,6 @@ def test_tiles_that_do_not_fit(offset, bytes_expected, complaint):
         misplaced_kernel.simulate[1, 1](tensor_map(np.zeros((4, 32), np.float32), (4, 32)), offset, bytes_expected)
 
 
-@kernel
-def prefetching_kernel(x, index, byte_count):
-    ptx.cp_async_bulk_prefetch_l2(x, index, byte_count)
-
-
-def test_a_prefetch_stays_within_its_array_and_has_no_effect():
-    x = np.arange(64, dtype=np.float32)
-    prefetching_kernel.simulate[1, 1](x, 16, 192)
-    assert np.array_equal(x, np.arange(64))
-    wrong = ((16, 208, "bytes 64 to 272"), (-4, 16, "bytes -16"), (1, 16, "multiples of 16"), (0, 8, "multiples"))
-    for index, byte_count, complaint in wrong:
-        with pytest.raises(SimulationError, match=complaint):
-            prefetching_kernel.simulate[1, 1](x, index, byte_count)
-    assert "UBLKPF" in "\n".join(prefetching_kernel.compile(x, 16, 192).sass())
-
-
 def test_coordinates_and_axes_must_agree():
     with pytest.raises(SimulationError, match="2 coordinates from an array with 1 axes"):
         misplaced_kernel.simulate[1, 1](tensor_map(np.zeros(32, np.float32), (32,)), 0, 128)

@@ -23,10 +23,9 @@ from minllm.kernels.kv.append import check_caches
 from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, WARP_SHIFT, check_norm
 from minllm.kernels.matmul.gemv_sums import WARP, GemvTiling, make_sums
 from minllm.kernels.vector import vectors_a_row
-from minllm.ptx import cp_async_bulk_prefetch_l2, griddepcontrol_launch_dependents, prefetch_l2
+from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 
-LINE_BYTES = 128  # of the L2 cache
 RESIDENT_WARPS = 24  # on a multiprocessor: so many have registers for the loads that they keep in flight
 
 
@@ -46,13 +45,10 @@ def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTilin
     """The kernel for `m` rows of `k` elements of `dtype`; a warp computes tiling.rows / 2 pairs of components."""
     rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
     groups, pairs, half = warps // splits, rows // 2, head_dim // 2
-    line_elements = LINE_BYTES // np.dtype(dtype).itemsize
     begin, finish = make_sums(m, k, dtype, tiling, vectorized, make_row_of_pair(half))
 
     @kernel(launch_bounds=(warps * WARP, RESIDENT_WARPS // warps if m == 1 else 1), dependent_launch=True)
-    def matmul_gemv_qkv_kernel(
-        x, norm, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, ahead, lines, epsilon
-    ):  # fmt: skip
+    def matmul_gemv_qkv_kernel(x, norm, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, epsilon):
         """x [M, K], norm [K], weight [N, K], bias [N] or None, positions, slot_mapping [M], cos_sin [positions, head_dim],
         query [M, heads, head_dim], caches [slots, kv_heads, head_dim]; the grid covers the N / 2 pairs."""
         griddepcontrol_launch_dependents()
@@ -92,14 +88,6 @@ def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTilin
                             else:
                                 value_cache[slots[i], head - heads - kv_heads, component] = a
                                 value_cache[slots[i], head - heads - kv_heads, component + half] = b
-        if ahead is not None:
-            line = int32(cuda.blockIdx.x * (warps * WARP) + cuda.threadIdx.x)
-            while line * 32 < -lines:
-                cp_async_bulk_prefetch_l2(ahead, int64(line) * 32 * line_elements, 4096)
-                line = int32(line + cuda.gridDim.x * (warps * WARP))
-            while line < lines:
-                prefetch_l2(ahead, int64(line) * line_elements)
-                line = int32(line + cuda.gridDim.x * (warps * WARP))
 
     return matmul_gemv_qkv_kernel
 
@@ -112,8 +100,7 @@ def choose_qkv_tiling(m: int, n: int, k: int) -> GemvTiling:
 
 
 def gemv_qkv_rope_append(
-    x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None,
-    ahead=None, ahead_bytes=0,
+    x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None
 ) -> None:
     """Write the queries of x [M, hidden] into `query` [M, heads, head_dim], and its keys and values into the caches; M is at most 8.
 
@@ -146,7 +133,6 @@ def gemv_qkv_rope_append(
     by_slot = (num_blocks * block_size, kv_heads, head_dim)
     caches = key_cache.reshape(by_slot), value_cache.reshape(by_slot)
     chosen = gemv_qkv_kernel(m, k, head_dim, dtype.name, tiling, vectorized)
-    lines = 0 if ahead is None else (1 if ahead_bytes > 0 else -1) * (min(abs(ahead_bytes), ahead.nbytes) // LINE_BYTES)
     grid = ceil_div(n // 2, tiling.rows // 2 * (tiling.warps // tiling.splits))
-    arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, *caches, ahead, lines, float(epsilon))
+    arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, *caches, float(epsilon))
     launch(chosen, grid, tiling.warps * WARP, arguments, stream)

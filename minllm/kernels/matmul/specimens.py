@@ -78,8 +78,8 @@ def gemv_step_specimens(dtype):
     for hidden, head_dim, query_and_keys, intermediate in ((2048, 64, 3072, 8192), (4096, 128, 6144, 14336)):
         tiling = choose_qkv_tiling(1, query_and_keys, hidden)
         kernel = gemv_qkv_kernel(1, hidden, head_dim, dtype, tiling, True)
-        matrix, ahead = array(dtype, 2), (array(dtype, 2), types.int32)
-        arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, *ahead, types.float32)
+        matrix = array(dtype, 2)
+        arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, types.float32)
         yield gemv_specimen(f"step/{hidden}/qkv", kernel, arguments, tiling, 24, dtype)
         for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
             tiling = gemv.choose_tiling(1, n, k)

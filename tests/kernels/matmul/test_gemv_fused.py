@@ -26,7 +26,7 @@ def test_norm_and_residual(m, n, k, tiling, device):
     check_norm_and_residual(m, n, k, DTYPES[(m + k) % 3], tiling, device)
 
 
-@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("tiling", TILINGS[:2])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_norm_before_a_gate(m, n, k, tiling, device):
     check_normed_gate(m, n, k, DTYPES[(m + k + 1) % 3], tiling, device)
