@@ -421,7 +421,7 @@ from minllm.course import has_gpu
 if has_gpu():
     import functools
 
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line
     from minllm.errors import MinLLMError
     from minllm.ops.cuda_ops import CudaOps
 
@@ -437,7 +437,8 @@ if has_gpu():
         space = {key: place.empty(shape, np.dtype(dtype)) for key, (shape, dtype) in shapes.items()}
         try:
             options = dict(max_query_len=count, workspace=space)
-            seconds = timed(functools.partial(VARIANTS[name].attention, *arrays, d**-0.5, **options))
+            attend = functools.partial(VARIANTS[name].attention, *arrays, d**-0.5, **options)
+            seconds = kernel_seconds(lambda stream, attend=attend: attend(stream=stream))
             print(f"{name:18} {4 * heads * d * count * (count + 1) / 2 / seconds / 1e12:8.2f} TFLOP/s")
         except MinLLMError as error:
             print(f"{name:18} not on this GPU: {error}")
