@@ -677,7 +677,7 @@ def layout_of(row):
 lines, library = {}, {}
 for row in rows:
     sequences, length = size_of(row)
-    if sequences == 1 and row.variant in ("split_kv", "split_tensor_core") and layout_of(row) != "ragged":
+    if sequences == 1 and row.variant in ("split_kv", "split_tensor_core") and "ragged" not in layout_of(row):
         lines.setdefault(f"{row.variant}, {layout_of(row)}", {})[length] = row.value
         if row.peer_value:
             library[length] = row.peer_value
@@ -693,7 +693,7 @@ curves(
 
 # %% tags=["fold"]
 ladder = ("materialized", "split_kv", "split_tensor_core")
-shown = [row for row in rows if row.variant in ladder and size_of(row)[1] == 1024 and layout_of(row) != "ragged"]
+shown = [row for row in rows if row.variant in ladder and size_of(row)[1] == 1024 and "ragged" not in layout_of(row)]
 shown.sort(key=lambda row: (size_of(row)[0], ladder.index(row.variant), layout_of(row)))
 bars(
     [

@@ -21,6 +21,10 @@ class DeviceError(MinLLMError):
     """The GPU, its driver or its memory cannot do what was asked."""
 
 
+class VirtualMemoryError(DeviceError):
+    """Pages were mapped or unmapped against the rules: twice, or where none is, or outside of the reserved addresses."""
+
+
 class CheckpointError(MinLLMError):
     """A model directory cannot be read: a file is missing, damaged, unsafe, or contradicts another."""
 

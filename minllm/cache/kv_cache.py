@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minllm.kernels.quantization.cache import allocate
+from minllm.kernels.kv.copy_blocks import in_rounds
+from minllm.kernels.quantization.cache import allocate, by_block
 from minllm.kernels.quantization.formats import KvFormat
 from minllm.ops.protocol import LayerCache
 
@@ -69,9 +70,11 @@ class KVCache:
 
     def copy_blocks(self, ops, copies: list[tuple[int, int]]) -> None:
         """Copies blocks, (source, destination) one after the other, in every layer."""
-        for layer in self.layers:
-            for array in (layer.key, layer.value):
-                ops.copy_blocks(array, copies)
+        for together in in_rounds(copies):
+            pairs = ops.array(np.array(together, np.int32))
+            for layer in self.layers:
+                for array in (*by_block(layer.key), *by_block(layer.value)):
+                    ops.copy_blocks(array, pairs)
 
     @property
     def block_size(self) -> int:

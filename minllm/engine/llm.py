@@ -32,9 +32,9 @@ class LLM:
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
     kv_cache_policy: how the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
-    for every sequence. block_size: tokens in a block of the paged cache. gpu_memory_utilization: the share of the GPU's memory to use
-    in all. enable_prefix_caching: what a prompt has in common with earlier ones is not computed again; True or "hash" finds it by
-    hashes, "radix" in a tree.
+    for every sequence, "virtual" with addresses for as many and memory for those that come. block_size: tokens in a block of the paged
+    cache. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching: what a prompt has in common with
+    earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
     (ops/own_kernels.py) also runs on a CPU, in the simulator.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.

@@ -18,6 +18,8 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
+from minllm.cache.virtual import VirtualPolicy
+from minllm.cache.virtual_capacity import virtual_cache_that_fits
 from minllm.engine.calibration import calibrate
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
@@ -79,12 +81,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = _cache_budget(device, ops, config, options)
-    if options.kv_cache_policy == "contiguous":
-        shape = one_block_a_sequence(shape, budget, wanted_len)
-    num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
-    policy = _make_policy(options, shape, num_blocks)
+    cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens)
-    cache = KVCache(ops, shape, num_blocks)
     if calibration is not None:
         cache.calibrate(calibration.offsets, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
@@ -92,6 +90,28 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     return Engine(
         directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, policy, runner,
     )  # fmt: skip
+
+
+def _make_cache(device: str, ops, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:
+    """The memory for keys and values, and who decides about it."""
+    if options.kv_cache_policy == "virtual":
+        return _make_virtual_cache(device, options, shape, budget, wanted_len)
+    if options.kv_cache_policy == "contiguous":
+        shape = one_block_a_sequence(shape, budget, wanted_len)
+    num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
+    return KVCache(ops, shape, num_blocks), _make_policy(options, shape, num_blocks)
+
+
+def _make_virtual_cache(device: str, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:
+    if device == "cpu":
+        from minllm.runtime.host_pages import MOST_ADDRESSES, HostPages
+
+        cache = virtual_cache_that_fits(HostPages(), shape, budget, options.max_num_seqs, wanted_len, MOST_ADDRESSES)
+    else:
+        from minllm.runtime.virtual_memory import CudaPages
+
+        cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
+    return cache, VirtualPolicy(cache)
 
 
 def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:

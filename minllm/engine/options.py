@@ -11,7 +11,7 @@ from minllm.ops.own_kernels import OwnKernel
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
-KV_CACHE_POLICIES = ("paged", "contiguous")
+KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
@@ -58,6 +58,8 @@ class EngineOptions:
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
         policies = f"one of {', '.join(KV_CACHE_POLICIES)}"
         _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
+        is_plain = self.kv_cache_policy != "virtual" or self.kv_cache_dtype == "auto"
+        _check(is_plain, "kv_cache_dtype", self.kv_cache_dtype, '"auto" with kv_cache_policy="virtual", which keeps numbers as they are')
         prefixes, is_paged = self.enable_prefix_caching, self.kv_cache_policy == "paged"
         is_choice = isinstance(prefixes, bool) or prefixes in PREFIX_INDEXES
         meaning = 'False, True, "hash" (which True means) or "radix"; it takes kv_cache_policy="paged"'

@@ -14,7 +14,7 @@ from numba.cuda import types
 from minllm.occupancy import WARP, registers_for
 
 DTYPES = {"float32": types.float32, "float16": types.float16, "bfloat16": types.bfloat16}
-INT32, FLOAT32, UINT8 = types.int32, types.float32, types.uint8
+INT32, FLOAT32, UINT8, UINT32 = types.int32, types.float32, types.uint8, types.uint32
 # The generations that every kernel is compiled for: Ampere, Ada, Hopper, Blackwell.
 TARGETS = ((8, 0), (8, 9), (9, 0), (10, 0))
 

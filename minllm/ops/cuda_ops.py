@@ -20,6 +20,7 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
+from minllm.kernels.kv.copy_blocks import copy_blocks
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
@@ -128,6 +129,10 @@ class CudaOps:
             cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, self.stream,
         )  # fmt: skip
         return query
+
+    def copy_blocks(self, cache: Any, copies: Any) -> None:
+        """Copies blocks of the cache to others: pairs (source, destination), int32 [P, 2]."""
+        copy_blocks(cache, copies, self.stream)
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""

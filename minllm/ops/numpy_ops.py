@@ -15,6 +15,7 @@ from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.embedding.lookup import embedding_reference
+from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
@@ -87,6 +88,10 @@ class NumpyOps:
             qkv, batch.positions, batch.slot_mapping, layer_cache.key, layer_cache.value, config.heads, config.kv_heads,
             cos_sin, config.interleaved, q_norm, k_norm, config.epsilon,
         )  # fmt: skip
+
+    def copy_blocks(self, cache: np.ndarray, copies: np.ndarray) -> None:
+        """Copies blocks of the cache to others: pairs (source, destination), int32 [P, 2]."""
+        copy_blocks_reference(cache, copies)
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""

@@ -132,6 +132,11 @@ class Ops(Protocol):
         """
         ...
 
+    def copy_blocks(self, cache: Array, copies: Array) -> None:
+        """cache[destination] = cache[source] for pairs (source, destination), int32 [P, 2]; cache [num_blocks, ...] of any dtype.
+        No block is written that is read or written by another pair."""
+        ...
+
     def attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
         """Softmax(scale * q . K) V over the cached context of each sequence, causal: [T, heads, head_dim] to [T, heads * head_dim]."""
         ...

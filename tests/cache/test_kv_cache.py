@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.kernels.quantization.cache import by_block
 from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
+from minllm.ops.numpy_ops import NumpyOps
 
 
 class ZerosOnly:
@@ -30,6 +32,21 @@ def test_shapes_and_bytes(dtype):
             assert array.shape == (5, 16, 2, 40) and array.dtype == dtype and not array.any()
     assert cache.num_tokens == 80
     assert cache.num_bytes == sum(layer.key.nbytes + layer.value.nbytes for layer in cache.layers)
+
+
+@pytest.mark.parametrize("name", [None, "int8", "fp8"])
+def test_blocks_are_copied_in_every_layer_one_after_the_other(name):
+    """Codes and scales alike. The second copy reads what the first has written."""
+    kv = None if name is None else kv_format(name, 64)
+    cache = KVCache(NumpyOps(), CacheShape(2, 4, 3, 64, np.dtype(np.float32), kv), num_blocks=5)
+    halves = [half for layer in cache.layers for half in (layer.key, layer.value)]
+    arrays = [array for half in halves for array in by_block(half)]
+    assert len(arrays) == (8 if name == "int8" else 4)
+    for array in arrays:
+        array[:] = np.arange(5).reshape(5, *[1] * (array.ndim - 1))
+    cache.copy_blocks(NumpyOps(), [(4, 1), (1, 2), (0, 4)])
+    for array in arrays:
+        assert [np.unique(block).tolist() for block in array] == [[0], [4], [4], [3], [0]]
 
 
 def test_a_llama_1b_token_takes_32_kib():

@@ -16,6 +16,7 @@ BATCHINGS = [
     {"block_size": 7},
     {"block_size": 256},
     {"kv_cache_policy": "contiguous", "max_num_seqs": 3},
+    {"kv_cache_policy": "virtual", "max_num_seqs": 3},
 ]
 
 
@@ -37,6 +38,21 @@ def check_batching_changes_no_token(llm, **options):
     alone = [tokens_of(llm.generate([token_ids], GREEDY))[0] for token_ids in prompts]
     with LLM(model_directory("llama3"), max_model_len=256, **options) as other:
         assert tokens_of(other.generate(prompts, GREEDY)) == alone
+        assert other.engine.cache_policy.usage().allocated == 0
+
+
+def check_prefix_caching_changes_no_token(llm, **options):
+    """Prompts that begin alike, one after the other, then together in a cache that is too small to keep all of it."""
+    prompts = [prompt(70)[:length] + prompt(9, seed=length) for length in (64, 64, 32, 40)]
+    alone = tokens_of(llm.generate(prompts, GREEDY))
+    with LLM(model_directory("llama3"), max_model_len=256, max_num_seqs=2, **options) as other:
+        cached = [other.generate(token_ids, GREEDY)[0] for token_ids in prompts]
+        assert tokens_of(cached) == alone
+        assert [output.num_cached_tokens for output in cached] == [0, 64, 32, 32]
+        for seed in range(9):
+            other.generate(prompt(200, seed=seed), GREEDY)
+        assert tokens_of(other.generate(prompts, GREEDY)) == alone
+        other.engine.cache_policy.check()
         assert other.engine.cache_policy.usage().allocated == 0
 
 

@@ -133,6 +133,11 @@ def test_prefixes_are_shared_in_blocks_only():
         LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=True, kv_cache_policy="contiguous")
 
 
+def test_the_virtual_cache_is_not_quantised():
+    with pytest.raises(InvalidOptionError, match='kv_cache_dtype=.int8. .*kv_cache_policy="virtual"'):
+        LLM(model_directory("llama3"), device="cpu", kv_cache_dtype="int8", kv_cache_policy="virtual")
+
+
 def test_kernels_are_not_chosen_on_a_cpu():
     with pytest.raises(InvalidOptionError, match="kernel_variants"):
         LLM(model_directory("llama3"), device="cpu", kernel_variants={"matmul": "tiled"})

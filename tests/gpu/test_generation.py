@@ -30,6 +30,11 @@ def test_how_requests_are_batched_changes_no_token(llm, options):
     checks.check_batching_changes_no_token(llm, device="cuda", gpu_memory_utilization=0.9, **options)
 
 
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_prefix_caching_changes_no_token(llm, index):
+    checks.check_prefix_caching_changes_no_token(llm, device="cuda", enable_prefix_caching=index, gpu_memory_utilization=0.9)
+
+
 def test_a_batch_of_one_equals_a_batch_of_many(llm):
     checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
 

@@ -6,13 +6,14 @@ import pytest
 
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
+from minllm.kernels.kv.copy_blocks import copy_blocks
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from tests.kernels.activation.cases import GPU_CASES as ACTIVATION_CASES
 from tests.kernels.activation.cases import check_gelu, check_silu_and_multiply
 from tests.kernels.embedding.cases import GPU_CASES as EMBEDDING_CASES
 from tests.kernels.embedding.cases import check_embedding
 from tests.kernels.guarded import DTYPES, poisoned, random
-from tests.kernels.kv.cases import APPEND_GPU_CASES, QKV_GPU_CASES, check_append, check_qkv_rope_append
+from tests.kernels.kv.cases import APPEND_GPU_CASES, COPY_GPU_CASES, QKV_GPU_CASES, check_append, check_copy_blocks, check_qkv_rope_append
 from tests.kernels.normalization.cases import GPU_CASES as NORM_CASES
 from tests.kernels.normalization.cases import check_layer_norm, check_rms_norm
 from tests.kernels.rope.cases import GPU_CASES as ROPE_CASES
@@ -70,6 +71,12 @@ def test_qkv_rope_append(case, dtype, device):
     check_qkv_rope_append(case, dtype, device)
 
 
+@every_dtype
+@pytest.mark.parametrize("case", COPY_GPU_CASES, ids=str)
+def test_copy_blocks(case, dtype, device):
+    check_copy_blocks(case, dtype, device)
+
+
 @pytest.fixture(scope="module")
 def huge():
     """bfloat16 [2**17 + 2, 16, 8, 128]: 4 GiB, whose last blocks lie beyond 2**31 elements. Not initialised: nobody reads it all."""
@@ -90,6 +97,9 @@ def test_offsets_into_a_cache_do_not_overflow(huge, device):
     for cache, expected in ((key_cache, key), (value_cache, value)):
         tail = device.host(cache[2**17 :]).reshape(-1, 8, 128)
         np.testing.assert_array_equal(tail[[-1, -18]], expected[[0, 2]])
+
+    copy_blocks(value_cache, device.array(np.array([[2**17 + 1, 2**17 - 1]], np.int32)))
+    np.testing.assert_array_equal(device.host(value_cache[2**17 - 1 : 2**17])[0, -1], value[0])
 
     qkv, query = random((3, 24 * 128), ml_dtypes.bfloat16, 1), poisoned(device, (3, 8, 128), ml_dtypes.bfloat16)
     arrays = [device.array(array) for array in (qkv, np.zeros(3, np.int32), slots)]

@@ -151,3 +151,26 @@ def test_every_field_has_a_label_and_a_phone_need_not_scroll_sideways(open_page,
         assert page.locator(f"label[for={field.get_attribute('id')}]").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert not re.search("NaN|undefined|Infinity", page.inner_text("body"))
+
+
+def test_the_paged_cache_tells_its_story_and_can_be_played(open_page):
+    page = open_page("paged-cache")
+    told = []
+    page.focus("#next")
+    while page.get_attribute("#next", "aria-disabled") == "false":
+        page.keyboard.press("Enter")
+        told.append(page.inner_text(".verdict"))
+    story = " ".join(told)
+    for what in ("the first 8 tokens were in the cache", "copy on write", "kept while nobody", "eviction"):
+        assert what in story
+    page.click("#again")
+    assert page.locator(".block-cell.is-free").count() == page.locator(".block-cell").count() == 12
+    page.select_option("#prompt", "exact")
+    page.click("#request")
+    page.click("#request")
+    assert "the first 4 tokens were in the cache, and 4 had to be computed" in page.inner_text(".verdict")
+    page.click("#fork")
+    assert page.locator(".block-cell.is-shared").count() == 2
+    for _ in range(10):
+        page.click("#request")
+    assert "more blocks" in page.inner_text(".verdict.bad")

@@ -30,6 +30,7 @@ from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
+from minllm.kernels.kv.copy_blocks import copy_blocks
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
@@ -219,6 +220,20 @@ def append_by_elements():
     copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
     run = partial(append, numbers(T, 3, 7), numbers(T, 3, 7), numbers(2, 4, 3, 7), numbers(2, 4, 3, 7), integers(6, -1, 1))
     return run, {"append_kernel": Expected(copied)}, ("slot_mapping",)
+
+
+@row
+def copy_blocks_by_vectors():
+    P, R = 2, 16 * 2 * 40 * 2
+    run = partial(copy_blocks, numbers(4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
+    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+
+
+@row
+def copy_blocks_by_bytes():
+    P, R = 2, 3 * 7 * 2
+    run = partial(copy_blocks, numbers(4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
+    return run, {"copy_blocks_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
 
 
 @row

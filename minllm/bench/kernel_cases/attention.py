@@ -5,14 +5,15 @@ Peers get the same keys and values gathered into contiguous memory beforehand, a
 
 import numpy as np
 
-from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
-from minllm.kernels.attention import VARIANTS
+from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
+from minllm.kernels.attention import VARIANTS, split_cascade
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # of a sequence's queries at each end, that are computed again on the host
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
+LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # what paging costs is the ratio of the last two
 # Sequences x keys of decode steps.
 DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
@@ -59,27 +60,59 @@ def decode_case(
     layout: str = "",
     peers: tuple[str, ...] = PEERS,
 ) -> KernelCase:
-    """Attention of one new token a sequence. layout: "" for blocks of 16, "contiguous" for a block a sequence, "ragged" for blocks of 16
-    and lengths up to `context`, for which there are no peers."""
-    lengths = ragged_lengths(sequences, context) if layout == "ragged" else np.full(sequences, context)
+    """Attention of one new token a sequence. layout: "" for blocks of 16, "contiguous" for a block a sequence; "ragged" and "ragged
+    contiguous" are the same with lengths up to `context`, for which there are no peers."""
+    ragged = layout.startswith("ragged")
+    lengths = ragged_lengths(sequences, context) if ragged else np.full(sequences, context)
     work = key_value_bytes(1, int(lengths.sum()), kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, 1, context, heads, kv_heads, head_dim, dtype)
-    return attention_case("decode attention", variant, *sizes, TB_S, work, lengths, layout, () if layout == "ragged" else peers)
+    return attention_case("decode attention", variant, *sizes, TB_S, work, lengths, layout, () if ragged else peers)
+
+
+def shared_prefix_case(
+    variant: str,
+    sequences: int,
+    prefix: int,
+    own: int,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: np.dtype = BFLOAT16,
+) -> KernelCase:
+    """Attention of one new token a sequence, where all begin with the same `prefix` keys, in the same blocks, and have `own` more each.
+
+    Work is what has to be read at least: the prefix once. What to expect on an H200, at 4.2 TB/s and some 9 us a launch:
+    64 sequences that share 8192 keys and have 512 each: 34 + 134 MB, so 40 us and two launches, 60; kernels that read the prefix for every
+    sequence ask for 2.3 GB, of which the L2 cache delivers most, 350 us or more: six times as long. 16 that share 32768: 134 + 34 MB, the
+    same 60 us, against 2.2 GB that no cache holds, 500 us: eight times as long.
+    """
+    work = key_value_bytes(1, prefix + sequences * own, kv_heads, head_dim, dtype.itemsize)
+    sizes = (sequences, 1, prefix + own, heads, kv_heads, head_dim, dtype)
+    return attention_case("shared prefix", variant, *sizes, MICROSECONDS, work, layout=f"{prefix} shared", peers=(), prefix=prefix)
+
+
+def block_tables_of(random, sets, sequences, blocks, shared) -> np.ndarray:
+    """Block tables, [sets, sequences, blocks], over all blocks of a cache in a random order: a set's sequences have their first `shared`
+    blocks in common, and no others."""
+    order = random.permutation(sets * (shared + sequences * (blocks - shared))).astype(np.int32).reshape(sets, -1)
+    common = np.repeat(order[:, None, :shared], sequences, axis=1)
+    return np.concatenate([common, order[:, shared:].reshape(sets, sequences, blocks - shared)], axis=2)
 
 
 def attention_case(
-    benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS
-) -> KernelCase:
-    """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included, or as many as `lengths` says."""
+    benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS,
+    prefix=0,
+) -> KernelCase:  # fmt: skip
+    """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included, or as many as `lengths` says; the
+    first `prefix` of them, a multiple of BLOCK_SIZE, are shared."""
     lengths = np.full(sequences, context) if lengths is None else lengths
-    block_size = context if layout == "contiguous" else BLOCK_SIZE
+    block_size = context if layout.endswith("contiguous") else BLOCK_SIZE
 
     def prepare(ops, noise, sets):
-        blocks = -(-context // block_size)  # of a sequence
-        shape = (sets * sequences * blocks, block_size, kv_heads, head_dim)
-        key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
         # One cache for all sets: each has blocks of its own.
-        tables = noise.random.permutation(shape[0]).astype(np.int32).reshape(sets, sequences, blocks)
+        tables = block_tables_of(noise.random, sets, sequences, -(-context // block_size), prefix // block_size)
+        shape = (int(tables.max()) + 1, block_size, kv_heads, head_dim)
+        key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
         query = noise.array((sequences * tokens, heads, head_dim), dtype)
         shared = dict(
             key_cache=ops.array(key_cache),
@@ -92,15 +125,15 @@ def attention_case(
             dict(shared, query=ops.array(queries[i]), out=ops.empty(query.shape, dtype), block_tables=ops.array(tables[i]), context=context)
             for i in range(sets)
         ]
-        module, scale = VARIANTS[variant], head_dim**-0.5
-        shapes = module.workspace_shapes(query, key_cache, tables[0])
+        cascade, scale = variant == "split_cascade", head_dim**-0.5
+        module = split_cascade if cascade else VARIANTS[variant]
+        options = dict(prefix_len=prefix) if cascade else dict(max_query_len=tokens)
+        shapes = module.workspace_shapes(query, key_cache, tables[0], **(options if cascade else {}))
         workspace = make_workspace(shapes, ops.empty, ops.zeros)
         order = ("query", "key_cache", "value_cache", "out", "query_start", "context_lens", "block_tables")
 
         def launch(arrays):
-            module.attention(
-                *(arrays[name] for name in order), scale, max_query_len=tokens, workspace=workspace, stream=ops.stream
-            )  # fmt: skip
+            module.attention(*(arrays[name] for name in order), scale, workspace=workspace, stream=ops.stream, **options)
 
         expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, lengths, scale)
         return Prepared(
@@ -110,7 +143,7 @@ def attention_case(
             error=lambda out: relative_error(out[list(expected)], np.stack(list(expected.values()))),
         )
 
-    set_bytes = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
+    set_bytes = key_value_bytes(1, prefix + sequences * (context - prefix), kv_heads, head_dim, dtype.itemsize)
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout and ', ' + layout}"
     peers = peers if dtype == BFLOAT16 else ()  # neither takes float32
@@ -138,8 +171,10 @@ def cases() -> list[KernelCase]:
         prefill.append(prefill_case("flash_attention_3", sequences, tokens))
     decode = [decode_case("materialized", 1, 1024)]
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
-    decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in ("contiguous", "ragged")]
+    decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in LAYOUTS]
     decode += [decode_case("split_tensor_core", sequences, context) for sequences, context in ((1, 1024), (64, 1024))]
     decode += [decode_case("split_unified_maximum", *sizes, layout="contiguous") for sizes in ((1, 8192), (64, 4096))]
     decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
+    for sizes in ((64, 8192, 512), (16, 32768, 512)):
+        decode += [shared_prefix_case(variant, *sizes) for variant in ("split_cascade", "split_tensor_core")]
     return [*prefill, *decode]

@@ -14,6 +14,7 @@ from minllm.kernels.activation.gelu import gelu, gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
 from minllm.kernels.embedding.lookup import embedding, embedding_reference
 from minllm.kernels.kv.append import append
+from minllm.kernels.kv.copy_blocks import copy_blocks
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
 from minllm.kernels.normalization.layer_norm import layer_norm, layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
@@ -171,6 +172,21 @@ def append_case(tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
     return glue_case("kv", "append", f"{tokens}x{kv_heads}x{head_dim}", tokens, moved, make, tolerance=0.0)
 
 
+def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
+    """Blocks read, and written elsewhere: half of a cache to its other half, in a random order."""
+
+    def make(ops, noise):
+        cache = noise.array((2 * copies, BLOCK_SIZE, kv_heads, head_dim), DTYPE)
+        order = noise.random.permutation(2 * copies)
+        pairs = np.stack([order[:copies], order[copies:]], axis=1).astype(np.int32)
+        expected = lambda sample: cache[pairs[sample, 0]]  # noqa: E731
+        arrays = ops.array(cache), ops.array(pairs)
+        return Glue(lambda: copy_blocks(*arrays, ops.stream), arrays[0], expected, lambda sample: pairs[sample, 1])
+
+    moved = 2 * copies * BLOCK_SIZE * kv_heads * head_dim * ITEM
+    return glue_case("kv", "copy_blocks", f"{copies}x{BLOCK_SIZE}x{kv_heads}x{head_dim}", copies, moved, make, tolerance=0.0)
+
+
 def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_norm=False) -> KernelCase:
     """Judged by the keys, which are turned, and then in the cache; with_norm: Qwen3's norms of queries and keys."""
     width = (heads + 2 * kv_heads) * head_dim
@@ -214,6 +230,7 @@ def cases() -> list[KernelCase]:
         gelu_case("none"),
         gelu_case("tanh"),
         append_case(),
+        copy_blocks_case(),
         qkv_rope_append_case(),
         qkv_rope_append_case(with_norm=True),
     ]

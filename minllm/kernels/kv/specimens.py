@@ -3,11 +3,13 @@
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.kv.append import BLOCK, append_kernel, append_vector_kernel
 from minllm.kernels.kv.append_quantized import append_quantized_kernel
+from minllm.kernels.kv.copy_blocks import THREADS as COPY_THREADS
+from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector_kernel
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
 from minllm.kernels.quantization.formats import kv_format
-from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
+from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
 
 FP8_SINCE = (8, 9)  # the compute capability from which there are instructions for fp8
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
@@ -59,6 +61,9 @@ def specimens():
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
+    pairs, wide = array(INT32, 2), ("LDG*128*", "STG*128*")
+    yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (array(UINT8, 2), pairs), COPY_THREADS, blocks=12)
+    yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (array(UINT32, 2), pairs), COPY_THREADS, blocks=12, contains=wide)
     yield from quantized_specimens()
 
 

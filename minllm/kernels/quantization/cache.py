@@ -63,6 +63,13 @@ class QuantizedCache:
             self.scales.swapaxes(1, 2)[slots // block_size, slots % block_size] = scales
 
 
+def by_block(cache: Any) -> tuple:
+    """The arrays of a key_cache or value_cache that have an entry for every block, plain or quantised."""
+    if not is_quantized(cache):
+        return (cache,)
+    return (cache.codes,) if cache.format.is_float else (cache.codes, cache.scales)
+
+
 def is_quantized(cache: Any) -> bool:
     """Whether a key_cache or value_cache is quantised."""
     return isinstance(cache, QuantizedCache)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.kv.append import append, append_reference
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference
 from minllm.kernels.kv.layout import layer_of
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
 from minllm.kernels.rope.rotate import rope_table
-from tests.kernels.guarded import GUARD_ROWS, assert_close, bits, poisoned, random
+from tests.kernels.guarded import GUARD_ROWS, Guarded, assert_close, bits, poisoned, random
 from tests.kernels.normalization.cases import rms_norm_oracle
 from tests.kernels.rope.cases import frequencies, turned
 
@@ -152,3 +153,37 @@ def check_qkv_rope_append(case, dtype, device):
     assert_close(out.result(), query, dtype)
     check_cache(key_cache.result(), slots, key, dtype)
     check_cache(value_cache.result(), slots, value, dtype)
+
+
+@dataclass(frozen=True)
+class CopyCase:
+    """Every third block of a cache [blocks, *shape] to the one after it, in a shuffled order of pairs."""
+
+    blocks: int
+    shape: tuple[int, ...]
+
+
+COPY_CASES = (
+    CopyCase(3, (1, 1, 1)),
+    CopyCase(7, (4, 3, 7)),
+    CopyCase(4, (16, 2, 40)),
+    CopyCase(3, (5, 1, 129)),
+    CopyCase(5, (16, 5, 64)),  # more vectors than one block of threads copies
+    CopyCase(3, (2050, 1)),  # more bytes than one block of threads copies
+)
+COPY_GPU_CASES = COPY_CASES + (CopyCase(130, (16, 8, 128)), CopyCase(9, (8192, 8, 64)), CopyCase(20, (16, 5, 67)))
+
+
+def check_copy_blocks(case, dtype, device):
+    """The reference and the kernel: exact copies, and nothing else touched."""
+    before = random((case.blocks, *case.shape), dtype, 0)
+    sources = np.random.default_rng(1).permutation(np.arange(0, case.blocks - 1, 3))
+    copies = np.stack([sources, sources + 1], axis=1).astype(np.int32)
+    expected = before.copy()
+    expected[sources + 1] = before[sources]
+
+    cache = Guarded(device, before)
+    copy_blocks(cache.array, device.array(copies))
+    np.testing.assert_array_equal(bits(cache.result()), bits(expected))
+    copy_blocks_reference(before, copies)
+    np.testing.assert_array_equal(bits(before), bits(expected))

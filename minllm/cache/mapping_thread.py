@@ -1,0 +1,57 @@
+"""A thread that maps pages while the GPU computes, so that no step has to wait for them."""
+
+import queue
+import threading
+import weakref
+from collections.abc import Hashable
+
+
+class MappingThread:
+    """Calls `policy.map_ahead(sequence)` for every sequence that is asked for, in order, beside the caller.
+
+    It keeps no policy alive: it ends when the policy is gone, or with `close`. An error that the driver raises is kept for `wait`.
+    """
+
+    def __init__(self, policy):
+        self._asked: queue.SimpleQueue = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._pending = 0
+        self._error: BaseException | None = None
+        arguments = (weakref.ref(policy), policy.cache.pages.backend.start_thread)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="minllm-mapping", daemon=True)
+        self._thread.start()
+        weakref.finalize(policy, self._asked.put, None).atexit = False
+
+    def ask(self, sequence: Hashable) -> None:
+        """Maps ahead for a sequence soon."""
+        with self._idle:
+            self._pending += 1
+        self._asked.put(sequence)
+
+    def wait(self, timeout: float = 60.0) -> None:
+        """Returns when everything that was asked for is done; raises what the thread could not do, or TimeoutError."""
+        with self._idle:
+            if not self._idle.wait_for(lambda: not self._pending, timeout):
+                raise TimeoutError(f"the mapping thread has {self._pending} jobs left after {timeout} s")
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Ends the thread after what was asked for."""
+        self._asked.put(None)
+        self._thread.join(60.0)
+
+    def _run(self, policy, start) -> None:
+        start()
+        while (sequence := self._asked.get()) is not None:
+            try:
+                if (alive := policy()) is not None:
+                    alive.map_ahead(sequence)
+            except BaseException as error:  # the next `wait` raises it: a thread has nobody to tell
+                self._error = error
+            finally:
+                alive = None
+                with self._idle:
+                    self._pending -= 1
+                    self._idle.notify_all()
