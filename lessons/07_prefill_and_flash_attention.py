@@ -403,7 +403,7 @@ for case, rows in (("1x512", short), ("4x2048", long)):
     count = intensity[case]
     moved_bytes = count * (2 * heads + 2 * 8) * d * item  # Q and out, K and V, once
     flops_a_byte = 4 * heads * d * count * (count + 1) / 2 / moved_bytes
-    dots += [Dot(f"{named(row)}, {case}", flops_a_byte, row.value) for row in rows]
+    dots += [Dot(f"{row.variant}, {case}", flops_a_byte, row.value) for row in rows if named(row) == row.variant]
 roofline(
     dots,
     ceilings["copy_tb_s"],
