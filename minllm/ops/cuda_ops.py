@@ -30,6 +30,7 @@ from minllm.kernels.matmul.gemv import gated_gemv
 from minllm.kernels.matmul.wgmma import fits as fits_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.sampling.sample import SampleScratch, sample
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.ops.own_kernels import own_kernels
@@ -136,10 +137,7 @@ class CudaOps:
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
-        name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
-        if name in attention_kernels.DECODE_VARIANTS and batch.max_query_len != 1:  # a prompt needs another even where one was asked for
-            name = attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
-        variant = attention_kernels.VARIANTS[name]
+        variant = self._attention_variant(batch.max_query_len, is_quantized(layer_cache.key))
         own = self.own.get("attention")
         launch_attention = variant.attention
         if own is not None and own.takes(batch.max_query_len):
@@ -208,6 +206,16 @@ class CudaOps:
         """A stage's launcher: the package's, or the one that was given instead."""
         return self.own[stage].launch if stage in self.own else launcher
 
+    def _attention_variant(self, max_query_len: int, quantized: bool) -> Any:
+        """The module that was asked for where it takes this cache and so many new tokens, else the one for them on this GPU."""
+        if quantized:
+            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len)
+        else:
+            variants, best = attention_kernels.VARIANTS, attention_kernels.choose(max_query_len, self.dtype, self.capability)
+        name = self.variants.get("attention")
+        is_decoder_of_prompts = name in attention_kernels.DECODE_VARIANTS and max_query_len != 1
+        return variants[best if name not in variants or is_decoder_of_prompts else name]
+
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
         own = self.own.get("matmul")
@@ -225,7 +233,8 @@ class CudaOps:
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
     """The overrides, once every stage and name in them is known; else KernelArgumentError."""
-    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": tuple(attention_kernels.VARIANTS)}
+    attention = (*attention_kernels.VARIANTS, *attention_kernels.QUANTIZED_VARIANTS)
+    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": attention}
     for stage, name in variants.items():
         if stage not in known:
             raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")

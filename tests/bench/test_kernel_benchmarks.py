@@ -14,6 +14,7 @@ from minllm.bench.noise import Noise
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.kernels.attention import QUANTIZED_VARIANTS as QUANTIZED_ATTENTION
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
@@ -21,12 +22,12 @@ from tests.bench.tiny_cases import TINY_CASES, name_of
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
+    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
     "activation": {"silu_and_multiply", "gelu", "gelu_tanh"},
-    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms"},
+    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "qkv_rope_append_quantized"},
     "sampling": {*sampling.RULES, "advance"},
 }
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}

@@ -9,6 +9,7 @@ from minllm.kernels.attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_2_float32,
+    flash_attention_2_quantized,
     flash_attention_3,
     materialized,
     materialized_projection,
@@ -20,7 +21,8 @@ from minllm.kernels.attention import (
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
 from minllm.kernels.attention.split_shape import SplitShape, shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
+from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
 from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
@@ -51,6 +53,7 @@ def specimens():
         yield from flash_attention_3_specimens(dtype.name)
     yield from strided_specimens()
     yield from flash_attention_2_float32_specimens()
+    yield from flash_attention_2_quantized_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
     for dtype in HALF_DTYPES:
@@ -176,3 +179,27 @@ def split_tensor_core_specimens(dtype):
         batch = (array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
         name, types_of_prefix = f"attention/split_cascade/prefix/{head_dim}/group_4/{dtype}", (*inputs(dtype), *states, *batch)
         yield Specimen(name, prefix, types_of_prefix, threads, 1, shared_bytes, TENSOR_CORES)
+
+
+def flash_attention_2_quantized_specimens():
+    """Tiles for long prompts, and for short ones; one block of 8 warps, or two of 4, fills a multiprocessor's registers."""
+    for name, head_dim, dtype, longest in (
+        ("int8", 128, "bfloat16", LONG), ("int8", 128, "float16", LONG), ("int8", 64, "bfloat16", SHORT), ("int8", 96, "bfloat16", LONG),
+        ("int4", 128, "bfloat16", LONG), ("int4", 256, "bfloat16", LONG), ("int4", 64, "bfloat16", SHORT), ("int4", 128, "float16", LONG),
+        ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "bfloat16", LONG),
+    ):  # fmt: skip
+        found, tiles = kv_format(name, head_dim), flash_attention_2_quantized.tiles_for(head_dim, longest)
+        kernel, threads, shared_bytes = flash_attention_2_quantized.make_kernel(dtype, found, BLOCK_SIZE, *tiles)
+        codes, rows = array(UINT8, 4), array(dtype, 3)
+        scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
+        targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
+        yield Specimen(
+            f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}",
+            kernel,
+            (rows, codes, scales, codes, scales, rows, *BATCH, FLOAT32, INT32),
+            threads,
+            blocks=1 if threads > 128 else 2,
+            shared_bytes=shared_bytes,
+            contains=(TENSOR_CORES[0], TENSOR_CORES[1], TENSOR_CORES[2], "LDG*128*", "STS*128*", "MUFU.EX2"),
+            targets=targets,
+        )

@@ -8,10 +8,9 @@ from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
-from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
 
-FP8_SINCE = (8, 9)  # the compute capability from which there are instructions for fp8
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {
     "64": (64, 64, False, False),  # Llama 3.2
