@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
+from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.loading import cache_shape
 from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import KV_FORMATS
 from tests.engine.models import model_directory

@@ -52,12 +52,56 @@ def pitch_of(head_dim):
 
 
 @functools.cache
+def make_warp_merge(warps):
+    """The device function merge_warps: one number of the block's state, of those of its `warps` warps."""
+
+    @cuda.jit(device=True)
+    def merge_warps(warp_max, warp_sum, warp_out, head, dim, scale):
+        """(maximum, sum, output at `dim`) of the block's state of one head."""
+        maximum = float32(MINUS_INFINITY)
+        for w in range(warps):
+            maximum = max(maximum, warp_max[w, head])
+        shift = finite_or_zero(maximum)
+        total, result = float32(0.0), float32(0.0)
+        for w in range(warps):
+            weight = ex2((warp_max[w, head] - shift) * scale)
+            total += weight * warp_sum[w, head]
+            result += weight * warp_out[w, head, dim]
+        return maximum, total, result
+
+    return merge_warps
+
+
+@functools.cache
+def make_write_zeros(head_dim, threads):
+    """The device function write_zeros(out, batch) for blocks of `threads` threads."""
+
+    @cuda.jit(device=True)
+    def write_zeros(out, batch):
+        """Rows of sequences without keys; the blocks take a sequence each in turn."""
+        query_start, context_lens, _, _ = batch
+        sequence = uint32(cuda.blockIdx.x)
+        while sequence < context_lens.shape[0]:
+            row = uint32(query_start[sequence])
+            if context_lens[sequence] == 0 and query_start[uint32(sequence + 1)] > row:
+                for head in range(out.shape[1]):
+                    dim = uint32(cuda.threadIdx.x)
+                    while dim < head_dim:
+                        out[row, uint32(head), dim] = float32(0.0)
+                        dim = uint32(dim + threads)
+            sequence = uint32(sequence + cuda.gridDim.x)
+
+    return write_zeros
+
+
+@functools.cache
 def make_merges(head_dim, heads, warps):
     """(share_states, write_whole, write_part, arrive, merge_parts) for up to `heads` query heads a block, a multiple of 8."""
     threads = 32 * warps
     steps, columns = -(-head_dim // 16), heads // 8
     dims_each = -(-head_dim // 32)  # of a lane
     buffer_count = PARTS_AT_ONCE * dims_each
+    merge_warps = make_warp_merge(warps)
 
     @cuda.jit(device=True)
     def share_states(maxima, sums, acc, shared_states, heads_left):
@@ -77,20 +121,6 @@ def make_merges(head_dim, heads, warps):
                             dim = int32(16 * step + 8 * half + lane // 4)
                             if dim < head_dim:
                                 warp_out[uint32(warp), uint32(head), uint32(dim)] = acc[4 * (step * columns + column) + 2 * half + i]
-
-    @cuda.jit(device=True)
-    def merge_warps(warp_max, warp_sum, warp_out, head, dim, scale):
-        """(maximum, sum, output at `dim`) of the block's state of one head."""
-        maximum = float32(MINUS_INFINITY)
-        for w in range(warps):
-            maximum = max(maximum, warp_max[w, head])
-        shift = finite_or_zero(maximum)
-        total, result = float32(0.0), float32(0.0)
-        for w in range(warps):
-            weight = ex2((warp_max[w, head] - shift) * scale)
-            total += weight * warp_sum[w, head]
-            result += weight * warp_out[w, head, dim]
-        return maximum, total, result
 
     @cuda.jit(device=True)
     def write_whole(shared_states, out, row, first_head, heads_left, scale):

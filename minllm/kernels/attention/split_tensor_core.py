@@ -30,8 +30,8 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_fold import make_folds, make_guard, make_seed
-from minllm.kernels.attention.split_merge_parts import make_merges, pitch_of
+from minllm.kernels.attention.split_fold import make_guard, make_seed
+from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
     CUT_FIELDS,
@@ -45,15 +45,13 @@ from minllm.kernels.attention.split_plan import (
     make_fair_plan,
     make_fixed_plan,
     make_walk,
-    quotient,
     visible_keys,
 )
-from minllm.kernels.attention.split_ring import make_ring, stage_bytes_of
-from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, ring_bytes_of, shape_of
-from minllm.kernels.attention.split_tensor_ring import make_tensor_ring, map_of, tensor_stage_bytes_of
-from minllm.kernels.attention.split_tile import make_tile_products
+from minllm.kernels.attention.split_shape import grid_of, head_tiles_of, shape_of
+from minllm.kernels.attention.split_tensor_ring import map_of
+from minllm.kernels.attention.split_tiles import columns_of, make_block_steps, make_tile_loop, ring_of_a_warp
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
+from minllm.ptx import cp_async_wait_group_0, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
@@ -64,64 +62,38 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape; unified: one maximum
     for all scores (split_unified_maximum.py); seeded: sequences start from the states of a prefix (split_cascade.py)."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
-    heads = -(-heads_here // 8) * 8  # as tiles of 8 columns
-    warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
+    heads, warps, keys, tile, threads = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    stages = shape.stages
-    by_engine = shape.tensor_copies
-    ring_sizes = (head_dim, block_size, head_tiles, keys, warps, shape.stages)
-    setup, fetch, wait = make_tensor_ring(*ring_sizes) if by_engine else make_ring(*ring_sizes)
-    load_query, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, keys, heads, by_engine)
-    fold_running, fold_unified = make_folds(head_dim, keys, heads)
-    left_band = make_guard(dtype, warps)
-    seed = make_seed(head_dim, heads)
+    setup, fill, take_tiles, load_query = make_tile_loop(dtype, head_dim, block_size, group, shape, unified)
+    prefetch_block_tables, heads_of, clear = make_block_steps(head_dim, group, shape)
+    left_band, seed, write_zeros = make_guard(dtype, warps), make_seed(head_dim, heads), make_write_zeros(head_dim, threads)
     share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
-    stage_bytes = tensor_stage_bytes_of(head_dim, keys) if by_engine else stage_bytes_of(head_dim, keys)
-    shared_bytes = ring_bytes_of(head_dim, shape)
-    ring_bytes, warp_bytes = stages * stage_bytes, shared_bytes // warps
-    steps = -(-head_dim // 16)
+    shared_bytes, warp_bytes = ring_of_a_warp(head_dim, shape)
+    by_engine, steps = shape.tensor_copies, -(-head_dim // 16)
     load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
-    query_count, out_count, score_count, state_count = steps * heads // 4, steps * heads // 2, keys * heads // 32, heads // 4
+    query_count, out_count, state_count = steps * heads // 4, steps * heads // 2, heads // 4
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
 
     @cuda.jit(device=True)
-    def prefetch_block_tables(block_tables):
-        """All blocks together have the tables fetched to the L2 cache, a line a thread, while the plan is made."""
-        entry = uint32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 32)
-        if entry < block_tables.shape[0] * block_tables.shape[1]:
-            prefetch_l2(block_tables, entry)
+    def finish_head(now, cut, line, tiles, line_states, out, row, head_range, scale):
+        """Write a head's output, or leave this block's part of it in memory; the last block to do so merges all parts."""
+        shared_states, parts_in_memory, arrived = line_states
+        first_head, heads_left = head_range
+        if tiles == now[TILES]:
+            write_whole(shared_states, out, row, first_head, heads_left, scale)
+        else:
+            place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
+            write_part(shared_states, parts_in_memory, place, heads_left, scale)
+            first_place, parts = parts_of_head(now, cut, line)
+            if arrive(parts_in_memory, first_place, arrived) == parts - 1:
+                merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
 
     @cuda.jit(device=True)
-    def heads_of(head):
-        """(first query head, query heads) of a head of the line."""
-        kv_head = quotient(head, head_tiles)
-        head_tile = int32(head - kv_head * head_tiles)
-        return int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
-
-    @cuda.jit(device=True)
-    def clear(maxima, sums, acc, maximum):
-        """The state of no keys, with -inf or a unified maximum."""
-        for i in range(out_count):
-            acc[i] = float32(0.0)
-        for i in range(state_count):
-            maxima[i] = maximum
-            sums[i] = float32(0.0)
-
-    @cuda.jit(device=True)
-    def write_zeros(out, batch):
-        """Rows of sequences without keys; the blocks take a sequence each in turn."""
-        query_start, context_lens, _, _ = batch
-        sequence = uint32(cuda.blockIdx.x)
-        while sequence < context_lens.shape[0]:
-            row = uint32(query_start[sequence])
-            if context_lens[sequence] == 0 and query_start[uint32(sequence + 1)] > row:
-                for head in range(out.shape[1]):
-                    dim = uint32(cuda.threadIdx.x)
-                    while dim < head_dim:
-                        out[row, uint32(head), dim] = float32(0.0)
-                        dim = uint32(dim + threads)
-            sequence = uint32(sequence + cuda.gridDim.x)
+    def move(cursor, to):
+        """Copy a cursor's fields."""
+        for i in range(CURSOR_FIELDS):
+            to[i] = cursor[i]
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
     def split_tensor_core_kernel(
@@ -162,6 +134,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         line_heads = int32(key_cache.shape[2] * head_tiles)
         ring_start = uint32(shared_address(rings, 0))
         ring = uint32(ring_start + warp * warp_bytes)
+        places = (rings, ring_start, ring, warp, lane)
 
         prefetch_block_tables(block_tables)
         setup(ring, lane)
@@ -170,17 +143,13 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
         cut = cuda.local.array(CUT_FIELDS, int32)
         begin(ahead, cut, line_heads, batch)
-        for i in range(CURSOR_FIELDS):
-            now[i] = ahead[i]
+        move(ahead, now)
         line = cut[LINE]
-        for stage in range(stages - 1):
-            fetch(ahead, line_heads, batch, cache, warp, lane, ring, uint32(ring + stage * stage_bytes))
-        stage, free_stage, parity = ring, uint32(ring + ring_bytes - stage_bytes), uint32(0)
+        ring_state = fill(ahead, line_heads, batch, cache, warp, lane, ring)
 
         fragments = cuda.local.array(query_count, uint32)
         next_fragments = cuda.local.array(query_count, uint32)
         acc = cuda.local.array(out_count, float32)
-        scores = cuda.local.array(score_count, float32)
         maxima = cuda.local.array(state_count, float32)
         sums = cuda.local.array(state_count, float32)
         if load_early and now[LEFT] > 0:
@@ -190,11 +159,10 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         while now[LEFT] > 0:  # a head, or a part of one
             row = query_start[uint32(now[SEQUENCE])]
             first_head, heads_left = heads_of(now[HEAD])
-            start, stop = visible_keys(now[SEQUENCE], batch)
+            visible = visible_keys(now[SEQUENCE], batch)
             position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
             tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
             clear(maxima, sums, acc, phi if unified and not rescued else float32(MINUS_INFINITY))
-            highest = float32(MINUS_INFINITY)
             if seeded:
                 if now[TILE] == 0 and warp == 0:
                     prefix = (prefix_max, prefix_sum, prefix_out)
@@ -204,29 +172,15 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                     fragments[i] = next_fragments[i]
             else:
                 load_query(fragments, query, row, first_head, heads_left, lane)
-            for i in range(CURSOR_FIELDS):
-                following[i] = now[i]
+            move(now, following)
             advance(following, tiles, line_heads, batch)
             if load_early and following[LEFT] > 0:  # its queries travel while this head's keys are computed on
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(next_fragments, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
-            for _ in range(tiles):
-                fetch(ahead, line_heads, batch, cache, warp, lane, ring, free_stage)
-                wait(rings, ring_start, ring, stage, parity, position, start, stop, lane)
-                score_tile(scores, fragments, stage, lane)
-                mask_tile(scores, position, start, stop, lane)
-                if unified and not rescued:
-                    highest = fold_unified(scores, maxima, sums, highest, scale)
-                else:
-                    fold_running(scores, maxima, sums, acc, scale)
-                multiply_values(acc, scores, stage, lane)
-                cuda.syncwarp()  # all lanes have read the stage, which is filled next
-                position = int32(position + tile)
-                free_stage = stage
-                stage = uint32(stage + stage_bytes)
-                if stage == ring + ring_bytes:
-                    stage, parity = ring, uint32(parity ^ 1)
-
+            state = (maxima, sums, acc)
+            ring_state, highest = take_tiles(
+                tiles, position, visible, fragments, state, rescued, ahead, line_heads, batch, cache, places, ring_state, scale
+            )
             share_states(maxima, sums, acc, shared_states, heads_left)
             cuda.syncthreads()
             if unified:
@@ -234,27 +188,17 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                     rescued = True
                     cp_async_wait_group_0()  # what was fetched meanwhile is fetched again
                     cuda.syncwarp()
-                    for i in range(CURSOR_FIELDS):
-                        ahead[i] = now[i]
-                    for i in range(stages - 1):
-                        fetch(ahead, line_heads, batch, cache, warp, lane, ring, uint32(ring + i * stage_bytes))
-                    stage, free_stage = ring, uint32(ring + ring_bytes - stage_bytes)
+                    move(now, ahead)
+                    ring_state = fill(ahead, line_heads, batch, cache, warp, lane, ring)
                     if load_early:
                         load_query(next_fragments, query, row, first_head, heads_left, lane)
                     continue
                 rescued = False
-            if tiles == now[TILES]:
-                write_whole(shared_states, out, row, first_head, heads_left, scale)
-            else:
-                place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
-                write_part(shared_states, parts_in_memory, place, heads_left, scale)
-                first_place, parts = parts_of_head(now, cut, line)
-                if arrive(parts_in_memory, first_place, arrived) == parts - 1:
-                    merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
+            line_states = (shared_states, parts_in_memory, arrived)
+            finish_head(now, cut, line, tiles, line_states, out, row, (first_head, heads_left), scale)
             cuda.syncthreads()  # nobody reads the shared states any more
             line = int32(line + tiles)
-            for i in range(CURSOR_FIELDS):
-                now[i] = following[i]
+            move(following, now)
         write_zeros(out, batch)
 
     return split_tensor_core_kernel, threads, shared_bytes

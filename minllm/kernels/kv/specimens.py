@@ -8,10 +8,9 @@ from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
-from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
 
-FP8_SINCE = (8, 9)  # the compute capability from which there are instructions for fp8
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {
     "64": (64, 64, False, False),  # Llama 3.2
@@ -61,9 +60,9 @@ def specimens():
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
-    pairs, wide = array(INT32, 2), ("LDG*128*", "STG*128*")
-    yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (array(UINT8, 2), pairs), COPY_THREADS, blocks=12)
-    yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (array(UINT32, 2), pairs), COPY_THREADS, blocks=12, contains=wide)
+    pairs, raw, words, wide = array(INT32, 2), array(UINT8, 2), array(UINT32, 2), ("LDG*128*", "STG*128*")
+    yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (raw, raw, pairs), COPY_THREADS, blocks=12)
+    yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (words, words, pairs), COPY_THREADS, blocks=12, contains=wide)
     yield from quantized_specimens()
 
 
