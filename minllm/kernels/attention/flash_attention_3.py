@@ -8,7 +8,7 @@ The maths is FlashAttention-2's (flash_attention_2.py), tile by tile of queries 
     softmax     runs while a product is in flight, in one warpgroup while another multiplies (hopper_consumer.py)
 
 A block has two consumers of 64 rows, three where head_dim is at most 64, and one where prompts are that short. There is one block for
-each multiprocessor, and each goes through many tiles of queries: the next one's copies start while the last one is being stored.
+each multiprocessor, and each goes through many tiles of queries: the next one's first products start beside the last one's end.
 
 FLOPs: 4 * heads * head_dim a visible (query, key) pair; tiles on the diagonal are computed whole. Bytes: Q and out once; K and V once a
 tile of queries and head, visible pages only, nearly all of it from L2: 2 * head_dim * 2 bytes a key. At 128 rows that is 128 FLOP a byte.
@@ -16,16 +16,18 @@ tile of queries and head, visible pages only, nearly all of it from L2: 2 * head
 Causal, 32/8 heads, bfloat16, contiguous, on an H200, in TFLOP/s (PyTorch's FlashAttention-2 and cuDNN in the same run):
 
                  head_dim 128: ours, FA-2, cuDNN     head_dim 64: ours, FA-2, cuDNN
-    16 x 512              284, 191, 359                       177, 153, 252
-     4 x 2048             507, 269, 519                       365, 245, 380
-     4 x 4096             590, 301, 598                       431, 274, 435
-     1 x 16384            603, 335, 578                       483, 298, 445
+    16 x 512              384, 190, 361                       239, 152, 251
+     4 x 2048             590, 288, 528                       385, 248, 381
+     4 x 4096             645, 326, 599
+     1 x 16384            619, 339, 584                       505, 299, 462
 
-Out of blocks of 16 keys, head_dim 128: 288, 487, 531 and 558.
+Out of blocks of 16 keys, head_dim 128: 371, 561, 611 and 586. The longest prompts run at the GPU's power limit: their first milliseconds
+make 700 TFLOP/s at 1,980 MHz, and what remains is 620 at 1,650 MHz.
 
 What that took, read off the machine code: ptxas put all exponentials behind the wait for the product that they were to hide under, until
-each tile's sums were stored before it (`leave_sums`); and it kept addresses and column numbers in registers over the loop, and spilled,
-until they were computed afresh where they are needed. The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
+each tile's sums were stored before it (`leave_sums`); it kept addresses and column numbers in registers over the loop, and spilled, until
+they were computed afresh where they are needed; and it computed wgmma's descriptors in every lane, until it was told that a warp's lanes
+share them (`shfl_sync`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
 
 Where the copy engine cannot gather a tile, `why_not` says so, and flash_attention_2 computes instead.
 """
