@@ -240,6 +240,64 @@ def bench_accuracy(
         benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
 
 
+@bench_app.command("cache")
+def bench_cache(
+    requests: Annotated[int, typer.Option(min=1, help="How many the traffic has.")] = 2000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Cache policies on one chat traffic: how many sequences fit, how much memory holds no token. Counted; needs no GPU."""
+    with user_errors():
+        from minllm.bench import cache as benchmark
+
+        benchmark.run(json_file, requests)
+
+
+@bench_app.command("virtual")
+def bench_virtual(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """What mapping memory page by page costs, and decode attention on the virtual cache against a contiguous one (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import virtual as benchmark
+
+        benchmark.run(json_file)
+
+
+@bench_app.command("memory")
+def bench_memory(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """The modes of memory: allocation by our pool, synchronous and stream-ordered, pinned and pageable copies (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import memory as benchmark
+
+        benchmark.run(model, prompt_tokens, tokens, json_file)
+
+
+@bench_app.command("swap")
+def bench_swap(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    most_tokens: Annotated[int, typer.Option(min=64, help="The longest sequence to measure.")] = 16384,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Whether a preempted sequence is better swapped to the host or computed again: predicted, then measured (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import swap as benchmark
+
+        benchmark.run(model, json_file, most_tokens)
+
+
 @bench_app.command("simulator")
 def bench_simulator(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,

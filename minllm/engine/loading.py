@@ -160,7 +160,7 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
         return NumpyOps(dtype)
     from minllm.ops.cuda_ops import CudaOps
 
-    return CudaOps(dtype, kernel_variants=options.kernel_variants)
+    return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):

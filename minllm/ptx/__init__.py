@@ -13,6 +13,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
 
 from minllm.ptx.arithmetic import (
     ex2,
+    max_f16x2,
     prmt,
     rcp,
     rcp_rn,
@@ -111,6 +112,7 @@ from minllm.ptx.matrix import (
 )
 from minllm.ptx.memory import (
     cp_async_16,
+    cp_async_16_narrow,
     cp_async_commit_group,
     cp_async_wait_group_0,
     cp_async_wait_group_1,
@@ -184,6 +186,7 @@ __all__ = [
     "cluster_ctarank",
     "cluster_nctarank",
     "cp_async_16",
+    "cp_async_16_narrow",
     "cp_async_bulk_commit_group",
     "cp_async_bulk_global_shared",
     "cp_async_bulk_shared_global",
@@ -248,6 +251,7 @@ __all__ = [
     "make_wgmma",
     "mapa",
     "matrix_descriptor",
+    "max_f16x2",
     "mbarrier_arrive",
     "mbarrier_arrive_cluster",
     "mbarrier_arrive_expect_tx",

@@ -24,10 +24,12 @@ from minllm.kernels.attention import (
     materialized,
     split_cascade,
     split_kv,
+    split_quantized,
     split_tensor_core,
 )
 from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
+from minllm.kernels.attention.split_shape import SplitShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks
@@ -47,6 +49,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.rope.rotate import rope
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
+from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 
@@ -226,14 +229,14 @@ def append_by_elements():
 def copy_blocks_by_vectors():
     P, R = 2, 16 * 2 * 40 * 2
     run = partial(copy_blocks, numbers(4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
 
 
 @row
 def copy_blocks_by_bytes():
     P, R = 2, 3 * 7 * 2
     run = partial(copy_blocks, numbers(4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+    return run, {"copy_blocks_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
 
 
 @row
@@ -499,6 +502,23 @@ def split_tensor_core_of_a_decode_step():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+
+
+@row
+def split_quantized_of_a_decode_step():
+    context, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    key_cache, value_cache, _ = quantize_case(arrays, "int4")
+    arguments = (arrays.query, key_cache, value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states, rows = splits * heads * 4, heads * D * 2
+    codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
+    asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales, query=splits * warps * rows)
+    parts_at_once = 8  # the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=rows)
+    different = dict(query=rows, part_out=2 * states * D)
+    shape = SplitShape(warps, 16, 2, 1)
+    run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
+    return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
 
 
 @row
