@@ -81,7 +81,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     @kernel(launch_bounds=(threads, 1 if warps > 4 else tiles.blocks_at_once))
     def flash_attention_2_quantized_kernel(
         query,  # [tokens, heads, head_dim]
-        key_codes,  # [num_blocks, block_size, kv_heads, code_bytes]
+        key_codes,  # [num_blocks, kv_heads, block_size, code_bytes]
         key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], or [kv_heads]
         value_codes,
         value_scales,
@@ -94,7 +94,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     ):
         shared = cuda.shared.array(0, uint32, alignment=128)
         sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
-        kv_head = kv_head_of(head, query.shape[1], key_codes.shape[2])
+        kv_head = kv_head_of(head, query.shape[1], key_codes.shape[1])
         first_row = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * query_tile
         token = query_start[sequence] + first_row
         rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on

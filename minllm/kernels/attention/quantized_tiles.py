@@ -85,7 +85,7 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads):
         for i in range(passes):  # all looked up before the first is loaded, so that the loads of the table overlap
             position = int32(first_key + first_row + i * rows_at_once)
             blocks[i] = block_of(block_table, max(visible_start, min(position, visible_stop - 1)))
-        kv_heads = uint32(codes.shape[2])
+        kv_heads = uint32(codes.shape[1])
         for i in range(passes):
             row = int32(first_row + i * rows_at_once)
             position = int32(first_key + row)
@@ -94,12 +94,10 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads):
                 words[4 * i + j] = uint32(0)
             pairs[i] = uint32(0)
             if inside and (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
-                slot = uint32(position) % uint32(block_size)
-                token = int64(blocks[i]) * block_size + slot
-                at = (token * kv_heads + uint32(kv_head)) * code_bytes + chunk * uint32(CHUNK)
+                line = (int64(blocks[i]) * kv_heads + uint32(kv_head)) * block_size + uint32(position) % uint32(block_size)
+                at = line * code_bytes + chunk * uint32(CHUNK)
                 words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
                 if not is_float:
-                    line = (int64(blocks[i]) * kv_heads + uint32(kv_head)) * block_size + slot
                     pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_a_group)) * 2)
 
     @cuda.jit(device=True)

@@ -111,14 +111,13 @@ def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
     check(found.head_dim <= 32 * EACH, f"a head of {head_dim} does not fit a warp, which takes {32 * EACH} components")
     num_blocks, block_size, heads, _ = key_cache.shape
     check(kv_heads in (None, heads), f"the caches hold {heads} KV heads, and there are {kv_heads}")
-    rows = dict(num_blocks=num_blocks, block_size=block_size, kv_heads=heads)
+    rows = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         check_array(f"{name}.codes", cache.codes, (UINT8,), **rows, code_bytes=found.code_bytes)
         if found.is_float:
             check_array(f"{name}.scales", cache.scales, (FLOAT32,), kv_heads=heads)
         else:
-            pairs = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size, groups=found.groups, pair=2)
-            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **pairs)
+            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **rows, groups=found.groups, pair=2)
     check(value_cache.smoothing is None, "value_cache has a smoothing; only keys may, because nobody takes it back")
     if key_cache.smoothing is not None:
         check_array("key_cache.smoothing", key_cache.smoothing, (FLOAT32,), parts=3, kv_heads=heads, head_dim=head_dim)

@@ -87,7 +87,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         q_norm,  # [head_dim]
         k_norm,  # [head_dim]
         query,  # [T, heads, head_dim]
-        key_codes,  # [num_blocks, block_size, kv_heads, code_bytes]
+        key_codes,  # [num_blocks, kv_heads, block_size, code_bytes]
         key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], or [kv_heads]
         smoothing,  # [3, kv_heads, head_dim]
         value_codes,
@@ -97,7 +97,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         wait_for_predecessors()
         token, lane = cuda.blockIdx.x, cuda.threadIdx.x % uint32(lanes)
         head = cuda.blockIdx.y * uint32(THREADS // lanes) + cuda.threadIdx.x // uint32(lanes)
-        heads, kv_heads = query.shape[1], key_codes.shape[2]
+        heads, kv_heads = query.shape[1], key_codes.shape[1]
         all_heads = heads + 2 * kv_heads
         is_query, is_turned, is_any = head < heads, head < heads + kv_heads, head < all_heads
         position, slot = positions[token], slot_mapping[token]

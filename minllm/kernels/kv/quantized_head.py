@@ -5,7 +5,7 @@ Threads to data: eight neighbouring components a lane, as many as one 128-bit lo
 (kernels/reduction.py has the same for sums). A head whose lanes are no power of two (80 and 96 components) is filled up with
 lanes that hold its last components once more: they change no minimum, and store nothing.
 
-A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a warp lie side by side. The first lane of each group stores its scale and
+A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a head lie side by side. The first lane of each group stores its scale and
 zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does,
 which goes four times as fast as a conversion to an integer.
 """
@@ -37,6 +37,12 @@ def make_store_quantized(kv_format, block_size):
     group_lanes, active_group_lanes = lanes_of(kv_format.group_size), kv_format.group_size // EACH
     levels, inverse_levels, four_bits = kv_format.levels, 1 / kv_format.levels, kv_format.bits == 4
     pack_pair = pack_e5m2x2 if kv_format.name == "fp8_e5m2" else pack_e4m3x2
+
+    @cuda.jit(device=True)
+    def row_of(codes, slot, kv_head):
+        """Which of the rows [num_blocks, kv_heads, block_size] is this head's of this slot."""
+        block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
+        return (int64(block) * codes.shape[1] + kv_head) * block_size + offset
 
     @cuda.jit(device=True)
     def range_of_group(values):
@@ -79,12 +85,9 @@ def make_store_quantized(kv_format, block_size):
         scale, zero = unpack_f16x2(pair)
         if stores:
             inverse = rcp_rn(scale) if scale > float32(0) else float32(0)
-            kv_heads = codes.shape[2]
-            at = (int64(slot) * kv_heads + kv_head) * code_bytes
-            store_codes(codes, at + lane * (EACH // 2 if four_bits else EACH), values, zero, inverse)
+            row = row_of(codes, slot, kv_head)
+            store_codes(codes, row * code_bytes + lane * (EACH // 2 if four_bits else EACH), values, zero, inverse)
             if lane % active_group_lanes == 0:
-                block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
-                row = (int64(block) * kv_heads + kv_head) * block_size + offset
                 store_32(scales, (row * groups + lane // active_group_lanes) * 2, pair)
 
     @cuda.jit(device=True)
@@ -93,6 +96,6 @@ def make_store_quantized(kv_format, block_size):
             inverse = rcp_rn(scales[kv_head])
             low = pack_pair(values[0] * inverse, values[1] * inverse) | pack_pair(values[2] * inverse, values[3] * inverse) << uint32(16)
             high = pack_pair(values[4] * inverse, values[5] * inverse) | pack_pair(values[6] * inverse, values[7] * inverse) << uint32(16)
-            store_64(codes, (int64(slot) * codes.shape[2] + kv_head) * code_bytes + lane * EACH, low, high)
+            store_64(codes, row_of(codes, slot, kv_head) * code_bytes + lane * EACH, low, high)
 
     return store_floats if is_float else store_integers

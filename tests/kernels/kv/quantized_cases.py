@@ -63,7 +63,7 @@ def empty_caches(case):
         slots[::3] = -1
     found, caches = kv_format(case.name, case.head_dim, case.group_size), []
     for _ in range(2):
-        codes = np.full((blocks, case.block_size, case.kv_heads, found.code_bytes), UNWRITTEN, np.uint8)
+        codes = np.full((blocks, case.kv_heads, case.block_size, found.code_bytes), UNWRITTEN, np.uint8)
         pairs = np.full((blocks, case.kv_heads, case.block_size, found.groups, 4), UNWRITTEN, np.uint8).view(np.float16)
         scales = rng.uniform(0.002, 0.01, case.kv_heads).astype(np.float32) if found.is_float else pairs
         caches.append(QuantizedCache(codes, scales, found))
@@ -113,11 +113,11 @@ def check_keys(found, wanted):
     """Bytes that the reference left alone are untouched, and dequantised numbers are as close as two roundings of nearly equal ones."""
     assert (found.codes[(wanted.codes == UNWRITTEN).all(axis=-1)] == UNWRITTEN).all()
     if wanted.format.is_float:
-        ours, theirs = (dequantize_reference(cache.codes, wanted.scales, wanted.format) for cache in (found, wanted))
+        ours, theirs = (dequantize_reference(cache.codes.swapaxes(1, 2), wanted.scales, wanted.format) for cache in (found, wanted))
         step = np.maximum(np.abs(theirs) / 2 ** (2 if wanted.format.name == "fp8_e5m2" else 3), np.nanmax(np.abs(theirs)) * 2**-9)
     else:
         ours, theirs = (
-            dequantize_reference(cache.codes, cache.scales.swapaxes(1, 2), wanted.format) for cache in (found, wanted)
+            dequantize_reference(cache.codes.swapaxes(1, 2), cache.scales.swapaxes(1, 2), wanted.format) for cache in (found, wanted)
         )
         step = np.repeat(wanted.scales.swapaxes(1, 2)[..., 0].astype(np.float32), wanted.format.group_size, axis=-1)
     error = np.abs(ours - theirs)
