@@ -18,8 +18,8 @@ from minllm.kernels.quantization.reference import dequantize_reference, quantize
 class QuantizedCache:
     """Keys, or values, of one layer, in NumPy or on a device.
 
-    codes: uint8 [num_blocks, block_size, kv_heads, code_bytes]. scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2],
-    pairs of scale and zero, a head's tokens side by side because a kernel reads them head by head; of floats float32 [kv_heads].
+    codes: uint8 [num_blocks, kv_heads, block_size, code_bytes], a head's tokens side by side because a kernel reads them head by head.
+    scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2], pairs of scale and zero; of floats float32 [kv_heads].
     offset: float32 [kv_heads, head_dim] or None: what is subtracted before numbers are quantised, and never added again. Keys have it,
     whose softmax does not see it (engine/calibration.py); values have none.
     """
@@ -32,7 +32,7 @@ class QuantizedCache:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(num_blocks, block_size, kv_heads, head_dim), as if nothing were quantised."""
-        num_blocks, block_size, kv_heads, _ = self.codes.shape
+        num_blocks, kv_heads, block_size, _ = self.codes.shape
         return num_blocks, block_size, kv_heads, self.format.head_dim
 
     @property
@@ -51,16 +51,16 @@ class QuantizedCache:
         take: picks blocks and tokens from an array [num_blocks, block_size, kv_heads, ...], of codes and scales alike.
         """
         scales = self.scales if self.format.is_float else take(self.scales.swapaxes(1, 2))
-        return dequantize_reference(take(self.codes), scales, self.format)
+        return dequantize_reference(take(self.codes.swapaxes(1, 2)), scales, self.format)
 
     def put(self, slots: np.ndarray, x: np.ndarray) -> None:
         """Quantise x [tokens, kv_heads, head_dim] and write it at `slots`, block * block_size + offset (NumPy caches only)."""
         x = x.astype(np.float32) if self.offset is None else x.astype(np.float32) - self.offset
         codes, scales = quantize_reference(x, self.format, self.scales if self.format.is_float else None)
-        self.codes.reshape(-1, *self.codes.shape[2:])[slots] = codes
+        places = slots // self.shape[1], slots % self.shape[1]
+        self.codes.swapaxes(1, 2)[places] = codes
         if not self.format.is_float:
-            block_size = self.codes.shape[1]
-            self.scales.swapaxes(1, 2)[slots // block_size, slots % block_size] = scales
+            self.scales.swapaxes(1, 2)[places] = scales
 
 
 def by_block(cache: Any) -> tuple:
@@ -77,7 +77,7 @@ def is_quantized(cache: Any) -> bool:
 
 def allocate(kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int, zeros: Callable, array: Callable) -> QuantizedCache:
     """An empty cache; zeros(shape, dtype) and array(host_array) make the machine's arrays. Scales of floats begin as 1."""
-    codes = zeros((num_blocks, block_size, kv_heads, kv_format.code_bytes), np.uint8)
+    codes = zeros((num_blocks, kv_heads, block_size, kv_format.code_bytes), np.uint8)
     if kv_format.is_float:
         return QuantizedCache(codes, array(np.ones(kv_heads, np.float32)), kv_format)
     return QuantizedCache(codes, zeros((num_blocks, kv_heads, block_size, kv_format.groups, 2), np.float16), kv_format)
