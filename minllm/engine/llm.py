@@ -40,6 +40,8 @@ class LLM:
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
     seed: what requests without a seed of their own draw from.
     load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
+    allocation: how GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
+    runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool. pinned: read results through page-locked host memory.
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. One generation can be open at
@@ -65,11 +67,14 @@ class LLM:
         enforce_eager: bool = False,
         seed: int = 0,
         load_format: str = "auto",
+        allocation: str | None = None,
+        pinned: bool = True,
         progress: bool | Progress = False,
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
             kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
+            allocation, pinned,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)

@@ -229,14 +229,14 @@ def append_by_elements():
 def copy_blocks_by_vectors():
     P, R = 2, 16 * 2 * 40 * 2
     run = partial(copy_blocks, numbers(4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
 
 
 @row
 def copy_blocks_by_bytes():
     P, R = 2, 3 * 7 * 2
     run = partial(copy_blocks, numbers(4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+    return run, {"copy_blocks_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
 
 
 @row

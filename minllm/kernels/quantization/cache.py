@@ -18,16 +18,18 @@ from minllm.kernels.quantization.reference import dequantize_reference, quantize
 class QuantizedCache:
     """Keys, or values, of one layer, in NumPy or on a device.
 
-    codes: uint8 [num_blocks, kv_heads, block_size, code_bytes], a head's tokens side by side because a kernel reads them head by head.
-    scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2], pairs of scale and zero; of floats float32 [kv_heads].
-    offset: float32 [kv_heads, head_dim] or None: what is subtracted before numbers are quantised, and never added again. Keys have it,
-    whose softmax does not see it (engine/calibration.py); values have none.
+    codes: uint8 [num_blocks, kv_heads, block_size, code_bytes]. scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2],
+    pairs of scale and zero; of floats float32 [kv_heads]. A head's tokens lie side by side, other than in a plain cache: a kernel reads
+    a block head by head, and memory moves in lines of 128 bytes, which a head's few bytes of one token do not fill.
+    smoothing: of keys float32 [3, kv_heads, head_dim] or None, of values None. What is cached of a key is (key - smoothing[0]) *
+    smoothing[1], and a query is multiplied by smoothing[2] = 1 / smoothing[1] before it meets them, so that their products are as before,
+    but for a number that all keys share, which softmax does not see (engine/calibration.py). Kernels that read know nothing of it.
     """
 
     codes: Any
     scales: Any
     format: KvFormat
-    offset: Any = None
+    smoothing: Any = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -46,7 +48,7 @@ class QuantizedCache:
         return self.format.name
 
     def read(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """float32 [..., kv_heads, head_dim], less the offset (NumPy caches only).
+        """float32 [..., kv_heads, head_dim], smoothed as they are (NumPy caches only).
 
         take: picks blocks and tokens from an array [num_blocks, block_size, kv_heads, ...], of codes and scales alike.
         """
@@ -55,12 +57,14 @@ class QuantizedCache:
 
     def put(self, slots: np.ndarray, x: np.ndarray) -> None:
         """Quantise x [tokens, kv_heads, head_dim] and write it at `slots`, block * block_size + offset (NumPy caches only)."""
-        x = x.astype(np.float32) if self.offset is None else x.astype(np.float32) - self.offset
+        x = x.astype(np.float32)
+        if self.smoothing is not None:
+            x = (x - self.smoothing[0]) * self.smoothing[1]
         codes, scales = quantize_reference(x, self.format, self.scales if self.format.is_float else None)
-        places = slots // self.shape[1], slots % self.shape[1]
-        self.codes.swapaxes(1, 2)[places] = codes
+        at = np.divmod(slots, self.codes.shape[2])
+        self.codes.swapaxes(1, 2)[at] = codes
         if not self.format.is_float:
-            self.scales.swapaxes(1, 2)[places] = scales
+            self.scales.swapaxes(1, 2)[at] = scales
 
 
 def by_block(cache: Any) -> tuple:
