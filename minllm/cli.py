@@ -206,6 +206,45 @@ def bench_kernels(
             raise typer.Exit(1)
 
 
+@bench_app.command("step")
+def bench_step(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="NAME", help="llama-3.2-1b or llama-3.1-8b; both by default.", show_default=False),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1. May be repeated.", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
+    parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """A whole decode step by graph replay and a whole prefill, with random weights, held against the hardware's limits (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import step as benchmark
+
+        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file)
+
+
+@bench_app.command("launch")
+def bench_launch(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """What a launch costs the host, by the way it is made and by what it is given (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import launch as benchmark
+
+        benchmark.run(json_file)
+
+
 @bench_app.command("perplexity")
 def bench_perplexity(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, or a directory.")] = "bundled",
