@@ -60,8 +60,8 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
     """(aim, fetch, wait): device functions for a warp's ring.
 
     head_tiles: heads of the line for each KV head. aim looks up in `place`, place_fields_of(...) int32, where the cursor's tile lies, and
-    fetch has it copied and aims at the next one, so that no fetch waits for a block table. The keys of a head lie side by side in a block: all
-    but a lane's first copy go to and come from constant distances.
+    fetch has it copied and aims at the next one, so that no fetch waits for a block table. The keys of a head lie side by side in a
+    block: all but a lane's first copy go to and come from constant distances.
     """
     _, advance = make_walk(warps * keys)
     code_bytes, row_bytes, chunks = kv_format.code_bytes, row_bytes_of(kv_format), chunks_of(kv_format)
