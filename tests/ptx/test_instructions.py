@@ -163,3 +163,40 @@ def misaligned_kernel(x, out):
 def test_a_misaligned_vector_load_is_reported():
     with pytest.raises(SimulationError, match="not aligned to 16 bytes"):
         launch(misaligned_kernel, 1, 1, (np.zeros(8, np.uint32), np.zeros(1, np.uint32)))
+
+
+@kernel
+def halves_kernel(words, converted, larger):
+    i = cuda.threadIdx.x
+    converted[i] = ptx.e4m3x2_to_f16x2(words[i])
+    larger[i] = ptx.max_f16x2(words[i], words[(i + 1) % words.size])
+
+
+def test_pairs_of_float16():
+    """All e4m3 numbers, NaN among them, and the larger of two float16 of any bits, of a number and NaN the number."""
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 2**32, 128, np.uint32)
+    words.view(np.uint16)[::2] = np.arange(256, dtype=np.uint8).view(np.uint16)
+    converted, larger = np.zeros((2, 128), np.uint32)
+    launch(halves_kernel, 1, 128, (words, converted, larger))
+    e4m3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(converted.view(np.float16).astype(np.float32), e4m3)
+    pairs = words.view(np.float16).reshape(128, 2)
+    np.testing.assert_array_equal(larger.view(np.float16).reshape(128, 2), np.fmax(pairs, np.roll(pairs, -1, axis=0)))
+
+
+@kernel
+def narrow_copy_kernel(x, out):
+    tile = cuda.shared.array(8, uint32)
+    ptx.cp_async_16_narrow(ptx.shared_address(tile, 0), x, 0, 16)
+    ptx.cp_async_16_narrow(ptx.shared_address(tile, 4), x, 16, 4)
+    ptx.cp_async_commit_group()
+    ptx.cp_async_wait_group_0()
+    for i in range(8):
+        out[i] = tile[i]
+
+
+def test_narrow_copies():
+    x, out = np.arange(32, dtype=np.uint8), np.ones(8, np.uint32)
+    launch(narrow_copy_kernel, 1, 1, (x, out))
+    np.testing.assert_array_equal(out, [*x.view(np.uint32)[:5], 0, 0, 0])
