@@ -129,10 +129,10 @@ curves(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul import gemv
+from minllm.kernels.matmul import gemv, gemv_sums
 
 show_source(
-    gemv.make_accumulate_step,
+    gemv_sums.make_accumulate_step,
     part="accumulate_step",
     notes={
         "words = cuda.local.array": "Registers for everything that is on its way.",

@@ -8,7 +8,7 @@ import pytest
 from minllm.course import Prediction, load_record, recorded, show_docstring, show_source
 from minllm.course.exercise_page import literal
 from minllm.errors import LessonError
-from minllm.kernels.matmul import gemv, naive
+from minllm.kernels.matmul import gemv_sums, naive
 from minllm.kernels.normalization import rms_norm
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +18,10 @@ def body(markdown: str) -> str:
     return markdown.split("~~~~python\n")[1].split("\n~~~~")[0]
 
 
-@pytest.mark.parametrize(
-    "subject", [naive.matmul_naive_kernel, gemv.dot_float32, rms_norm.rms_norm_vector_kernel, rms_norm.rms_norm], ids=lambda s: s.__name__
-)
+SUBJECTS = [naive.matmul_naive_kernel, gemv_sums.dot_float32, rms_norm.rms_norm_vector_kernel, rms_norm.rms_norm]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.__name__)
 def test_source_on_a_page_is_the_files_own(subject):
     shown = show_source(subject)
     lines = (ROOT / shown.path).read_text().splitlines()[shown.first_line - 1 :]
@@ -46,7 +47,7 @@ def test_a_docstring_can_be_left_out():
 
 
 def test_notes_stand_on_their_lines_in_order():
-    markdown = show_source(gemv.dot_float32, notes={"return total": "the sum", "def dot": "the name"})._repr_markdown_()
+    markdown = show_source(gemv_sums.dot_float32, notes={"return total": "the sum", "def dot": "the name"})._repr_markdown_()
     assert "def dot_float32(a, b, total):  # (1)!" in body(markdown)
     assert "uint_as_float(b)  # (2)!" in body(markdown)
     assert markdown.index("1.  the name") < markdown.index("2.  the sum")
@@ -54,7 +55,7 @@ def test_notes_stand_on_their_lines_in_order():
 
 def test_a_note_whose_line_is_gone_fails_the_lesson():
     with pytest.raises(LessonError, match="no such line"):
-        show_source(gemv.dot_float32, notes={"no such line": "x"})
+        show_source(gemv_sums.dot_float32, notes={"no such line": "x"})
 
 
 def test_source_from_elsewhere_is_refused():

@@ -38,6 +38,7 @@ from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
+from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
@@ -46,7 +47,7 @@ from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.kernels.rope.rotate import rope
+from minllm.kernels.rope.rotate import rope, rope_table
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
@@ -334,6 +335,25 @@ def gemv():
     tiling = GemvTiling(rows=2, warps=2, unroll=2)
     moved = Expected(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
     return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
+
+
+@row
+def gemv_from_norm_to_cache():
+    M, heads, kv_heads, D, K, b = 2, 2, 1, 8, 520, 2
+    tiling = GemvTiling(rows=2, warps=2, unroll=2)
+    N = (heads + 2 * kv_heads) * D
+    warps = N // tiling.rows  # each of which asks for x, the norm, and the angles of its pair
+    asked = dict(
+        x=M * K * b * warps, norm=M * K * b * warps, weight=N * K * b, positions=32 * 4 * M * warps, slot_mapping=32 * 4 * M * warps,
+        cos_sin=32 * 2 * 4 * M * warps, query=M * heads * D * b, key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
+    )  # fmt: skip
+    different = dict(x=M * K * b, norm=K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=M * D * 4)
+    moved = Expected(asked, different)
+    places, caches = np.arange(M, dtype=np.int32), [numbers(1, 4, kv_heads, D) for _ in range(2)]
+    table = rope_table(4, D, 0.1 ** np.arange(D // 2))
+    query = numbers(M, heads, D)
+    arguments = numbers(M, K), numbers(K), 1e-5, numbers(N, K), None, places, places, table, query, *caches
+    return partial(gemv_qkv_rope_append, *arguments, tiling=tiling), {"matmul_gemv_qkv_kernel": moved}
 
 
 @row
