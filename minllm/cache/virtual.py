@@ -94,11 +94,13 @@ class VirtualPolicy(CachePolicy):
             if num_tokens <= occupied.room:
                 return False
             self._check_length(sequence, num_tokens)
-            missing = self._pairs_read(max(num_tokens, occupied.promised_tokens)) - self._claim(occupied)
-            if missing > self.num_available:
+            needed = self._pairs_read(num_tokens)
+            missing = needed - self._claim(occupied)
+            if missing > 0 and missing > self.num_available:
                 raise self._no_room(sequence, num_tokens, missing)
-            late = self._back(occupied, self._pairs_read(num_tokens))
-            self.counts.waits += late > 0
+            if needed > self.slots.mapped[occupied.slot]:  # seldom: most steps end here, with nothing but numbers compared
+                self._back(occupied, needed)
+                self.counts.waits += 1
             occupied.room = num_tokens
             self._ask(sequence, occupied)
         return False
@@ -230,9 +232,9 @@ class VirtualPolicy(CachePolicy):
         self._ask(sequence, occupied)
         return occupied
 
-    def _back(self, occupied: Occupied, pairs: int) -> int:
-        """Memory behind the first pairs of a sequence, now; how many were missing."""
-        return self.slots.back(occupied.slot, pairs, self._kept)
+    def _back(self, occupied: Occupied, pairs: int) -> None:
+        """Memory behind the first pairs of a sequence, now."""
+        self.slots.back(occupied.slot, pairs, self._kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:
         """Have the thread map to the expected end, or on from there when that comes near."""
