@@ -105,9 +105,9 @@ class DecodeGraph:
         """Launch the next step: (token ids int32 [B], logits float32 [B, vocab]) on the device, overwritten by the step after it."""
         if not self.is_warm:
             self.is_warm = True
-            return self._launch_kernels()
+            return self.launch_kernels()
         if self.graph is None:
-            self.graph = self.machine.capture(self._launch_kernels)
+            self.graph = self.machine.capture(self.launch_kernels)
         self.graph.launch()
         return self.graph.result
 
@@ -115,7 +115,8 @@ class DecodeGraph:
         """Stop computing row `row` from the next launched step but one: it has no next position any more."""
         self.machine.clear_row(self.limits, row)
 
-    def _launch_kernels(self) -> tuple[Any, Any]:
+    def launch_kernels(self) -> tuple[Any, Any]:
+        """One step, kernel by kernel: forward, sample, advance; returns as `step` does."""
         batch = self.batch
         logits = forward(self.ops, self.model, batch, self.cache.layers)  # [B, vocab]
         tokens = self.ops.sample(logits, self.sampling)  # [B]

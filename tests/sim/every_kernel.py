@@ -24,10 +24,12 @@ from minllm.kernels.attention import (
     materialized,
     split_cascade,
     split_kv,
+    split_quantized,
     split_tensor_core,
 )
 from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
+from minllm.kernels.attention.split_shape import SplitShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks
@@ -36,6 +38,7 @@ from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
+from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
@@ -44,9 +47,10 @@ from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.kernels.rope.rotate import rope
+from minllm.kernels.rope.rotate import rope, rope_table
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
+from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 
@@ -334,6 +338,25 @@ def gemv():
 
 
 @row
+def gemv_from_norm_to_cache():
+    M, heads, kv_heads, D, K, b = 2, 2, 1, 8, 520, 2
+    tiling = GemvTiling(rows=2, warps=2, unroll=2)
+    N = (heads + 2 * kv_heads) * D
+    warps = N // tiling.rows  # each of which asks for x, the norm, and the angles of its pair
+    asked = dict(
+        x=M * K * b * warps, norm=M * K * b * warps, weight=N * K * b, positions=32 * 4 * M * warps, slot_mapping=32 * 4 * M * warps,
+        cos_sin=32 * 2 * 4 * M * warps, query=M * heads * D * b, key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
+    )  # fmt: skip
+    different = dict(x=M * K * b, norm=K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=M * D * 4)
+    moved = Expected(asked, different)
+    places, caches = np.arange(M, dtype=np.int32), [numbers(1, 4, kv_heads, D) for _ in range(2)]
+    table = rope_table(4, D, 0.1 ** np.arange(D // 2))
+    query = numbers(M, heads, D)
+    arguments = numbers(M, K), numbers(K), 1e-5, numbers(N, K), None, places, places, table, query, *caches
+    return partial(gemv_qkv_rope_append, *arguments, tiling=tiling), {"matmul_gemv_qkv_kernel": moved}
+
+
+@row
 def flat_by_tiles():
     M, N, K, b = 8, 96, 128, 2
     tiling = FlatTiling(rows=32, warps=4, splits=2, stages=3)
@@ -499,6 +522,23 @@ def split_tensor_core_of_a_decode_step():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+
+
+@row
+def split_quantized_of_a_decode_step():
+    context, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    key_cache, value_cache, _ = quantize_case(arrays, "int4")
+    arguments = (arrays.query, key_cache, value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states, rows = splits * heads * 4, heads * D * 2
+    codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
+    asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales, query=splits * warps * rows)
+    parts_at_once = 8  # the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=rows)
+    different = dict(query=rows, part_out=2 * states * D)
+    shape = SplitShape(warps, 16, 2, 1)
+    run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
+    return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
 
 
 @row

@@ -52,11 +52,13 @@ def in_rounds(copies):
 @kernel
 def copy_blocks_kernel(cache, to, copies):
     """Any size of a block, a byte a thread at a time: cache, to uint8 [num_blocks, R], copies int32 [P, 2]."""
+    # exercise: kv.copy_blocks
     pair = cuda.blockIdx.y
     source, destination, row = copies[pair, 0], copies[pair, 1], cache.shape[1]
     start = cuda.blockIdx.x * PIECE + cuda.threadIdx.x
     for i in range(start, min(row, (cuda.blockIdx.x + 1) * PIECE), THREADS):
         to[destination, i] = cache[source, i]
+    # end exercise
 
 
 @kernel
