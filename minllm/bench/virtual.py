@@ -89,7 +89,27 @@ def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool 
     from minllm.ops.cuda_ops import CudaOps
 
     ops, clock = CudaOps("bfloat16"), CudaClock()
-    noise = ops.array(np.random.default_rng(0).standard_normal(1 << 24, np.float32).astype(BFLOAT16))
+    policy = mapped_policy(ops, sequences, context, layers) if mapped else None
+    side_by_side = policy.cache.layers if mapped else layers_of(*random_halves(ops, sequences, context, layers, KV_HEADS, HEAD_DIM))
+    rows = ops.array(np.arange(sequences, dtype=np.int32)[:, None])
+    own = ops.array(np.array([policy.table(sequence) for sequence in range(sequences)], np.int32)) if mapped else rows
+    chosen = [side_by_side[i * layers // CONTIGUOUS_LAYERS] for i in range(CONTIGUOUS_LAYERS)]
+    plain = [LayerCache(*random_halves(ops, sequences, context, KV_HEADS, HEAD_DIM)) for _ in range(CONTIGUOUS_LAYERS)]
+    launch = make_launch(ops, sequences, context)
+    contenders = [[launch(layer, own) for layer in chosen], [launch(layer, rows) for layer in plain]]
+    seconds = medians_in_turn([(launches, clock) for launches in contenders])
+    if mapped:
+        policy.close()
+    total = 2 * sequences * context * KV_HEADS * HEAD_DIM * BFLOAT16.itemsize
+    rates = [total / one / 1e12 for one in seconds]
+    case = f"{sequences} x {context}, {HEADS}/{KV_HEADS} heads, d {HEAD_DIM}, bfloat16"
+    values = dict(peer="contiguous", peer_value=round(rates[1], 3), ratio=round(seconds[1] / seconds[0], 3))
+    variant = f"{'virtual' if mapped else 'ordinary memory'}, {layers} layers side by side"
+    return Row("decode attention", case, variant, round(rates[0], 3), "TB/s", **values)
+
+
+def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
+    """launch(layer, block tables) makes a call that launches attention of one new token for each sequence."""
     query = ops.array(np.random.default_rng(1).standard_normal((sequences, HEADS, HEAD_DIM), np.float32).astype(BFLOAT16))
     batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
 
@@ -99,39 +119,38 @@ def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool 
         arguments = (query, layer.key, layer.value, out, *batch, table, HEAD_DIM**-0.5)
         return lambda: split_tensor_core.attention(*arguments, max_query_len=1, workspace=workspace, stream=ops.stream)
 
-    def empty(*shape: int) -> Any:
-        array = ops.empty(shape, BFLOAT16)
-        repeat(noise, array.pointer, array.nbytes)
-        return array
+    return launch
 
-    policy = None
-    if mapped:
-        shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
-        cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
-        policy = VirtualPolicy(cache, background=False)
-        policy.estimate.tokens = 0
-        for sequence in range(sequences):
-            policy.reserve(sequence, [0] * context)
-        for memory in (cache.keys, cache.values):
-            repeat(noise, memory.address, sequences * context * cache.layout.token_bytes)
-        side_by_side, own = cache.layers, np.array([policy.table(sequence) for sequence in range(sequences)], np.int32)
-    else:
-        halves = [empty(sequences, context, layers, KV_HEADS, HEAD_DIM) for _ in range(2)]
-        side_by_side = [LayerCache(*(layer_of(half, i) for half in halves)) for i in range(layers)]
-        own = np.arange(sequences, dtype=np.int32)[:, None]
-    plain = [LayerCache(*(empty(sequences, context, KV_HEADS, HEAD_DIM) for _ in range(2))) for _ in range(CONTIGUOUS_LAYERS)]
-    rows = ops.array(np.arange(sequences, dtype=np.int32)[:, None])
-    chosen = [side_by_side[i * layers // CONTIGUOUS_LAYERS] for i in range(CONTIGUOUS_LAYERS)]
-    contenders = [[launch(layer, ops.array(own)) for layer in chosen], [launch(layer, rows) for layer in plain]]
-    seconds = medians_in_turn([(launches, clock) for launches in contenders])
-    if policy is not None:
-        policy.close()
-    total = 2 * sequences * context * KV_HEADS * HEAD_DIM * 2
-    rates = [total / one / 1e12 for one in seconds]
-    case = f"{sequences} x {context}, {HEADS}/{KV_HEADS} heads, d {HEAD_DIM}, bfloat16"
-    values = dict(peer="contiguous", peer_value=round(rates[1], 3), ratio=round(seconds[1] / seconds[0], 3))
-    variant = f"{'virtual' if mapped else 'ordinary memory'}, {layers} layers side by side"
-    return Row("decode attention", case, variant, round(rates[0], 3), "TB/s", **values)
+
+def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> VirtualPolicy:
+    """A virtual cache in which so many sequences have so many tokens of noise."""
+    shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
+    cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
+    policy = VirtualPolicy(cache, background=False)
+    policy.estimate.tokens = 0
+    for sequence in range(sequences):
+        policy.reserve(sequence, [0] * context)
+    for memory in (cache.keys, cache.values):
+        repeat(noise_of(ops), memory.address, sequences * context * cache.layout.token_bytes)
+    return policy
+
+
+def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
+    """Keys and values of a cache of ordinary memory, of this shape."""
+    halves = tuple(ops.empty(shape, BFLOAT16) for _ in range(2))
+    for half in halves:
+        repeat(noise_of(ops), half.pointer, half.nbytes)
+    return halves
+
+
+def layers_of(keys: Any, values: Any) -> list[LayerCache]:
+    """The layers of keys and values [sequences, context, layers, kv_heads, head_dim]."""
+    return [LayerCache(layer_of(keys, i), layer_of(values, i)) for i in range(keys.shape[2])]
+
+
+def noise_of(ops: Any) -> Any:
+    """32 MB of noise on the device."""
+    return ops.array(np.random.default_rng(0).standard_normal(1 << 24, np.float32).astype(BFLOAT16))
 
 
 def repeat(noise: Any, address: int, nbytes: int) -> None:
