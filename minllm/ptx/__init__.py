@@ -68,9 +68,9 @@ from minllm.ptx.cluster import (
 )
 from minllm.ptx.convert import (
     float_as_uint,
+    fma_f16x2,
     pack_bf16x2,
     pack_f16x2,
-    round_to_uint,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
@@ -230,6 +230,7 @@ __all__ = [
     "fence_proxy_async",
     "fence_proxy_tensormap_acquire",
     "float_as_uint",
+    "fma_f16x2",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
     "keep_register",
@@ -276,7 +277,6 @@ __all__ = [
     "prmt",
     "rcp",
     "rcp_rn",
-    "round_to_uint",
     "setmaxnreg_dec",
     "setmaxnreg_inc",
     "shared_address",

@@ -38,6 +38,7 @@ TINY_CASES = [
     glue.gelu_case("none", 3, 16),
     glue.gelu_case("tanh", 3, 16),
     glue.append_case(17, 1, 16),
+    glue.copy_blocks_case(3, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16, with_norm=True),
     *(quantized_kv.append_case(name, 5, 1, 32) for name in quantized_kv.FORMATS),

@@ -25,7 +25,7 @@ RIVAL = "minllm split_tensor_core, bfloat16"
 
 def random_cache(noise, form, num_blocks, block_size, kv_heads, array):
     """A QuantizedCache full of random numbers of deviation 1; array(host_array) brings arrays to where they are wanted."""
-    shape = (num_blocks, block_size, kv_heads, form.code_bytes)
+    shape = (num_blocks, kv_heads, block_size, form.code_bytes)
     if form.is_float:
         codes = noise.array(shape, FLOAT8[form.name]).view(np.uint8)
         return QuantizedCache(array(codes), array(np.ones(kv_heads, np.float32)), form)

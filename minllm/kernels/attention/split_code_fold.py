@@ -4,8 +4,9 @@ A state rescales only when it must (Dao's FlashAttention-4 does the same): weigh
 score by a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The
 exact softmax comes out all the same, since whatever is subtracted from all scores cancels.
 
-Weights times the scales of the values become float16 operands. They are divided by `ceiling`, the largest scale so far, so that they use
-that format's range; it lags behind by a factor of two in the same way. BASE lifts weights on top of that, away from float16's smallest.
+Weights times the scales of the values become float16 operands. So that they use that format's range, weights are divided by 2**ceiling,
+a power of two above the largest scale so far, which lags behind in the same way, and lifted by 2**BASE, away from float16's smallest: both
+are added to the exponent, and cost nothing.
 """
 
 import functools
@@ -16,11 +17,11 @@ from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_o
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.kernels.attention.split_fold import ALL_LANES, maximum_over_rows
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
-from minllm.ptx import ex2, max_f16x2, rcp, unpack_f16x2
+from minllm.ptx import ex2, float_as_uint, max_f16x2, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
 NO_MAXIMUM = -1e12  # of no keys, in the units of the scores: far below any, but finite, so that -inf less it is -inf
-SMALLEST_SCALE = 2.0**-24  # float16's
+LOWEST_CEILING = -23.0  # above float16's smallest number
 
 
 @functools.cache
@@ -41,7 +42,7 @@ def make_code_folds(kv_format, keys, heads):
     def clear(state):
         """The state of no keys."""
         maxima, sums, zero_sums, acc, ceiling = state
-        ceiling[0] = float32(SMALLEST_SCALE)
+        ceiling[0] = float32(LOWEST_CEILING) if integers else float32(0.0)
         for i in range(state_count):
             maxima[i] = float32(NO_MAXIMUM)
             sums[i] = float32(0.0)
@@ -54,21 +55,21 @@ def make_code_folds(kv_format, keys, heads):
     def rescale(state, largest, raised, units, scale):
         """Catch up with the largest scores, and the largest scale, that any lane has met."""
         maxima, sums, zero_sums, acc, ceiling = state
-        shrink = float32(1.0)
+        raise_by = float32(0.0)
         if integers:
             raised = maximum_over_rows(raised)
-            if raised > ceiling[0]:
-                shrink = ceiling[0] * rcp(float32(2.0) * raised)
-                ceiling[0] = float32(2.0) * raised
+            if raised >= ex2(ceiling[0]):
+                exponent = float32(int32(float_as_uint(raised) >> uint32(23)) - 125)  # of a power of two, 2 to 4 times as large
+                raise_by = exponent - ceiling[0]
+                ceiling[0] = exponent
         for column in range(columns):
             for i in range(2):
                 maximum = max(maxima[2 * column + i], maximum_over_rows(largest[2 * column + i]))
-                correction = ex2((maxima[2 * column + i] - maximum) * (units[2 * column + i] * scale))
+                correction = ex2((maxima[2 * column + i] - maximum) * (units[2 * column + i] * scale) - raise_by)
                 maxima[2 * column + i] = maximum
                 sums[2 * column + i] *= correction
                 for group in range(groups):
                     zero_sums[2 * (group * columns + column) + i] *= correction
-                correction *= shrink
                 for j in range(2 * steps):
                     acc[4 * (j // 2 * columns + column) + j % 2 * 2 + i] *= correction
 
@@ -91,14 +92,15 @@ def make_code_folds(kv_format, keys, heads):
                     pairs[j * groups + group] = rings[first_word + (8 * j * groups + group)]
                     top = max_f16x2(top, pairs[j * groups + group])
             raised, _ = unpack_f16x2(top)
-        if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or raised > ceiling[0]):
+        if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or raised >= ex2(ceiling[0])):
             rescale(state, largest, raised, units, scale)
+        base = float32(BASE) - ceiling[0]
         for column in range(columns):
             for i in range(2):
                 exponent_scale = units[2 * column + i] * scale
                 for j in range(2 * key_tiles):
                     at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
-                    scores[at] = ex2((scores[at] - maxima[2 * column + i]) * exponent_scale + float32(BASE))
+                    scores[at] = ex2((scores[at] - maxima[2 * column + i]) * exponent_scale + base)
                     sums[2 * column + i] += scores[at]
 
     @cuda.jit(device=True)
@@ -110,22 +112,23 @@ def make_code_folds(kv_format, keys, heads):
         maxima, sums, zero_sums, acc, ceiling = state
         warp_max, warp_sum, warp_out = shared_states
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
+        power = ex2(ceiling[0])  # that this warp's weights were divided by
         for column in range(columns):
             for i in range(2):
                 head = int32(8 * column + lane % 4 * 2 + i)
-                total = sum_over_rows(sums[2 * column + i])
+                total = sum_over_rows(sums[2 * column + i]) * power
                 if head < heads_left and lane < 4:
                     warp_max[uint32(warp), uint32(head)] = maxima[2 * column + i] * units[2 * column + i]
                     warp_sum[uint32(warp), uint32(head)] = total
                 for group in range(groups):
                     added = float32(0.0)
                     if integers:
-                        added = sum_over_rows(zero_sums[2 * (group * columns + column) + i])
+                        added = sum_over_rows(zero_sums[2 * (group * columns + column) + i]) * power
                     for step in range(group * group_steps, group * group_steps + group_steps):
                         factor = value_scale
                         if integers:
                             upper = chunk_steps == 2 and step % 2 == 1
-                            factor = ceiling[0] * float32(1 / (unit * upper_factor) if upper else 1 / unit)
+                            factor = power * float32(1 / (unit * upper_factor) if upper else 1 / unit)
                         for half in range(2):
                             number = acc[4 * (step * columns + column) + 2 * half + i] * factor + added
                             if head < heads_left:

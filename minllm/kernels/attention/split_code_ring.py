@@ -21,8 +21,8 @@ from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST
 from minllm.ptx import cp_async_16, cp_async_16_narrow, cp_async_commit_group
 
 LINE_BYTES = 128  # of L2
-PLACE_SEQUENCE, START, STOP = range(3)  # fields of a place: a sequence, and its first visible key and one past the last
-PLACE_FIELDS = 3
+# Fields of a place: a sequence, its first visible key and one past the last, the position of a warp's tile, the blocks of its runs.
+PLACE_SEQUENCE, START, STOP, POSITION, BLOCKS = range(5)
 
 
 def chunks_of(kv_format):
@@ -33,6 +33,16 @@ def chunks_of(kv_format):
 def row_bytes_of(kv_format):
     """Bytes from one row of codes to the next in shared memory."""
     return 16 * (chunks_of(kv_format) | 1)
+
+
+def run_of(block_size, keys):
+    """How many keys of a warp's tile, from its first on, certainly lie in one block of the cache: so do the following as many, and so on."""
+    return math.gcd(block_size, keys)
+
+
+def place_fields_of(block_size, keys):
+    """int32 of a place."""
+    return BLOCKS + keys // run_of(block_size, keys)
 
 
 def scale_words_of(kv_format, keys):
@@ -47,21 +57,21 @@ def stage_bytes_of(kv_format, keys):
 
 @functools.cache
 def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
-    """(fetch, wait): device functions for a warp's ring.
+    """(aim, fetch, wait): device functions for a warp's ring.
 
-    head_tiles: heads of the line for each KV head. fetch keeps what it knows of the sequence in `place`, PLACE_FIELDS int32 that begin as
-    -1: every instruction that is saved here is one more for the conversion of codes.
+    head_tiles: heads of the line for each KV head. aim looks up in `place`, place_fields_of(...) int32, where the cursor's tile lies, and
+    fetch has it copied and aims at the next one, so that no fetch waits for a block table. The keys of a head lie side by side in a
+    block: all but a lane's first copy go to and come from constant distances.
     """
     _, advance = make_walk(warps * keys)
     code_bytes, row_bytes, chunks = kv_format.code_bytes, row_bytes_of(kv_format), chunks_of(kv_format)
     groups, scale_words = kv_format.groups, scale_words_of(kv_format, keys)
     copies, scale_copies = -(-keys * chunks // 32), -(-scale_words // 4 // 32)  # of a lane
-    whole = keys * chunks % 32 == 0
-    run = math.gcd(block_size, keys)  # keys of a warp's tile that certainly lie in one block of the cache
-    runs = keys // run
-    rows_at_once = 32 // chunks if 32 % chunks == 0 else keys
-    even = runs == 1 or run % rows_at_once == 0  # all lanes copy rows of one run at a time
-    copy_codes = cp_async_16 if code_bytes % LINE_BYTES == 0 else cp_async_16_narrow
+    whole, level = keys * chunks % 32 == 0, 32 % chunks == 0  # all lanes copy every time; and so many whole rows together
+    run, runs = run_of(block_size, keys), keys // run_of(block_size, keys)
+    run_chunks, run_words = run * chunks, run * groups
+    together = run_chunks % 32 == 0  # all lanes copy from one run at a time
+    copy_codes = cp_async_16 if run * code_bytes % LINE_BYTES == 0 else cp_async_16_narrow
     wait_for_oldest = WAIT_FOR_OLDEST[stages]
     scales_at = 2 * keys * row_bytes
 
@@ -75,68 +85,74 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
         return found
 
     @cuda.jit(device=True)
-    def copy_code_rows(cache, bases, position, start, stop, lane, stage):
+    def aim(cursor, place, batch, cache, warp):
+        """Look up where the cursor's tile lies, if any is left."""
+        if cursor[LEFT] > 0:
+            if place[PLACE_SEQUENCE] != cursor[SEQUENCE]:
+                place[PLACE_SEQUENCE] = cursor[SEQUENCE]
+                place[START], place[STOP] = visible_keys(cursor[SEQUENCE], batch)
+            place[POSITION] = int32((cursor[FIRST] + cursor[TILE]) * (warps * keys) + warp * keys)  # of the warp's first row
+            block_table, last = cache[4][uint32(cursor[SEQUENCE])], int32(place[STOP] - 1)
+            for i in range(runs):
+                at = max(place[START], min(int32(place[POSITION] + i * run), last))
+                place[BLOCKS + i] = block_table[uint32(at) // uint32(block_size)]
+
+    @cuda.jit(device=True)
+    def copy_code_rows(cache, bases, place, lane, stage):
         """Start copying codes of K and V. bases: where in the cache the head's codes of each run's first key lie."""
         key_codes, value_codes, _, _, _ = cache
-        key_stride = uint32(key_codes.shape[2]) * uint32(code_bytes)
-        visible, first = uint32(stop - start), uint32(position - start)
+        visible, first = uint32(place[STOP] - place[START]), uint32(place[POSITION] - place[START])
+        lane_row, lane_column = quotient(lane, chunks), int32(uint32(lane) % uint32(chunks))
+        lane_to = uint32(stage + lane_row * row_bytes + lane_column * 16)
         for i in range(copies):
-            row = uint32(uint32(lane + 32 * i) // uint32(chunks))
-            column = uint32(uint32(lane + 32 * i - row * chunks) * 16)
-            within = uint32(row % uint32(run)) if runs > 1 else row
-            base = bases[min(i * rows_at_once // run, runs - 1)] if even else pick(bases, row // uint32(run))
-            index = int64(base) + int64(uint32(within * key_stride + column))
+            chunk = uint32(lane + 32 * i)
+            row = uint32(lane_row + i * (32 // chunks)) if level else uint32(chunk // uint32(chunks))
+            if together:
+                index = bases[32 * i // run_chunks] + int64(16 * lane) + (32 * i % run_chunks * 16)
+            else:
+                run_index = chunk // uint32(run_chunks)
+                index = pick(bases, run_index) + int64(uint32(16 * (chunk - run_index * run_chunks)))
             valid = 16 if uint32(first + row) < visible else 0
-            to = uint32(stage + row * row_bytes + column)
+            to = uint32(lane_to + i * (32 // chunks) * row_bytes)
+            if not level:
+                to = uint32(stage + row * row_bytes + (chunk - row * chunks) * 16)
             if whole or row < keys:
                 copy_codes(to, key_codes, index, valid)
                 copy_codes(uint32(to + keys * row_bytes), value_codes, index, valid)
 
     @cuda.jit(device=True)
-    def copy_scales(cache, bases, position, start, stop, lane, stage):
+    def copy_scales(cache, bases, place, lane, stage):
         """Start copying scales of K and V, four words a lane. bases: where each run's first key has its words."""
         _, _, key_scales, value_scales, _ = cache
         for i in range(scale_copies):
             word = uint32(4 * (lane + 32 * i))
             if word < scale_words:
-                key = uint32(word // uint32(groups))
-                at = int32(position + key)
-                last = int32(position + uint32(word + 3) // uint32(groups))
-                base = pick(bases, key // uint32(run))
-                index = 2 * (int64(base) + int64(uint32(word - key // uint32(run) * (run * groups))))
-                valid = 16 if start <= last and at < stop else 0
+                at = int32(place[POSITION] + word // uint32(groups))
+                last = int32(place[POSITION] + uint32(word + 3) // uint32(groups))
+                run_index = word // uint32(run_words)
+                index = 2 * (pick(bases, run_index) + int64(uint32(word - run_index * run_words)))
+                valid = 16 if place[START] <= last and at < place[STOP] else 0
                 to = uint32(stage + scales_at + 4 * word)
                 cp_async_16(to, key_scales, index, valid)
                 cp_async_16(uint32(to + 4 * scale_words), value_scales, index, valid)
 
     @cuda.jit(device=True)
-    def copy_tile(cursor, place, batch, cache, warp, lane, stage):
-        """Start copying this warp's rows of the cursor's tile to the stage at this shared address."""
-        if place[PLACE_SEQUENCE] != cursor[SEQUENCE]:
-            place[PLACE_SEQUENCE] = cursor[SEQUENCE]
-            place[START], place[STOP] = visible_keys(cursor[SEQUENCE], batch)
-        start, stop = place[START], place[STOP]
-        position = int32((cursor[FIRST] + cursor[TILE]) * (warps * keys) + warp * keys)  # of the warp's first row
-        block_table = cache[4][uint32(cursor[SEQUENCE])]
-        kv_heads, head = uint32(cache[0].shape[2]), uint32(quotient(cursor[HEAD], head_tiles))
-        code_bases, scale_bases = cuda.local.array(runs, int64), cuda.local.array(runs, int64)
-        for i in range(runs):
-            at = int32(position + i * run)
-            block = int64(uint32(block_table[uint32(max(start, min(at, int32(stop - 1)))) // uint32(block_size)]))
-            slot = uint32(uint32(at) % uint32(block_size))
-            code_row, scale_row = uint32(slot * kv_heads + head), uint32(head * block_size + slot)  # within the block
-            code_bases[i] = block * int64(uint32(kv_heads * (block_size * code_bytes))) + int64(uint32(code_row * code_bytes))
-            scale_bases[i] = block * int64(uint32(kv_heads * (block_size * groups))) + int64(uint32(scale_row * groups))
-        copy_code_rows(cache, code_bases, position, start, stop, lane, stage)
-        if scale_words > 0:
-            copy_scales(cache, scale_bases, position, start, stop, lane, stage)
-
-    @cuda.jit(device=True)
     def fetch(cursor, place, heads, batch, cache, warp, lane, stage):
-        """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
+        """Start copying the cursor's tile, if any is left, to the stage at this shared address, and go on to the next: always one group of
+        copies."""
         if cursor[LEFT] > 0:
-            copy_tile(cursor, place, batch, cache, warp, lane, stage)
+            kv_heads, head = uint32(cache[0].shape[1]), uint32(quotient(cursor[HEAD], head_tiles))
+            code_bases, scale_bases = cuda.local.array(runs, int64), cuda.local.array(runs, int64)
+            for i in range(runs):
+                slot = uint32(uint32(place[POSITION] + i * run) % uint32(block_size))
+                block_rows = int64(uint32(place[BLOCKS + i])) * int64(uint32(kv_heads * block_size))
+                row = block_rows + int64(uint32(head * block_size + slot))  # of [num_blocks, kv_heads, block_size]
+                code_bases[i], scale_bases[i] = row * code_bytes, row * groups
+            copy_code_rows(cache, code_bases, place, lane, stage)
+            if scale_words > 0:
+                copy_scales(cache, scale_bases, place, lane, stage)
             advance(cursor, 1, heads, batch)
+            aim(cursor, place, batch, cache, warp)
         cp_async_commit_group()
 
     @cuda.jit(device=True)
@@ -157,4 +173,4 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
                         rings[uint32(stage_word + scales_at // 4 + scale_words + word)] = uint32(0)
                 cuda.syncwarp()
 
-    return fetch, wait
+    return aim, fetch, wait

@@ -20,7 +20,7 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=132):
     single = [SplitShape(warps, keys, stages, 1) for warps, stages in ((8, 4), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
     double = [SplitShape(4, keys, stages, 2) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
     for shape in double + single:
-        block_bytes = code_ring_bytes_of(kv_format, shape) + state_bytes_of(kv_format.head_dim, heads, shape.warps)
+        block_bytes = code_ring_bytes_of(kv_format, shape) + 2 * state_bytes_of(kv_format.head_dim, heads, shape.warps)
         if shape.blocks * (block_bytes + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES:
             break
     return shape

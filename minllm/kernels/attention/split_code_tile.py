@@ -9,7 +9,7 @@ so that the codes themselves, exact in float16, are the operands. 8-bit floats a
 into the scale of the scores and the output, as does the unit that integers become operands in (split_codes.py).
 
 All operands are float16. A head's queries are brought into its range by a power of two (`units`), which the scores' scale takes back.
-Weights times scales are brought into it by the largest scale so far (split_code_fold.py).
+So are weights, with the largest scale of the values so far (split_code_fold.py).
 
 Shapes and lanes are split_tile.py's: S^T [keys, heads], O^T [channels, heads], a lane holds heads 2 * (lane % 4) and the next.
 """
@@ -30,7 +30,6 @@ from minllm.ptx import (
     mma_m16n8k16_f16,
     movmatrix_trans,
     pack_f16x2,
-    rcp,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
@@ -127,12 +126,11 @@ def make_code_products(kv_format, keys, heads):
             for column in range(columns):
                 for i in range(2):
                     at = 4 * (key_tile * columns + column) + 2 * half + i
-                    added = zero * query_sums[2 * (group * columns + column) + i]
-                    if groups == 1:
-                        added += scale * (sums[at] + sums[tile_words + at])
-                    else:
-                        added += scale * sums[group * tile_words + at]
-                    scores[at] = added if group == 0 else scores[at] + added
+                    score = zero * query_sums[2 * (group * columns + column) + i]
+                    if group > 0:
+                        score += scores[at]
+                    product = sums[at] + sums[tile_words + at] if groups == 1 else sums[group * tile_words + at]
+                    scores[at] = score + scale * product
 
     @cuda.jit(device=True)
     def score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane):
@@ -163,17 +161,15 @@ def make_code_products(kv_format, keys, heads):
     @cuda.jit(device=True)
     def multiply_values(state, weights, pairs, stage, lane):
         """acc[16-channel tile, 8-head tile] += V^T P^T of weights times scales; zero_sums follow."""
-        _, _, zero_sums, acc, ceiling = state
+        _, _, zero_sums, acc, _ = state
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         turned = cuda.local.array(turned_words, uint32)
-        inverse = rcp(ceiling[0])
         for key_tile in range(key_tiles):
             for group in range(groups):
                 for half in range(2):
                     factor, zero = float32(1.0), float32(0.0)
                     if integers:
                         factor, zero = unpack_f16x2(pairs[(2 * key_tile + half) * groups + group])
-                        factor *= inverse
                     for column in range(columns):
                         at, to = 4 * (key_tile * columns + column) + 2 * half, 2 * (group * columns + column)
                         low, high = weights[at], weights[at + 1]

@@ -25,7 +25,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
-from minllm.kernels.attention.split_code_ring import PLACE_FIELDS, PLACE_SEQUENCE, make_code_ring
+from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
 from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
 from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
@@ -61,7 +61,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
+    aim, fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
     load_query, prepare_query = make_query_preparation(kv_format, dtype, heads)
     score_tile, multiply_values = make_code_products(kv_format, keys, heads)
     mask_tile = make_tile_products(dtype, head_dim, keys, heads)[2]
@@ -70,18 +70,18 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     shared_bytes = code_ring_bytes_of(kv_format, shape)
     warp_bytes = shared_bytes // warps
-    stage_bytes = warp_bytes // stages
+    stage_bytes, place_fields = warp_bytes // stages, place_fields_of(block_size, keys)
     floats = kv_format.is_float
     steps, columns = head_dim // 16, heads // 8
     load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
     query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
     sum_count, pair_count = 2 * groups * columns, keys // 8 * groups
-    state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
+    state_shape, out_shape = (2, warps, heads_here), (2, warps, heads_here, pitch_of(head_dim))
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
     def split_quantized_kernel(
         query,  # [tokens, heads, head_dim]
-        key_codes,  # [num_blocks, block_size, kv_heads, head_dim * bits / 8]
+        key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
         value_codes,  # the same
         key_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
         value_scales,  # the same
@@ -102,11 +102,11 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         warp_sum = cuda.shared.array(state_shape, float32)
         warp_out = cuda.shared.array(out_shape, float32)
         arrived = cuda.shared.array(1, int32)
-        shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
+        turn, parts_in_memory = uint32(0), (part_max, part_sum, part_out, arrivals)
         batch = (query_start, context_lens, sliding_window, int32(0))
         cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
         warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
-        line_heads = int32(key_codes.shape[2] * head_tiles)
+        line_heads = int32(key_codes.shape[1] * head_tiles)
         ring = uint32(shared_address(rings, 0) + warp * warp_bytes)
 
         prefetch_block_tables(block_tables)
@@ -114,9 +114,10 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
         cut = cuda.local.array(CUT_FIELDS, int32)
-        place = cuda.local.array(PLACE_FIELDS, int32)
+        place = cuda.local.array(place_fields, int32)
         place[PLACE_SEQUENCE] = -1
         begin(ahead, cut, line_heads, batch)
+        aim(ahead, place, batch, cache, warp)
         for i in range(CURSOR_FIELDS):
             now[i] = ahead[i]
         line = cut[LINE]
@@ -170,6 +171,9 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
                 if stage == ring + warp_bytes:
                     stage, stage_word = ring, uint32(stage_word - warp_bytes // 4)
 
+            # Two places in turn: who writes the next head's state need not wait for those who read this one's.
+            shared_states = (warp_max[turn], warp_sum[turn], warp_out[turn])
+            turn = uint32(1 - turn)
             share_states(state, units, value_scale, shared_states, heads_left)
             cuda.syncthreads()
             if tiles == now[TILES]:
@@ -180,7 +184,6 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
                 first_place, parts = parts_of_head(now, cut, line)
                 if arrive(parts_in_memory, first_place, arrived) == parts - 1:
                     merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
-            cuda.syncthreads()  # nobody reads the shared states any more
             line = int32(line + tiles)
             for i in range(CURSOR_FIELDS):
                 now[i] = following[i]

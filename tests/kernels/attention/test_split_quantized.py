@@ -103,5 +103,5 @@ def test_shapes_fit_a_hopper_block():
                     form = kv_format(name, head_dim)
                     shape = shape_for(form, group, line_heads)
                     _, heads = head_tiles_of(group, head_dim)
-                    block_bytes = code_ring_bytes_of(form, shape) + state_bytes_of(head_dim, heads, shape.warps)
+                    block_bytes = code_ring_bytes_of(form, shape) + 2 * state_bytes_of(head_dim, heads, shape.warps)
                     assert shape.blocks * (block_bytes + 1024) <= 228 * 1024 and shape.stages >= 2
