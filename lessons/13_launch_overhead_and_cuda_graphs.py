@@ -264,7 +264,8 @@ def paper_step(config):
     sampling = build_sampling_tensors([SamplingParams(temperature=0)], config.vocab_size)
     graph = DecodeGraph(ops, model, KVCache(ops, shape, 64), batch, sampling, np.int32([700]), machine=None)
     noted = patch.object(Launch, "__call__", lambda one, *arguments: launches.append((one.kernel, arguments)))
-    no_maps = dict(encode=lambda *given: None, keep=lambda words: 0, DESCRIPTORS={})  # descriptors are the driver's work
+    # Descriptors of tensor maps are the driver's work.
+    no_maps = dict(encode=lambda *given: None, keep=lambda words: 0, DESCRIPTORS={})
     with noted, patch.multiple(tensor_map, **no_maps):
         graph.step()
     return launches, graph

@@ -133,7 +133,7 @@ def scorer_of(llm: LLM, kv_cache_dtype: str) -> Scorer:
     cache = KVCache(engine.ops, shape, blocks)
     calibration = calibrate(engine.ops, engine.model, shape, engine.tokenizer, llm.max_model_len)
     if calibration is not None:
-        cache.calibrate(calibration.offsets, calibration.scales, engine.ops)
+        cache.calibrate(calibration.smoothing, calibration.scales, engine.ops)
     policy = PagedPolicy(blocks, shape.block_size, shape.bytes_per_block)
     return Scorer(engine.ops, engine.model, cache, policy, options.max_num_batched_tokens)
 

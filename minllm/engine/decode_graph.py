@@ -23,7 +23,7 @@ class GraphMachine:
     """What a replayed step asks of the GPU besides its operations."""
 
     def __init__(self, ops):
-        self.stream, self.memory = ops.core_stream, ops.memory
+        self.stream, self.memory, self.is_pinned = ops.core_stream, ops.memory, ops.pinned
 
     def capture(self, function) -> Any:
         """A graph of what `function` launches, with `launch()` and `result`."""
@@ -32,10 +32,10 @@ class GraphMachine:
         return CapturedGraph(function, self.stream, self.memory)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A page-locked host array."""
+        """A page-locked host array, or a pageable one where the machine is to be measured with those."""
         from minllm.runtime.memory import pinned_empty
 
-        return pinned_empty(shape, dtype)
+        return pinned_empty(shape, dtype) if self.is_pinned else np.empty(shape, dtype)
 
     def read_later(self, array, pinned: np.ndarray) -> Any:
         """Start to copy a device array to a page-locked one; the event returned has `sync()`."""

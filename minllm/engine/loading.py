@@ -82,7 +82,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens)
     if calibration is not None:
-        cache.calibrate(calibration.offsets, calibration.scales, ops)
+        cache.calibrate(calibration.smoothing, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
     eos_token_ids = _eos_token_ids(generation_config, config)
     return Engine(
@@ -160,7 +160,7 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
         return NumpyOps(dtype)
     from minllm.ops.cuda_ops import CudaOps
 
-    return CudaOps(dtype, kernel_variants=options.kernel_variants)
+    return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):

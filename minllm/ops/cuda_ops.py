@@ -48,12 +48,17 @@ GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 class CudaOps(ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
-    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False):
-        """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU."""
+    def __init__(
+        self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False,
+        allocation: str | None = None, pinned: bool = True,
+    ):  # fmt: skip
+        """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
+        allocation: how device memory is allocated, see runtime/memory.py. pinned: whether results are read through page-locked memory.
+        """
         found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         if found not in DTYPES.values():
             raise KernelArgumentError(f"CudaOps computes in {', '.join(DTYPES)}, not in {dtype}.")
-        self.dtype = found
+        self.dtype, self.pinned = found, pinned
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
@@ -63,7 +68,8 @@ class CudaOps(ComposedOps):
             from minllm.runtime.memory import device_memory
             from minllm.runtime.stream import compute_stream, stream_handle
 
-            self.memory, self.core_stream, self.capability = device_memory(), compute_stream(), current_device().compute_capability
+            self.memory, self.core_stream = device_memory(allocation), compute_stream()
+            self.capability = current_device().compute_capability
             self.stream = stream_handle(self.core_stream)
 
     # Arrays

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from minllm.course import Prediction, load_record, recorded, show_docstring, show_source
+from minllm.course.exercise_page import literal
 from minllm.errors import LessonError
 from minllm.kernels.matmul import gemv_sums, naive
 from minllm.kernels.normalization import rms_norm
@@ -116,7 +117,12 @@ def test_exercises_on_a_page_are_the_checkers_own():
     markdown = show_exercises(lesson)._repr_markdown_()
     for exercise in EXERCISES:
         assert (exercise.name in markdown) == (exercise.lesson == lesson)
-    assert EXERCISES[0].task in markdown and EXERCISES[0].rungs[-1].name in markdown
+    assert literal(EXERCISES[0].task) in markdown and EXERCISES[0].rungs[-1].name in markdown
+
+
+def test_a_task_is_shown_as_it_is_written():
+    shown = literal("add x[row, k] * weight[column, k] to block_size; 10**12, `a*b` and f(g(x), 2) stay")
+    assert shown == r"add `x[row, k]` \* `weight[column, k]` to `block_size`; 10\*\*12, `a*b` and `f(g(x), 2)` stay"
 
 
 def test_what_a_lesson_imports_is_there_and_stays_what_it_is():

@@ -24,11 +24,17 @@ def empty_cache(ops, name, num_blocks, kv_heads, head_dim, block_size=BLOCK_SIZE
 
 
 def written(name, value):
-    """The codes of value [T, kv_heads, head_dim], from the reference: uint8 [T, kv_heads, code_bytes]."""
+    """The codes of value [T, kv_heads, head_dim], from the reference: uint8 [T * kv_heads, code_bytes]."""
     tokens, kv_heads, head_dim = value.shape
     caches = [allocate(kv_format(name, head_dim), tokens, 1, kv_heads, np.zeros, np.asarray) for _ in range(2)]
     append_reference(value, value, *caches, np.arange(tokens))
-    return caches[1].codes[:, 0]
+    return caches[1].codes.reshape(tokens * kv_heads, -1)
+
+
+def rows_of(slots, kv_heads):
+    """Where the heads of these slots lie in a cache [num_blocks, kv_heads, block_size]: [T * kv_heads]."""
+    block, offset = np.divmod(slots[:, None], BLOCK_SIZE)
+    return ((block * kv_heads + np.arange(kv_heads)) * BLOCK_SIZE + offset).reshape(-1)
 
 
 def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
@@ -40,7 +46,7 @@ def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase
         caches = [empty_cache(ops, name, blocks, kv_heads, head_dim) for _ in range(2)]
         arrays = [ops.array(key), ops.array(value), *caches, ops.array(slots)]
         expected = lambda sample: written(name, value[sample])  # noqa: E731
-        return Glue(lambda: append(*arrays, stream=ops.stream), caches[1].codes, expected, lambda sample: slots[sample])
+        return Glue(lambda: append(*arrays, stream=ops.stream), caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
     moved = 2 * tokens * kv_heads * (head_dim * ITEM + kv_format(name, head_dim).bytes_a_head)
     return glue_case("kv", "append_quantized", f"{tokens}x{kv_heads}x{head_dim}, {name}", tokens, moved, make, tolerance=0.0)
@@ -63,7 +69,7 @@ def qkv_rope_append_case(name: str, tokens=10240, heads=32, kv_heads=8, head_dim
         def launch():
             qkv_rope_append(*arrays, epsilon=EPSILON, stream=ops.stream)
 
-        return Glue(launch, caches[1].codes, expected, lambda sample: slots[sample])
+        return Glue(launch, caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
     moved = tokens * ((width + heads * head_dim) * ITEM + 2 * kv_heads * kv_format(name, head_dim).bytes_a_head)
     case = f"{tokens}x({heads}+2x{kv_heads})x{head_dim}, {name}"

@@ -12,6 +12,7 @@
 Over a quantised cache (kernels/quantization), where key_cache and value_cache below are QuantizedCaches:
 
     flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
+    split_quantized      split_tensor_core on the codes themselves, which are what the tensor cores multiply: for decode steps
 
 Every variant but the reference is a module with two functions:
 
@@ -59,8 +60,8 @@ VARIANTS = Variants(
     "materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3",
     "split_kv", "split_tensor_core", "split_unified_maximum",
 )  # fmt: skip
-QUANTIZED_VARIANTS = Variants("flash_attention_2_quantized")  # they read QuantizedCaches, all others arrays
-DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum")  # they take one new token a sequence
+QUANTIZED_VARIANTS = Variants("flash_attention_2_quantized", "split_quantized")  # they read QuantizedCaches, all others arrays
+DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # they take one new token a sequence
 
 
 def choose(max_query_len, dtype=None, compute_capability=None):
@@ -76,4 +77,4 @@ def choose(max_query_len, dtype=None, compute_capability=None):
 
 def choose_quantized(max_query_len):
     """The fastest variant's name over a quantised cache."""
-    return "flash_attention_2_quantized"
+    return "split_quantized" if max_query_len == 1 else "flash_attention_2_quantized"

@@ -8,6 +8,7 @@ the first call, and every call leaves them zeros: make_workspace(...) makes them
 launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,12 +99,14 @@ def check_arguments(
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
-    keys, values = (key_cache.codes, value_cache.codes) if quantized else (key_cache, value_cache)
-    check_layout("key_cache", keys)
-    check_layout("value_cache", values)
-    same_strides = keys.strides[1] == values.strides[1]
-    check(same_strides, f"value_cache has strides {values.strides}; it must lie like the key_cache, {keys.strides}")
-    block_elements = sizes.block_size * keys.strides[1] // keys.dtype.itemsize
+    if quantized:  # split_quantized and flash_attention_2_quantized say what they need of codes and scales
+        block_elements = math.prod(key_cache.codes.shape[1:])
+    else:
+        check_layout("key_cache", key_cache)
+        check_layout("value_cache", value_cache)
+        same_strides = key_cache.strides[1] == value_cache.strides[1]
+        check(same_strides, f"value_cache has strides {value_cache.strides}; it must lie like the key_cache, {key_cache.strides}")
+        block_elements = sizes.block_size * key_cache.strides[1] // key_cache.dtype.itemsize
     check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
     return sizes
 

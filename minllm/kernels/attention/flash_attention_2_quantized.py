@@ -1,12 +1,13 @@
-"""FlashAttention-2 over a quantised KV cache: prompts, whole or in chunks, that read codes and multiply 16-bit numbers.
+"""FlashAttention-2 over a quantised KV cache: prompts, whole or in chunks, that read codes and multiply float16.
 
 The maths, the walk over tiles and the products are those of flash_attention_2.py. Only the way of keys and values differs: their codes
-come to registers while the tile before is multiplied, and go to shared memory as numbers of the query's dtype (quantized_tiles.py).
+come to registers while the tile before is multiplied, and go to shared memory as float16 (quantized_tiles.py). Queries in bfloat16 are
+turned into float16 once, in shared memory, which costs them no bit; they must lie within its range, 65504.
 A chunk's own tokens are read from the cache like all others, so that a token means the same to every later one, whichever chunk it
 came in.
 
-FLOPs: 4 * heads * head_dim a visible (query, key) pair, and for each tile of queries about 3 an element of K and V to dequantise it: with
-128 rows a tile, 3 for 512. Bytes: Q and out once; K and V once a tile of queries and head, bytes_a_head a key instead of 2 * head_dim.
+FLOPs: 4 * heads * head_dim a visible (query, key) pair, and for each tile of queries 4 an element of K and V to dequantise it: with 128
+rows a tile, 4 for 512. Bytes: Q and out once; K and V once a tile of queries and head, bytes_a_head a key instead of 2 * head_dim.
 
 How threads map to data: as in flash_attention_2.py; tiles of codes by quantized_tiles.py, 16 bytes a thread.
 Sources: Dao, arXiv 2307.08691; LMDeploy, "INT4/INT8 KV Cache".
@@ -21,9 +22,9 @@ from minllm.kernels.attention.online_softmax import reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.quantized_tiles import make_quantized_tiles
 from minllm.kernels.attention.register_rows import make_store_row
-from minllm.kernels.attention.shared_tiles import make_tile_copies
+from minllm.kernels.attention.shared_tiles import make_tile_copies, row_words_of
 from minllm.kernels.attention.warp_tiles import ALL_LANES, MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
-from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
+from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, pack_f16x2, unpack_bf16x2
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -36,7 +37,9 @@ def tiles_for(head_dim, max_query_len):
     """(query rows, keys, warps) of a block's tiles: 128 rows share the work of dequantising where there are as many."""
     if head_dim > 128:
         return 64, 32, 4
-    return (64, 64, 4) if max_query_len <= 64 else (128, 64, 8)
+    if max_query_len <= 64:
+        return 64, 64, 4
+    return (128, 64, 4) if head_dim <= 64 else (128, 96, 8)
 
 
 @functools.cache
@@ -49,10 +52,21 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     score_count, out_count = tiles.score_count, tiles.out_count
     steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
     copy_query_tile, _ = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
-    fetch, store, word_count, pair_count = make_quantized_tiles(kv_format, dtype, block_size, key_tile, threads)
-    load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products(dtype, tiles)
+    fetch, store, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads)
+    load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products("float16", tiles)
     mask, fold_softmax = make_warp_softmax(tiles)
     store_row = make_store_row(head_dim, dtype)
+    narrow, row_words, query_words_a_row = dtype == "bfloat16", row_words_of(head_dim), tiles.padded_dim // 2
+
+    @cuda.jit(device=True)
+    def to_float16(shared):
+        """The tile of queries from bfloat16 to float16, in place."""
+        i = int32(cuda.threadIdx.x)
+        while i < query_tile * query_words_a_row:
+            at = int32(i // query_words_a_row * row_words + i % query_words_a_row)
+            low, high = unpack_bf16x2(shared[at])
+            shared[at] = pack_f16x2(low, high)
+            i += threads
 
     @cuda.jit(device=True)
     def store_rows(acc, sums, factor, out, token, head, rows, warp_row, lane):
@@ -67,7 +81,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     @kernel(launch_bounds=(threads, 1 if warps > 4 else tiles.blocks_at_once))
     def flash_attention_2_quantized_kernel(
         query,  # [tokens, heads, head_dim]
-        key_codes,  # [num_blocks, block_size, kv_heads, code_bytes]
+        key_codes,  # [num_blocks, kv_heads, block_size, code_bytes]
         key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], or [kv_heads]
         value_codes,
         value_scales,
@@ -80,7 +94,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     ):
         shared = cuda.shared.array(0, uint32, alignment=128)
         sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
-        kv_head = kv_head_of(head, query.shape[1], key_codes.shape[2])
+        kv_head = kv_head_of(head, query.shape[1], key_codes.shape[1])
         first_row = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * query_tile
         token = query_start[sequence] + first_row
         rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on
@@ -116,6 +130,9 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
             fetch(key_codes, key_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
         cp_async_wait_group_0()
         cuda.syncthreads()
+        if narrow:
+            to_float16(shared)
+            cuda.syncthreads()
         if query_in_registers:
             for row_tile in range(row_tiles):
                 for step in range(steps):

@@ -43,7 +43,7 @@ def quantize_case(arrays, name, group_size=None):
         if cache.format.is_float:
             cache.scales[:] = np.resize(FLOAT_SCALES, kv_heads)
         written = ~np.isnan(plain[:, :, 0, 0].astype(np.float32))  # [num_blocks, block_size]
-        cache.codes[~written] = POISON[name]
+        cache.codes.swapaxes(1, 2)[~written] = POISON[name]
         if not cache.format.is_float:
             cache.scales.swapaxes(1, 2)[~written] = np.nan
         cache.put(np.flatnonzero(written), plain[written])
