@@ -2,7 +2,8 @@
 
 The prediction (costs/swap.py) takes the rate of large copies in this machine and what the GPU's memory and tensor cores do. Measured is one
 sequence of a model with random weights: a prefill of its tokens, and cache/offload.py bringing the same tokens out and in, with page-locked
-and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of a copy hides behind another sequence's prefill is measured last.
+and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of a copy hides behind another sequence's prefill is
+measured last.
 """
 
 import statistics
