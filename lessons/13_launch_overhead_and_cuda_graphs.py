@@ -181,7 +181,7 @@ bars(
     ],
     unit="µs",
     title="Host time of a launch",
-    caption=f"By minllm bench launch; {recorded('launch', record='lessons/h200')[0].label}. Another host gives other figures.",
+    caption=f"By minllm bench launch; {recorded('launch', record='lessons/h200')[0].label}. Other hosts differ.",
 )
 
 # %% [markdown]
