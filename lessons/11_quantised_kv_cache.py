@@ -14,8 +14,8 @@
 # # 11. A quantised KV cache
 #
 # A key of 128 numbers takes 256 bytes. Nobody needs its eleventh significant bit. In this lesson keys and values are
-# kept in eight bits and in four: twice and three times as many tokens fit, and every decode step reads that
-# much less. You see what is lost, where it is lost, and how little has to be done to lose less.
+# kept in eight bits and in four: twice and three times as many tokens fit, and every decode step reads that much
+# less. You see what is lost, where it is lost, and how little has to be done to lose less.
 #
 # **What you will be able to do**
 #
@@ -349,6 +349,23 @@ _, llama8 = find_config("llama-3.1-8b")
 for name in ("bfloat16", "int8", "int4"):
     plan = make_plan(llama8, h200, Wishes(context=8192, kv_dtype=name))
     print(f"{name:9} {plan.largest_batch:4} sequences of 8,192 tokens")
+
+# %% [markdown]
+# Policy and format multiply: how many tokens are there in 100 GB, if each policy wastes what it wasted on the traffic
+# of [lesson 10](10_paged_blocks_and_shared_prefixes.py)?
+
+# %%
+from minllm import costs
+from minllm.planning.formats import kv_itemsize
+
+counted = recorded("cache waste", record="cache_traffic")
+waste = {row.variant: row.value / 100 for row in counted if "system" not in row.case}
+names = ("bfloat16", "float8", "int8", "int4")
+print(f"{'thousands of tokens':20}" + "".join(f"{name:>10}" for name in names))
+for policy in ("contiguous", "paged, blocks of 16", "virtual"):
+    room = 100e9 * (1 - waste[policy])
+    held = [room / costs.kv_bytes_per_token(llama8, kv_itemsize(name, llama8.head_dim)) for name in names]
+    print(f"{policy:20}" + "".join(f"{tokens / 1e3:10,.0f}" for tokens in held))
 
 # %% [markdown]
 # ## Exercises
