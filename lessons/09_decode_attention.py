@@ -625,7 +625,7 @@ show_source(
     split_merge_parts.make_merges,
     part="arrive",
     notes={
-        "cuda.threadfence()  # what this": "First the state, then the count: whoever sees the count sees the state.",
+        "fence_acq_rel_gpu()  # what this": "First the state, then the count: whoever sees the count sees the state.",
         "cuda.atomic.add": "How many were there before me?",
         "return arrived[0]": "The one that gets parts - 1 merges all, in the order of the keys: the same bits every time.",
     },

@@ -85,6 +85,7 @@ from minllm.ptx.descriptor import (
     matrix_descriptor,
 )
 from minllm.ptx.fence import (
+    fence_acq_rel_gpu,
     fence_proxy_async,
     fence_proxy_tensormap_acquire,
     prefetch_tensormap,
@@ -221,6 +222,7 @@ __all__ = [
     "cp_async_wait_group_7",
     "elect_sync",
     "ex2",
+    "fence_acq_rel_gpu",
     "fence_mbarrier_init",
     "fence_proxy_async",
     "fence_proxy_tensormap_acquire",

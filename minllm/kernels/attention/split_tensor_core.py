@@ -30,6 +30,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_cluster import choose_cluster, launch_clusters
 from minllm.kernels.attention.split_fold import make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
 from minllm.kernels.attention.split_plan import (
@@ -239,15 +240,20 @@ def attention(
 ):
     """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    float32 goes to split_kv. splits: cut every context into so many shares, for results that do not depend on the batch; by default
-    the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares. shape: a SplitShape. phi: the unified
-    maximum of split_unified_maximum.py. Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
+    float32 goes to split_kv, one short sequence on Hopper to split_cluster. splits: cut every context into so many shares, for results
+    that do not depend on the batch; by default the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares.
+    shape: a SplitShape. phi: the unified maximum of split_unified_maximum.py. Raises KernelArgumentError for more than one new token a
+    sequence: flash_attention_2 takes those.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
     if str(query.dtype) == "float32":
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        return
+    cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None else None
+    if cluster:
+        launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
         return
     phi = None if phi is None else phi / scale  # in units of q . k
     launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi)
