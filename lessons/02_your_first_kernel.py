@@ -379,12 +379,12 @@ assert wide.value > fast.value and 4 < fast.value / slow.value < 6
 
 # %%
 if has_gpu():
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line
 
     large = place.array(rng.standard_normal((8192, 8192), np.float32))  # [rows, columns], 268 MB
     target = place.empty((8192, 8192), np.float32)
     for name, down in (("by rows", False), ("by columns", True)):
-        seconds = timed(lambda down=down: copies.copy(large, target, down))
+        seconds = kernel_seconds(lambda stream, down=down: copies.copy(large, target, down, stream))
         print(f"{name:10}  {2 * large.nbytes / seconds / 1e12:6.3f} TB/s, {machine_line()}")
 else:
     print("No GPU here: nothing was timed on this machine.")

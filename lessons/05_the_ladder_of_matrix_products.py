@@ -494,19 +494,23 @@ roofline(
 from minllm.course import has_gpu
 
 if has_gpu():
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line, sets_of_arrays
     from minllm.errors import MinLLMError
     from minllm.kernels.matmul import VARIANTS
     from minllm.ops.cuda_ops import CudaOps
 
     place = CudaOps()
-    a, b = (place.array(rng.standard_normal((M, K)).astype(ml_dtypes.bfloat16)) for _ in range(2))
-    product = place.empty((M, N), a.dtype)
-    launches = 20  # one after the other: alone, a launch costs as much time as the fast kernels
+    sets = [  # so many that a cache does not hold them
+        [place.array(rng.standard_normal((M, K)).astype(ml_dtypes.bfloat16)) for _ in range(2)]
+        for _ in range(sets_of_arrays(least_bytes))
+    ]
+    product = place.empty((M, N), ml_dtypes.bfloat16)
     print(machine_line())
     for variant in order:
         try:
-            seconds = timed(lambda v=variant: [VARIANTS[v](a, b, product) for _ in range(launches)]) / launches
+            multiply = VARIANTS[variant]
+            calls = [lambda stream, a=a, b=b, f=multiply: f(a, b, product, stream=stream) for a, b in sets]
+            seconds = kernel_seconds(*calls)
             print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
         except MinLLMError as error:
             print(f"{variant:12} not on this GPU: {error}")

@@ -576,16 +576,16 @@ assert speeds["rms_norm"].of_limit > 0.8 and speeds["silu_and_multiply"].of_limi
 from minllm.course import has_gpu
 
 if has_gpu():
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line
     from minllm.ops.cuda_ops import CudaOps
 
     place = CudaOps()
     large = rng.standard_normal((8192, 4096), np.float32)  # [tokens, hidden], 134 MB
     arrays = [place.array(large), place.array(large), place.empty(large.shape, np.float32)]
     flat, scale = [array.reshape(-1) for array in arrays[:2]], place.array(np.ones(4096, np.float32))
-    added = timed(lambda: launch(add_kernel, over(large), BLOCK, tuple(flat)))
-    normed = timed(lambda: rms_norm(arrays[1], scale, arrays[2], 1e-5))
-    both = timed(lambda: rms_norm(arrays[0], scale, arrays[2], 1e-5, arrays[1]))
+    added = kernel_seconds(lambda stream: launch(add_kernel, over(large), BLOCK, tuple(flat), stream))
+    normed = kernel_seconds(lambda stream: rms_norm(arrays[1], scale, arrays[2], 1e-5, stream=stream))
+    both = kernel_seconds(lambda stream: rms_norm(arrays[0], scale, arrays[2], 1e-5, arrays[1], stream))
     print(f"apart {1e6 * (added + normed):.0f} µs, together {1e6 * both:.0f} µs, {machine_line()}")
 else:
     print("No GPU here: nothing was timed on this machine.")

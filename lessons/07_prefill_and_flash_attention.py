@@ -403,7 +403,7 @@ for case, rows in (("1x512", short), ("4x2048", long)):
     count = intensity[case]
     moved_bytes = count * (2 * heads + 2 * 8) * d * item  # Q and out, K and V, once
     flops_a_byte = 4 * heads * d * count * (count + 1) / 2 / moved_bytes
-    dots += [Dot(f"{named(row)}, {case}", flops_a_byte, row.value) for row in rows]
+    dots += [Dot(f"{row.variant}, {case}", flops_a_byte, row.value) for row in rows if named(row) == row.variant]
 roofline(
     dots,
     ceilings["copy_tb_s"],
@@ -421,7 +421,7 @@ from minllm.course import has_gpu
 if has_gpu():
     import functools
 
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line
     from minllm.errors import MinLLMError
     from minllm.ops.cuda_ops import CudaOps
 
@@ -437,7 +437,8 @@ if has_gpu():
         space = {key: place.empty(shape, np.dtype(dtype)) for key, (shape, dtype) in shapes.items()}
         try:
             options = dict(max_query_len=count, workspace=space)
-            seconds = timed(functools.partial(VARIANTS[name].attention, *arrays, d**-0.5, **options))
+            attend = functools.partial(VARIANTS[name].attention, *arrays, d**-0.5, **options)
+            seconds = kernel_seconds(lambda stream, attend=attend: attend(stream=stream))
             print(f"{name:18} {4 * heads * d * count * (count + 1) / 2 / seconds / 1e12:8.2f} TFLOP/s")
         except MinLLMError as error:
             print(f"{name:18} not on this GPU: {error}")

@@ -152,7 +152,9 @@ print(f"32 steps, largest difference of any logit: {max(differences):.1e}")
 assert max(differences) < 1e-2
 
 # %% [markdown]
-# Sums are formed in another order, so the last bits differ. Nothing else does. And the time:
+# Sums are formed in another order, so the last bits differ. Nothing else does. And the time, here and, below it, as it was
+# recorded for a model of the size that people use. (On a GPU the bundled model may show two flat lines. It is so small
+# that starting its kernels takes longer than what they do, with the cache and without: lesson 13.)
 
 # %% tags=["fold"]
 from minllm.course import machine_line, timed

@@ -129,10 +129,10 @@ curves(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul import gemv
+from minllm.kernels.matmul import gemv, gemv_sums
 
 show_source(
-    gemv.make_accumulate_step,
+    gemv_sums.make_accumulate_step,
     part="accumulate_step",
     notes={
         "words = cuda.local.array": "Registers for everything that is on its way.",
@@ -525,7 +525,7 @@ from minllm.course import has_gpu
 if has_gpu():
     import functools
 
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line, sets_of_arrays
     from minllm.errors import MinLLMError
     from minllm.kernels.attention import VARIANTS
     from minllm.kernels.attention.arguments import make_workspace
@@ -535,17 +535,20 @@ if has_gpu():
     tables = rng.permutation(length // 16).astype(np.int32)[None]
     noise = rng.standard_normal((2, length // 16, 16, 8, 128)).astype(ml_dtypes.bfloat16)
     one_query = rng.standard_normal((1, 32, 128)).astype(ml_dtypes.bfloat16)
-    arrays = [place.array(array) for array in (one_query, *noise)] + [place.empty(one_query.shape, one_query.dtype)]
-    arrays += [place.array(array) for array in (np.int32([0, 1]), np.int32([length]), tables)]
-    launches = 20  # one after the other: alone, a launch costs as much time as the kernel
+    result = place.empty(one_query.shape, one_query.dtype)
+    lens = [place.array(array) for array in (np.int32([0, 1]), np.int32([length]), tables)]
+    sets = [  # of query, keys and values: so many that a cache does not hold them
+        [place.array(array) for array in (one_query, *noise)] + [result, *lens]
+        for _ in range(sets_of_arrays(noise.nbytes))
+    ]
     print(machine_line())
     for name, splits in (*(("split_kv", n) for n in (1, 2, 4, 8, 16, 32, 48, 64, 96)), ("split_tensor_core", None)):
         module = VARIANTS[name]
         shapes = module.workspace_shapes(one_query, noise[0], tables, splits)
         options = dict(max_query_len=1, splits=splits, workspace=make_workspace(shapes, place.empty, place.zeros))
-        call = functools.partial(module.attention, *arrays, 128**-0.5, **options)
+        calls = [functools.partial(module.attention, *arrays, 128**-0.5, **options) for arrays in sets]
         try:
-            seconds = timed(lambda call=call: [call() for _ in range(launches)]) / launches
+            seconds = kernel_seconds(*[lambda stream, call=call: call(stream=stream) for call in calls])
         except MinLLMError as error:
             print(f"{name}: not on this GPU: {error}")
             continue
@@ -625,7 +628,7 @@ show_source(
     split_merge_parts.make_merges,
     part="arrive",
     notes={
-        "fence_acq_rel_gpu()  # what this": "First the state, then the count: whoever sees the count sees the state.",
+        "cuda.threadfence()  # what this": "First the state, then the count: whoever sees the count sees the state.",
         "cuda.atomic.add": "How many were there before me?",
         "return arrived[0]": "The one that gets parts - 1 merges all, in the order of the keys: the same bits every time.",
     },

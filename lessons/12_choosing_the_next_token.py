@@ -755,15 +755,13 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
 
 # %% [markdown]
 # For the large model it is little, for the small one it begins to hurt. On a machine with a GPU, this cell measures
-# yours, launches included:
+# yours, by the GPU's own clock:
 
 # %%
-from functools import partial
-
 from minllm.course import has_gpu
 
 if has_gpu():
-    from minllm.course import machine_line, timed
+    from minllm.course import kernel_seconds, machine_line
     from minllm.ops.cuda_ops import CudaOps
 
     ops = CudaOps()
@@ -773,7 +771,8 @@ if has_gpu():
         sampling = build_sampling_tensors([SamplingParams(seed=1, **rule)], x.shape[1], [[1, 2]])
         tensors = sampling.to(ops.array)
         scratch = SampleScratch.allocate(ops.empty, *x.shape, tensors)
-        seconds = timed(partial(sample, on_device, tensors, out, scratch, ops.stream), 20)
+        chosen = on_device, tensors, out, scratch
+        seconds = kernel_seconds(lambda stream, chosen=chosen: sample(*chosen, stream))
         assert np.array_equal(ops.to_host(out), sample_reference(x, sampling)), name
         print(f"{name:23} {1e6 * seconds:7.1f} µs")
     print(machine_line())

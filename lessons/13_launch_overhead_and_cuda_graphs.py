@@ -151,18 +151,23 @@ with patch.object(Kernel, "load", loaded_stub), patch.object(driver, "cuLaunchKe
 print(f"measured on this machine's processor, {platform.machine()}")
 
 # %% [markdown]
-# With the driver, on the machine with the H200, the same launches were measured by hand on 2026-11-20. The first bars
-# are what cannot be avoided, as long as every kernel is asked for by itself.
+# With the driver, on the machine with the H200, `minllm bench launch` measured the same launches. The first bars are what
+# cannot be avoided, as long as every kernel is asked for by itself; the last is a launch's share of a graph's replay, to
+# which we come below.
 
 # %% tags=["fold"]
-from minllm.course import Bar, bars
+from minllm.course import Bar, bars, recorded
 
-DRIVER, OURS, NUMBA = (
-    (4.1, 4.6),
-    (6.8, 9.2),
-    15.8,
-)  # µs: (1 array, 8 arrays and 4 scalars); Numba's for few arguments
-RMS_NORM = 14.6  # µs: minllm's launcher of a kernel, its checks of shapes and dtypes included
+
+def host_us(case, way):
+    """Recorded microseconds of the host for one launch."""
+    (row,) = recorded("launch", case, way, record="lessons/h200")
+    return row.value
+
+
+FEW, MANY = "1 array", "8 arrays, 4 scalars"
+DRIVER, OURS, NUMBA = ([host_us(case, way) for case in (FEW, MANY)] for way in ("driver", "minllm", "numba-cuda"))
+RMS_NORM = host_us("rms_norm", "minllm, with checks")
 bars(
     [
         Bar("driver, 1 array", DRIVER[0], "cuLaunchKernel alone", 1),
@@ -170,14 +175,19 @@ bars(
         Bar("minllm, 1 array", OURS[0], "the whole launch"),
         Bar("minllm, 8 arrays", OURS[1], "and 4 scalars"),
         Bar("rms_norm", RMS_NORM, "with its checks of shapes and dtypes"),
-        Bar("numba-cuda", NUMBA, "its own dispatcher", 2),
+        Bar("numba-cuda, 1 array", NUMBA[0], "its own dispatcher", 2),
+        Bar("numba-cuda, 8 arrays", NUMBA[1], "and 4 scalars", 2),
+        Bar("in a graph", host_us(MANY, "in a graph"), "one of a hundred launches that are replayed together", 1),
     ],
     unit="µs",
     title="Host time of a launch",
-    caption="Measured by hand on a machine with an NVIDIA H200, 2026-11-20. Another host gives other figures.",
+    caption=f"By minllm bench launch; {recorded('launch', record='lessons/h200')[0].label}. Another host gives other figures.",
 )
 
 # %% [markdown]
+# What Numba's dispatcher does for an array it does at every launch, so that it grows with their number; the driver
+# hardly minds.
+#
 # ## Count the launches of a step
 #
 # How many are there in a step? The engine can tell, without a GPU and without weights. Below, memory is handed out as
@@ -251,7 +261,8 @@ def paper_step(config):
     sampling = build_sampling_tensors([SamplingParams(temperature=0)], config.vocab_size)
     graph = DecodeGraph(ops, model, KVCache(ops, shape, 64), batch, sampling, np.int32([700]), machine=None)
     noted = patch.object(Launch, "__call__", lambda one, *arguments: launches.append((one.kernel, arguments)))
-    no_maps = dict(encode=lambda *given: None, keep=lambda words: 0, DESCRIPTORS={})  # descriptors are the driver's work
+    # Descriptors of tensor maps are the driver's work.
+    no_maps = dict(encode=lambda *given: None, keep=lambda words: 0, DESCRIPTORS={})
     with noted, patch.multiple(tensor_map, **no_maps):
         graph.step()
     return launches, graph
@@ -274,18 +285,16 @@ from minllm.course import load_record
 
 tb_s, tflops = (load_record()["ceilings"][name] for name in ("copy_tb_s", "bf16_tflops"))
 floor_us = 1e3 * costs.decode_step(config_1b, 1, 576).floor_ms(tb_s, tflops)
-host_us = len(launches) * RMS_NORM
+all_us = len(launches) * RMS_NORM
 print(f"floor of the step: {floor_us:.0f} µs")
-print(
-    f"host, one by one : {len(launches)} x {RMS_NORM} µs = {host_us:.0f} µs, {host_us / floor_us:.1f} times the floor"
-)
-print(f"less the checks  : {len(launches)} x {OURS[0]} µs = {len(launches) * OURS[0]:.0f} µs")
-print(f"the driver alone : {len(launches)} x {DRIVER[0]} µs = {len(launches) * DRIVER[0]:.0f} µs")
-assert len(launches) * OURS[0] > floor_us
+print(f"host, one by one : {len(launches)} x {RMS_NORM:.1f} µs = {all_us:.0f} µs, {all_us / floor_us:.1f} times the floor")
+print(f"less the checks  : {len(launches)} x {OURS[1]:.1f} µs = {len(launches) * OURS[1]:.0f} µs")
+print(f"the driver alone : {len(launches)} x {DRIVER[1]:.1f} µs = {len(launches) * DRIVER[1]:.0f} µs")
+assert len(launches) * OURS[1] > floor_us
 
 # %%
 guess.against(
-    launches=len(launches), host_microseconds=host_us, floor_microseconds=floor_us, limit="launches"
+    launches=len(launches), host_microseconds=all_us, floor_microseconds=floor_us, limit="launches"
 )
 
 # %% [markdown]
@@ -323,7 +332,7 @@ timeline(
     one_by_one(OURS[1]),
     "µs",
     "Launched one by one: the GPU waits for the host",
-    caption="Drawn, not measured: launches of 9.2 µs, and kernels of the few µs that such kernels take.",
+    caption=f"Drawn, not measured: launches of {OURS[1]:.1f} µs, and kernels of the few µs that such kernels take.",
 )
 
 # %% [markdown]
@@ -365,7 +374,7 @@ timeline(
     replayed_spans(1.2),
     "µs",
     "The same six kernels, replayed from a graph",
-    caption="Drawn, not measured: one launch of 9.2 µs for all of them, and 1.2 µs between two kernels.",
+    caption=f"Drawn, not measured: one launch of {OURS[1]:.1f} µs for all of them, and 1.2 µs between two kernels.",
 )
 
 # %% tags=["hide"]
@@ -423,7 +432,7 @@ show_source(DecodeGraph.step)
 
 # %% tags=["hide-input"]
 show_source(
-    DecodeGraph._launch_kernels,
+    DecodeGraph.launch_kernels,
     notes={
         "forward(": "The same forward pass that reads prompts.",
         "advance(tokens": "Writes the inputs of the step after this one.",
@@ -643,10 +652,10 @@ show_source(wait_for_predecessors)
 # weights are nearly all that a decode step reads.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul import gemv as gemv_module
+from minllm.kernels.matmul import gemv_sums
 
 show_source(
-    gemv_module.make_accumulate_step,
+    gemv_sums.make_accumulate_step,
     part="accumulate_step",
     notes={
         "w = load_128_streaming": "Weights: asked for at once, without waiting for anybody.",

@@ -48,6 +48,9 @@ ModelOption = Annotated[
 ]
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
+KvCacheDtypeOption = Annotated[
+    str, typer.Option("--kv-cache-dtype", metavar="FORMAT", help="Of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2.")
+]
 VariantOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -103,6 +106,7 @@ def generate(
     stop: StopOption = None,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
     variant: VariantOption = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
     card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
@@ -114,7 +118,7 @@ def generate(
         from minllm.bench.report_card import as_text, card_of
 
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
-        llm = load(model, device, dtype, variant)
+        llm = load(model, device, dtype, variant, kv_cache_dtype)
         simulated = note_simulated(llm)
         if max_tokens is None:
             max_tokens = 8 if simulated else 128
@@ -142,11 +146,12 @@ def chat(
     stop: StopOption = None,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
     variant: VariantOption = None,
 ) -> None:
     """Talk with a model through its chat template; an empty line or end of input ends it."""
     with user_errors():
-        llm = load(model, device, dtype, variant)
+        llm = load(model, device, dtype, variant, kv_cache_dtype)
         params = sampling_params(
             llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=stop,
@@ -201,6 +206,45 @@ def bench_kernels(
             raise typer.Exit(1)
 
 
+@bench_app.command("step")
+def bench_step(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="NAME", help="llama-3.2-1b or llama-3.1-8b; both by default.", show_default=False),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1. May be repeated.", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
+    parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """A whole decode step by graph replay and a whole prefill, with random weights, held against the hardware's limits (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import step as benchmark
+
+        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file)
+
+
+@bench_app.command("launch")
+def bench_launch(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """What a launch costs the host, by the way it is made and by what it is given (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import launch as benchmark
+
+        benchmark.run(json_file)
+
+
 @bench_app.command("perplexity")
 def bench_perplexity(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, or a directory.")] = "bundled",
@@ -233,6 +277,64 @@ def bench_accuracy(
         from minllm.bench import accuracy as benchmark
 
         benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
+
+
+@bench_app.command("cache")
+def bench_cache(
+    requests: Annotated[int, typer.Option(min=1, help="How many the traffic has.")] = 2000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Cache policies on one chat traffic: how many sequences fit, how much memory holds no token. Counted; needs no GPU."""
+    with user_errors():
+        from minllm.bench import cache as benchmark
+
+        benchmark.run(json_file, requests)
+
+
+@bench_app.command("virtual")
+def bench_virtual(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """What mapping memory page by page costs, and decode attention on the virtual cache against a contiguous one (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import virtual as benchmark
+
+        benchmark.run(json_file)
+
+
+@bench_app.command("memory")
+def bench_memory(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """The modes of memory: allocation by our pool, synchronous and stream-ordered, pinned and pageable copies (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import memory as benchmark
+
+        benchmark.run(model, prompt_tokens, tokens, json_file)
+
+
+@bench_app.command("swap")
+def bench_swap(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    most_tokens: Annotated[int, typer.Option(min=64, help="The longest sequence to measure.")] = 16384,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Whether a preempted sequence is better swapped to the host or computed again: predicted, then measured (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import swap as benchmark
+
+        benchmark.run(model, json_file, most_tokens)
 
 
 @bench_app.command("simulator")
@@ -368,12 +470,13 @@ def check(
             raise typer.Exit(1)
 
 
-def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None):
+def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto"):
     """The LLM that the options ask for, with progress bars on standard error where somebody watches."""
     from minllm import LLM
 
     progress = sys.stderr.isatty()
-    return LLM(model, device=device.value, dtype=dtype.value, kernel_variants=variants(variant), progress=progress)
+    options = dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, kernel_variants=variants(variant))
+    return LLM(model, progress=progress, **options)
 
 
 def note_simulated(llm) -> bool:

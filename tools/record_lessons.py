@@ -7,6 +7,8 @@ python tools/record_lessons.py --results FOLDER     write elsewhere
 
 copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
 cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
+launch      microseconds of the host for a launch, as `minllm bench launch` measures them, and of a whole decode step of a 1B shape, as
+            `minllm bench step` does, its kernels overlapped and in order
 splits      decode attention of one sequence of 8,192 keys by split_kv, for several numbers of splits, and by split_tensor_core's own plan
 batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
 length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
@@ -27,9 +29,11 @@ import numpy as np
 from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import write_shape
 from minllm.bench.kernel_case import BFLOAT16, rounded
+from minllm.bench.launch import rows as launch_rows
 from minllm.bench.noise import Noise
 from minllm.bench.record import Record, Row, file_name, merged, new_record
 from minllm.bench.shapes import SHAPES
+from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
@@ -42,7 +46,7 @@ from minllm.runtime.device import current_device
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "lessons"
 SIDE = 16384  # of the copied matrix: 1 GiB in float32
-MODEL = "llama-3.1-8b"
+MODEL, SMALL_MODEL = "llama-3.1-8b", "llama-3.2-1b"
 PROMPT, NEW, REPEATS = 128, 33, 3
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SPLITS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 49, 50, 56, 64, 72, 80, 88, 96, 112, 128)
@@ -129,16 +133,17 @@ def write(path: Path, record: Record) -> None:
 def main() -> int:
     """Measure everything, or a part, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "model"), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "launch", "model"), help="may be repeated")
     parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
-    ceilings = {"copy_tb_s": round(copy_tb_s(), 3)}
+    ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": None}
     parts = {
         "copy": lambda: copy_rows(ops, clock),
         "cache": lambda: cache_rows(ops, clock, device.l2_bytes),
         "splits": lambda: splits_rows(ops, clock, device.l2_bytes),
+        "launch": lambda: (*launch_rows(ops), *StepBench(SMALL_MODEL, ops, clock, 1, 2048, ceilings).decode_rows(1024, parts=False)),
         "model": model_rows,
     }
     rows = []

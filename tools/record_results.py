@@ -1,6 +1,6 @@
 """Measure everything that is recorded, and write it into docs/results, one file a device.
 
-    python tools/record_results.py                          kernels (beside PyTorch's, if it is installed), generation, perplexity
+    python tools/record_results.py                          kernels and steps (beside PyTorch's, if it is installed), generation, perplexity
     python tools/record_results.py --only kernels           one part of it
     python tools/record_results.py /tmp/1b.json             what `minllm bench ... --json /tmp/1b.json` measured before
 
@@ -34,13 +34,14 @@ BENCHMARKS = (
     ("generate", "--model", "bundled", *LENGTHS),
     ("generate", "--model", "llama-3.2-1b", *LENGTHS),
     ("kernels",),
+    ("step",),
     ("generate", "--model", "llama-3.1-8b", *LENGTHS),
 )
 
 
 def arguments_of(benchmark: tuple[str, ...]) -> tuple[str, ...]:
-    """A benchmark's command line: kernels are measured beside PyTorch's where it is installed."""
-    if benchmark[0] == "kernels" and importlib.util.find_spec("torch"):
+    """A benchmark's command line: kernels and prefill are measured beside PyTorch's where it is installed."""
+    if benchmark[0] in ("kernels", "step") and importlib.util.find_spec("torch"):
         return (*benchmark, "--against", "torch")
     return benchmark
 

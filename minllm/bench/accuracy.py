@@ -26,8 +26,9 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.paged import PagedPolicy
+from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.loading import cache_shape, model_directory
+from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.kernels.sampling.log_probabilities import log_softmax
@@ -132,8 +133,9 @@ def scorer_of(llm: LLM, kv_cache_dtype: str) -> Scorer:
     cache = KVCache(engine.ops, shape, blocks)
     calibration = calibrate(engine.ops, engine.model, shape, engine.tokenizer, llm.max_model_len)
     if calibration is not None:
-        cache.calibrate(calibration.offsets, calibration.scales, engine.ops)
-    return Scorer(engine.ops, engine.model, cache, PagedPolicy(blocks, options.block_size), options.max_num_batched_tokens)
+        cache.calibrate(calibration.smoothing, calibration.scales, engine.ops)
+    policy = PagedPolicy(blocks, shape.block_size, shape.bytes_per_block)
+    return Scorer(engine.ops, engine.model, cache, policy, options.max_num_batched_tokens)
 
 
 def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) -> list[Row]:

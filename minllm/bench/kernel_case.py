@@ -13,7 +13,15 @@ from minllm.bench.record import Row
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 TOLERANCE = {BFLOAT16: 1e-2, FLOAT32: 1e-4}  # of the relative error: several roundings of the dtype, far below any mistake
 
-TB_S, TFLOP_S, MICROSECONDS = "TB/s", "TFLOP/s", "µs"
+TB_S, TFLOP_S, MICROSECONDS, TOKENS_US = "TB/s", "TFLOP/s", "µs", "tokens/µs"
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another kernel of ours that does the same work, measured in turn with the case's: its name, and a launch for each set of inputs."""
+
+    name: str
+    launches: Sequence[Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,7 @@ class Prepared:
     inputs: Sequence[Mapping[str, Any]]  # the arrays of each set, for peers to compute on
     result: Callable[[], np.ndarray]  # what the first launch has written, on the host
     error: Callable[[np.ndarray], float]  # of a result, as in `relative_error`
+    rival: Rival | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,8 @@ class KernelCase:
     """One row of the record to be.
 
     stage: the folder of minllm/kernels. work: bytes read and written, or floating-point operations, of one launch, by the formulas in the
-    kernels' docstrings; for a time the bytes that a launch has to read at least, 0 where that says nothing. set_bytes: memory that one
+    kernels' docstrings; for a time the bytes that a launch has to read at least, 0 where that says nothing; for tokens of context a
+    second (`tokens` of them a launch) the bytes of these. set_bytes: memory that one
     launch touches. prepare(ops, noise, sets): the arrays, through the CudaOps that is given. peers: names from torch_peers.PEERS.
     """
 
@@ -46,6 +56,7 @@ class KernelCase:
     prepare: Callable[[Any, Noise, int], Prepared]
     peers: tuple[str, ...] = ()
     tolerance: float | None = None
+    tokens: int = 0
 
     @property
     def allowed_error(self) -> float:
@@ -54,6 +65,8 @@ class KernelCase:
 
     def value(self, seconds: float) -> float:
         """What a launch of so many seconds comes to, in the case's unit."""
+        if self.unit == TOKENS_US:
+            return 1e-6 * self.tokens / seconds
         return 1e6 * seconds if self.unit == MICROSECONDS else self.work / seconds / 1e12
 
     def limit(self, ceilings: Mapping[str, float | None]) -> float | None:
@@ -61,6 +74,8 @@ class KernelCase:
         copy, tensor_cores = ceilings.get("copy_tb_s"), ceilings.get("bf16_tflops")
         if self.unit == TB_S:
             return copy
+        if self.unit == TOKENS_US:
+            return copy and self.value(self.work / (copy * 1e12))
         if self.unit == TFLOP_S:
             return tensor_cores if self.dtype == BFLOAT16 else None
         return 1e6 * self.work / (copy * 1e12) if copy and self.work else None

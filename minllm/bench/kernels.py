@@ -104,7 +104,11 @@ class KernelBench:
         prepared = case.prepare(self.ops, self.noise, input_sets(case.set_bytes, self.cache_bytes))
         error = checked_error(case, prepared)
         peers = [peer for name in case.peers if (peer := self._peer(name, prepared))] if self.peers else []
-        seconds, *of_peers = medians_in_turn([(prepared.launches, self.clock), *((peer.launches, clock) for _, peer, clock in peers)])
+        rivals = [prepared.rival] if prepared.rival else []
+        contenders = [(prepared.launches, self.clock), *((rival.launches, self.clock) for rival in rivals)]
+        seconds, *of_peers = medians_in_turn([*contenders, *((peer.launches, clock) for _, peer, clock in peers)])
+        if rivals:
+            return case.row(seconds, error, self.ceilings, rivals[0].name, of_peers[0])
         if not peers:
             return case.row(seconds, error, self.ceilings)
         fastest = min(range(len(peers)), key=of_peers.__getitem__)

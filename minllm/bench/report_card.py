@@ -54,6 +54,7 @@ def card_of(llm, metrics: RequestMetrics) -> ReportCard:
         device=driver.device_name() if on_gpu else "cpu",
         dtype=str(engine.ops.dtype),
         itemsize=engine.ops.dtype.itemsize,
+        kv_itemsize=engine.cache.shape.bytes_a_head / engine.cache.shape.head_dim,
         prompt_tokens=metrics.prompt_tokens,
         generated_tokens=metrics.generated_tokens,
         time_to_first_token=metrics.time_to_first_token,
@@ -72,10 +73,14 @@ def report_card(
     generated_tokens: int,
     time_to_first_token: float | None,
     decode_tokens_per_second: float | None,
+    kv_itemsize: float | None = None,
 ) -> ReportCard:
-    """Fill the card in. `device` is the GPU's name as its driver says it, or "cpu"; `itemsize` is that of a weight and of a cached key."""
+    """Fill the card in. `device` is the GPU's name as its driver says it, or "cpu"; `itemsize` is that of a weight.
+
+    kv_itemsize: bytes of a cached number, its part of the scales included; None for those of a weight.
+    """
     middle = prompt_tokens + (generated_tokens + 1) // 2
-    step = costs.decode_step(config, batch=1, context=max(middle, 1), itemsize=itemsize, kv_itemsize=itemsize)
+    step = costs.decode_step(config, batch=1, context=max(middle, 1), itemsize=itemsize, kv_itemsize=kv_itemsize or itemsize)
     gpu = hardware.find_gpu(device)
     memory = step.bytes * decode_tokens_per_second / 1e12 if decode_tokens_per_second else None
     return ReportCard(

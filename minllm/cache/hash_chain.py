@@ -39,12 +39,14 @@ class HashChain(PrefixIndex):
 
     def find(self, token_ids: Many[int], tenant: str) -> list[int]:
         """See PrefixIndex."""
+        # exercise: cache.find_prefix
         found = []
         for digest in self._chain(token_ids, chain_root(tenant)):
             if digest not in self._block_of:
                 break
             found.append(self._block_of[digest])
         return found
+        # end exercise
 
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
         """See PrefixIndex. Hashes of blocks that are findable are known: the chain goes on from the last of them."""

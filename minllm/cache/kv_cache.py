@@ -56,15 +56,15 @@ class KVCache:
             return allocate(shape.format, self.num_blocks, shape.block_size, shape.kv_heads, ops.zeros, ops.array)
         return ops.zeros((self.num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)
 
-    def calibrate(self, offsets: np.ndarray, scales: np.ndarray | None, ops) -> None:
+    def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
         """What a quantised cache must know of the model before anything is written: see engine/calibration.py.
 
-        offsets: float32 [layers, kv_heads, head_dim], subtracted from keys. scales: float32 [layers, 2, kv_heads] of an fp8 cache's keys
-        and values, else None.
+        smoothing: float32 [layers, 3, kv_heads, head_dim], of keys. scales: float32 [layers, 2, kv_heads] of an fp8 cache's keys and
+        values, else None.
         """
         for i, layer in enumerate(self.layers):
             found = {} if scales is None else dict(scales=ops.array(scales[i, 0]))
-            layer.key = replace(layer.key, offset=ops.array(offsets[i]), **found)
+            layer.key = replace(layer.key, smoothing=ops.array(smoothing[i]), **found)
             if scales is not None:
                 layer.value = replace(layer.value, scales=ops.array(scales[i, 1]))
 

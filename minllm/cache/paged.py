@@ -41,6 +41,7 @@ class PagedPolicy(CachePolicy):
         self.bytes_per_block = block_size if bytes_per_block is None else bytes_per_block
         self.prefix_hits = PrefixHits()
         self._held: dict[Hashable, Holding] = {}
+        self._promised: dict[Hashable, Holding] = {}  # of these, those that were promised something
         self._filled = [0] * num_blocks  # tokens in each block that is held
         self._tokens_held = 0  # their sum
         self._copies: list[tuple[int, int]] = []
@@ -67,7 +68,7 @@ class PagedPolicy(CachePolicy):
             self._hold(block)
         hit = len(found) * self.block_size
         holding = Holding(list(token_ids[:hit]), found, wanted if max_tokens else 0, tenant, committed_blocks=len(found))
-        self._held[sequence] = holding
+        self._admit(sequence, holding)
         self.append(sequence, token_ids[hit:])
         self.prefix_hits.tokens_asked += len(token_ids)
         self.prefix_hits.tokens_hit += hit
@@ -84,7 +85,8 @@ class PagedPolicy(CachePolicy):
         new = max(0, blocks_needed(num_tokens, self.block_size) - len(holding.blocks))
         if not copies and not new:
             return False
-        if copies + new > self.num_available + self._owed(holding):  # what it is owed itself, it may take
+        owed = self._owed(holding)  # what it is owed itself, it may take
+        if copies + new > owed and copies + new > owed + self.num_available:
             raise self._no_room(sequence, num_tokens, copies + new)
         if copies:
             self._copy_block(holding, known)
@@ -109,7 +111,7 @@ class PagedPolicy(CachePolicy):
         shared = source.blocks[: blocks_needed(len(source.token_ids), self.block_size)]
         for block in shared:
             self._hold(block)
-        self._held[child] = replace(source, token_ids=list(source.token_ids), blocks=shared)
+        self._admit(child, replace(source, token_ids=list(source.token_ids), blocks=shared))
         if self.num_available < 0:  # both have the promise of the parent, and one of them will copy a shared block
             missing = -self.num_available
             self.free(child)
@@ -119,6 +121,7 @@ class PagedPolicy(CachePolicy):
         """See CachePolicy. The last block goes first: of blocks that stay idle, the beginning of a text outlives its end."""
         blocks = self._holding(sequence).blocks
         del self._held[sequence]
+        self._promised.pop(sequence, None)
         for block in reversed(blocks):
             self._release(block)
 
@@ -155,7 +158,7 @@ class PagedPolicy(CachePolicy):
 
     @property
     def _num_owed(self) -> int:
-        return sum(map(self._owed, self._held.values()))
+        return sum(map(self._owed, self._promised.values()))
 
     def _owed(self, holding: Holding) -> int:
         """Blocks that a sequence can still claim of what it was promised."""
@@ -168,6 +171,11 @@ class PagedPolicy(CachePolicy):
         """Whether the next token of a sequence would go to a block that others hold too."""
         index = len(holding.token_ids) // self.block_size
         return index < len(holding.blocks) and self.pool.holders(holding.blocks[index]) > 1
+
+    def _admit(self, sequence: Hashable, holding: Holding) -> None:
+        self._held[sequence] = holding
+        if holding.promised_tokens:
+            self._promised[sequence] = holding
 
     def _copy_block(self, holding: Holding, known: int) -> None:
         """The block of position `known` becomes the sequence's own, with a copy of what is before that position."""

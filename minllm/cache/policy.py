@@ -6,10 +6,10 @@ kernels see its decisions as a block table: token t of a sequence lies in block 
 The life of a sequence:
 
     cached = policy.reserve(name, prompt, max_tokens)   the first `cached` tokens of the prompt are there already
-    policy.take_copies()                                blocks to copy on the device before the next forward
     ... the prompt's other tokens are computed ...
     policy.commit(name, len(prompt))                    from now on others may share them
-    policy.make_room(name, len(prompt) + 1)             the block table may grow: read it again
+    policy.make_room(name, len(prompt) + 1)             the block table may change: read it again
+    policy.take_copies()                                blocks to copy on the device before the next step
     ... a decode step ...
     policy.append(name, [token])                        the token is known
     policy.fork(name, other)                            a second continuation of the same tokens
@@ -117,7 +117,10 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def take_copies(self) -> list[tuple[int, int]]:
-        """(source, destination) of the blocks to copy on the device, one after the other, before the next forward; each is told once."""
+        """(source, destination) of the blocks to copy on the device, one after the other; each is told once.
+
+        The copies come after the forward that computes what is in the sources, and before the next one that uses the destinations.
+        """
 
     @abstractmethod
     def check(self) -> None:

@@ -95,7 +95,7 @@ class VirtualPolicy(CachePolicy):
                 return False
             self._check_length(sequence, num_tokens)
             missing = self._pairs_read(max(num_tokens, occupied.promised_tokens)) - self._claim(occupied)
-            if missing > self.num_available:
+            if missing > 0 and missing > self.num_available:
                 raise self._no_room(sequence, num_tokens, missing)
             late = self._back(occupied, self._pairs_read(num_tokens))
             self.counts.waits += late > 0
@@ -232,6 +232,8 @@ class VirtualPolicy(CachePolicy):
 
     def _back(self, occupied: Occupied, pairs: int) -> int:
         """Memory behind the first pairs of a sequence, now; how many were missing."""
+        if pairs <= self.slots.mapped[occupied.slot]:
+            return 0
         return self.slots.back(occupied.slot, pairs, self._kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:

@@ -17,8 +17,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from minllm.cache.kv_cache import CacheShape
 from minllm.errors import InvalidOptionError, MinLLMError
+from minllm.kernels.kv.copy_blocks import in_rounds
 from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache
 from minllm.runtime.virtual_memory import PagePool, VirtualRange
@@ -85,8 +88,8 @@ class VirtualKVCache:
         whole = (self.num_blocks, layout.block_size, shape.num_layers, shape.kv_heads, shape.head_dim)
         keys, values = (memory.array(whole, shape.dtype) for memory in (self.keys, self.values))
         self.layers = [LayerCache(layer_of(keys, i), layer_of(values, i)) for i in range(shape.num_layers)]
-        by_page = (num_slots * layout.slot_pairs, 1, 1, layout.page_bytes)
-        self._by_page = [memory.array(by_page, "uint8") for memory in (self.keys, self.values)]
+        by_page = (num_slots * layout.slot_pairs, layout.page_bytes)
+        self._by_page = [memory.array(by_page, np.uint8) for memory in (self.keys, self.values)]
 
     def map(self, slot: int, first: int, count: int) -> None:
         """Put memory behind pairs of pages of a slot, all of them or none. Raises OutOfMemoryError or VirtualMemoryError."""
@@ -105,10 +108,13 @@ class VirtualKVCache:
 
     def copy_blocks(self, ops, copies: list[tuple[int, int]]) -> None:
         """Copies blocks, (source, destination) one after the other: those of their pages that both have."""
+        pages = []
         for source, destination in copies:
             first, last = self._pages_of(source)
             away = self._pages_of(destination)[0] - first
-            pairs = [(page, page + away) for page in range(first, last) if self.keys.is_mapped(page) and self.keys.is_mapped(page + away)]
+            pages += [(page, page + away) for page in range(first, last) if self.keys.is_mapped(page) and self.keys.is_mapped(page + away)]
+        for together in in_rounds(pages):
+            pairs = ops.array(np.array(together, np.int32))
             for array in self._by_page:
                 ops.copy_blocks(array, pairs)
 

@@ -53,11 +53,13 @@ class CachePolicy:
 def batch_bytes(policy: CachePolicy, lengths: Iterable[int], token_bytes: int, shared_prefix: int = 0) -> int:
     """Bytes set aside for sequences of those lengths. shared_prefix: tokens that all begin with; paged caches keep its full blocks once."""
     lengths = list(lengths)
+    # exercise: costs.batch_bytes
     allocated = sum(policy.allocated_bytes(length, token_bytes) for length in lengths)
     if policy.name != "paged" or not lengths:
         return allocated
     shared_blocks = min(shared_prefix, *lengths) // policy.block_size
     return allocated - (len(lengths) - 1) * shared_blocks * policy.block_size * token_bytes
+    # end exercise
 
 
 def wasted_share(policy: CachePolicy, lengths: Iterable[int], token_bytes: int) -> float:

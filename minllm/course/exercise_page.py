@@ -8,6 +8,9 @@ import re
 from minllm.course.exercise import Exercise
 from minllm.course.exercises import select
 
+# Elements and calls, names with an underscore, and names within names: x[row, k], warp_sum(v), block_size, query.shape.
+CODE = re.compile(r"([A-Za-z_][\w.]*(?:\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\))|[A-Za-z]\w*_\w+(?:\.\w+)*|[A-Za-z]\w*(?:\.[A-Za-z_]\w*)+)")
+
 
 class Exercises:
     """The exercises of one lesson: shows itself as Markdown."""
@@ -46,8 +49,17 @@ def lowered(title: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text for comments and messages as Markdown: what stands between backticks is code, and asterisks elsewhere are asterisks."""
-    return "`".join(part if i % 2 else re.sub(r"([*\\])", r"\\\1", part) for i, part in enumerate(text.split("`")))
+    """A text for comments and messages as Markdown: what stands between backticks is code, or looks like code; asterisks are asterisks."""
+    parts = text.split("`")
+    for i, part in enumerate(parts):
+        if i % 2:
+            parts[i] = f"`{part}`"
+        else:
+            between = CODE.split(part)  # text, code, text, ...
+            between[::2] = [re.sub(r"([*\\])", r"\\\1", words) for words in between[::2]]
+            between[1::2] = [f"`{code}`" for code in between[1::2]]
+            parts[i] = "".join(between)
+    return "".join(parts)
 
 
 def closed(title: str, body: str, kind: str = "tip") -> str:

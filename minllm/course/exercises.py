@@ -24,13 +24,16 @@ from minllm.course.checks import (
     language_model,
     matmul,
     normalization,
+    paging,
+    quantization,
     sampling,
 )
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
 
 LADDERS = (
-    language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, decode_attention, sampling,
+    language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, paging, quantization, decode_attention,
+    sampling,
     decode_step,
 )  # fmt: skip
 EXERCISES: tuple[Exercise, ...] = tuple(

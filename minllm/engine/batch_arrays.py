@@ -70,11 +70,13 @@ def prefill_chunks(
     block_size: int,
     max_num_batched_tokens: int,
     cached: Sequence[int],
+    served_by: Sequence[int],
 ) -> Iterator[PrefillChunk]:
     """Cuts the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row asks for logits.
 
     The first `cached[i]` tokens of prompt i, fewer than all, are in the cache and are not computed. A prompt may count on tokens of
     those before it: their keys and values are written by an earlier chunk, or earlier in each layer of the same.
+    `served_by[i]` is i, or an equal prompt before it that is computed for both: then the logits of its last row are asked for again.
 
     A chunk that completes no prompt asks for the logits of its last row, so that no array is ever empty; nobody reads them.
     """
@@ -83,18 +85,21 @@ def prefill_chunks(
     rows: list[int] = []
     used = 0
     for index, prompt in enumerate(prompts):
-        start = cached[index]
+        start = cached[index] if served_by[index] == index else len(prompt)
         while start < len(prompt):
             end = min(len(prompt), start + max_num_batched_tokens - used)
             spans.append(Span(prompt[start:end], start, block_tables[index]))
             used += end - start
             if end == len(prompt):
-                completed.append(index)
-                rows.append(used - 1)
+                served = [i for i, by in enumerate(served_by) if by == index]
+                completed.extend(served)
+                rows.extend([used - 1] * len(served))
             start = end
-            if used == max_num_batched_tokens or (end == len(prompt) and index == len(prompts) - 1):
+            if used == max_num_batched_tokens:
                 yield PrefillChunk(build_batch(spans, rows or [used - 1], block_size), completed)
                 spans, completed, rows, used = [], [], [], 0
+    if spans:
+        yield PrefillChunk(build_batch(spans, rows, block_size), completed)
 
 
 def decode_batch(token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int) -> Batch:

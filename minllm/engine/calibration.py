@@ -1,18 +1,22 @@
 """What a quantised cache has to know of a model before its first token: seen on a fixed text while the engine loads.
 
-    offset = mean of k over the text's tokens                  for each layer, KV head and component; of keys only
-    scale  = HEADROOM * max |x| / largest fp8 number           for each layer and KV head, of keys and of values; for fp8 only
+    mean, deviation  of k over the text's tokens                for each layer, KV head and component
+    factor           1 / deviation ** SHARE, those of a head around 1
+    scale            HEADROOM * max |x| / largest fp8 number    for each layer and KV head, of keys and of values; for fp8 only
 
 Keys have components that are large and nearly the same in every token, those that RoPE turns slowly above all. They eat up the range that
-the codes have to cover, and say nothing: q . (k - offset) is q . k less a number that all keys of a row share, and softmax does not see
-it. So keys are cached without their offset, and nothing has to be added when they are read (SageAttention's smoothing of K, with a mean
+the codes have to cover, and say nothing: q . (k - mean) is q . k less a number that all keys of a row share, and softmax does not see
+it. So keys are cached without their mean, and nothing has to be added when they are read (SageAttention's smoothing of K, with a mean
 that is fixed so that cached tokens never change). Positions matter: as many tokens are looked at as one window of the model's use.
+Components that vary much set the step of their whole group; multiplied by a factor they leave finer steps to the others, and the query is
+divided by it (SmoothQuant's idea, in QServe's place for it). All of it is done where keys are written: kernels that read do not know.
 
 An fp8 number has the same relative error over many powers of two, so a scale need not be exact: it must only keep everything below the
 format's largest number, with room for other texts, and well above its smallest. A fixed text rather than the first prompt (vLLM's
 calculate_kv_scales) makes one model give one answer to one question, whoever asked before.
 
-Source: Zhang et al. 2024, "SageAttention", section 4.2; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3.
+Sources: Zhang et al. 2024, "SageAttention", section 4.2; Lin et al. 2024, "QServe", section 4.2; Micikevicius et al. 2022, "FP8 Formats
+for Deep Learning", section 3.
 """
 
 import inspect
@@ -30,13 +34,14 @@ from minllm.models.decoder import forward
 
 HEADROOM = 2.0  # what is twice as large as anything in the text still fits
 TOKENS = 1024
+SHARE = 0.3  # 0 leaves components as they are, 1 makes them all vary alike; of 0, 0.3 and 0.5 the best for int4
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """offsets: float32 [layers, kv_heads, head_dim], of keys. scales: float32 [layers, 2, kv_heads], of keys and of values; for fp8."""
+    """smoothing: float32 [layers, 3, kv_heads, head_dim], mean, factor and 1 / factor. scales: float32 [layers, 2, kv_heads], of fp8."""
 
-    offsets: np.ndarray
+    smoothing: np.ndarray
     scales: np.ndarray | None
 
 
@@ -45,13 +50,23 @@ def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Cali
     if shape.format is None:
         return None
     keys, values = cached_numbers(ops, model, shape, calibration_tokens(tokenizer, model.config.vocab_size, max_tokens))
-    offsets = keys.mean(axis=1)  # [layers, kv_heads, head_dim]
+    smoothing = smoothing_of(keys)
     if not shape.format.is_float:
-        return Calibration(offsets, None)
-    largest = np.stack([np.abs(x).max(axis=(1, 3)) for x in (keys - offsets[:, None], values)], axis=1)  # [layers, 2, kv_heads]
+        return Calibration(smoothing, None)
+    smoothed = (keys - smoothing[:, None, 0]) * smoothing[:, None, 1]
+    largest = np.stack([np.abs(x).max(axis=(1, 3)) for x in (smoothed, values)], axis=1)  # [layers, 2, kv_heads]
     largest[largest == 0] = 1  # a head that says nothing takes any scale
     scales = HEADROOM * largest / float(ml_dtypes.finfo(FLOAT8[shape.format.name]).max)
-    return Calibration(offsets, scales.astype(np.float32))
+    return Calibration(smoothing, scales.astype(np.float32))
+
+
+def smoothing_of(keys: np.ndarray) -> np.ndarray:
+    """float32 [layers, 3, kv_heads, head_dim] from keys [layers, tokens, kv_heads, head_dim]: mean, factor, and what undoes the factor."""
+    mean, deviation = keys.mean(axis=1), keys.std(axis=1)
+    deviation = np.maximum(deviation, 1e-3 * deviation.max(axis=-1, keepdims=True) + 1e-6)  # what never varies is not blown up
+    logarithm = SHARE * np.log(deviation)
+    logarithm -= logarithm.mean(axis=-1, keepdims=True)
+    return np.stack([mean, np.exp(-logarithm), np.exp(logarithm)], axis=1).astype(np.float32)
 
 
 def calibration_tokens(tokenizer, vocab_size: int, max_tokens: int) -> list[int]:

@@ -72,6 +72,7 @@ class CudaGraphRunner(ModelRunner):
     def start(self, sequences: Many[Sequence]) -> None:
         """Takes a batch; see ModelRunner."""
         super().start(sequences)
+        self._block_tables = self._widened(self._block_tables)
         self._decode = None
 
     def decode_step(self) -> PendingStep:
@@ -103,7 +104,7 @@ class CudaGraphRunner(ModelRunner):
         """See ModelRunner."""
         super().block_tables_changed(rows)
         if self._decode is not None:
-            self._decode.update_block_tables(self._widened(self._block_tables[self._decode_rows]))
+            self._decode.update_block_tables(self._block_tables[self._decode_rows])
 
     def finish(self) -> None:
         """Forgets the batch, whether it ran to its end or not; graphs are kept."""
@@ -113,7 +114,7 @@ class CudaGraphRunner(ModelRunner):
     def _begin_decoding(self) -> DecodeGraph:
         """The graph for the sequences that still run, loaded with their state after the prefill."""
         rows = self._decode_rows = self._active
-        tables = self._widened(self._block_tables[rows])
+        tables = self._block_tables[rows]
         batch = decode_batch(self._token_ids[rows], self._positions[rows], tables, self.cache.block_size)
         batch.max_context_len = tables.shape[1] * self.cache.block_size
         reserved = [self._sequences[row].num_reserved_tokens for row in rows]

@@ -23,7 +23,7 @@ class GraphMachine:
     """What a replayed step asks of the GPU besides its operations."""
 
     def __init__(self, ops):
-        self.stream, self.memory = ops.core_stream, ops.memory
+        self.stream, self.memory, self.is_pinned = ops.core_stream, ops.memory, ops.pinned
 
     def capture(self, function) -> Any:
         """A graph of what `function` launches, with `launch()` and `result`."""
@@ -32,10 +32,10 @@ class GraphMachine:
         return CapturedGraph(function, self.stream, self.memory)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A page-locked host array."""
+        """A page-locked host array, or a pageable one where the machine is to be measured with those."""
         from minllm.runtime.memory import pinned_empty
 
-        return pinned_empty(shape, dtype)
+        return pinned_empty(shape, dtype) if self.is_pinned else np.empty(shape, dtype)
 
     def read_later(self, array, pinned: np.ndarray) -> Any:
         """Start to copy a device array to a page-locked one; the event returned has `sync()`."""
@@ -105,9 +105,9 @@ class DecodeGraph:
         """Launch the next step: (token ids int32 [B], logits float32 [B, vocab]) on the device, overwritten by the step after it."""
         if not self.is_warm:
             self.is_warm = True
-            return self._launch_kernels()
+            return self.launch_kernels()
         if self.graph is None:
-            self.graph = self.machine.capture(self._launch_kernels)
+            self.graph = self.machine.capture(self.launch_kernels)
         self.graph.launch()
         return self.graph.result
 
@@ -115,7 +115,8 @@ class DecodeGraph:
         """Stop computing row `row` from the next launched step but one: it has no next position any more."""
         self.machine.clear_row(self.limits, row)
 
-    def _launch_kernels(self) -> tuple[Any, Any]:
+    def launch_kernels(self) -> tuple[Any, Any]:
+        """One step, kernel by kernel: forward, sample, advance; returns as `step` does."""
         batch = self.batch
         logits = forward(self.ops, self.model, batch, self.cache.layers)  # [B, vocab]
         tokens = self.ops.sample(logits, self.sampling)  # [B]

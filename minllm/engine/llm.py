@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.completions import output_of
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, progress_bars
 from minllm.engine.prompts import PromptTokens, checked_token_ids, parse_prompts
-from minllm.engine.requests import make_sequence
+from minllm.engine.requests import make_sequences
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.sequence import Sequence
@@ -40,6 +41,8 @@ class LLM:
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
     seed: what requests without a seed of their own draw from.
     load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
+    allocation: how GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
+    runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool. pinned: read results through page-locked host memory.
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. One generation can be open at
@@ -65,11 +68,14 @@ class LLM:
         enforce_eager: bool = False,
         seed: int = 0,
         load_format: str = "auto",
+        allocation: str | None = None,
+        pinned: bool = True,
         progress: bool | Progress = False,
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
             kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
+            allocation, pinned,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
@@ -114,21 +120,23 @@ class LLM:
         sampling_params: one for all prompts, one for each, or None for the model's defaults. Raises InvalidRequestError before anything
         is computed, or OutOfMemoryError where a request can never fit the cache.
         """
-        sequences = self._sequences(prompts, sampling_params)
-        with closing(self._batching.run(sequences)) as steps:
+        requests = self._requests(prompts, sampling_params)
+        with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
             for _ in steps:
                 pass
-        return [sequence.output() for sequence in sequences]
+        return [output_of(sequences) for sequences in requests]
 
     def stream(self, prompt: str | list[int], sampling_params: SamplingParams | None = None) -> TextStream:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
         The prompt is checked at once, and computed when the first piece is asked for.
         """
-        sequences = self._sequences(prompt, sampling_params)
-        if len(sequences) != 1:
-            raise InvalidRequestError(f"stream() takes one prompt and {len(sequences)} were given: use generate() for several.")
-        return TextStream(sequences[0], self._batching.run(sequences))
+        requests = self._requests(prompt, sampling_params)
+        if len(requests) != 1:
+            raise InvalidRequestError(f"stream() takes one prompt and {len(requests)} were given: use generate() for several.")
+        if len(requests[0]) != 1:
+            raise InvalidRequestError(f"stream() gives one completion and n={len(requests[0])} were asked for: use generate().")
+        return TextStream(requests[0][0], self._batching.run(requests[0]))
 
     def chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> list[RequestOutput]:
         """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
@@ -178,15 +186,15 @@ class LLM:
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _sequences(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None) -> list[Sequence]:
-        """Checks a call's prompts and parameters; nothing is reserved yet."""
+    def _requests(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None) -> list[list[Sequence]]:
+        """Checks a call's prompts and parameters: for each prompt its sequences. Nothing is reserved yet."""
         engine = self.engine
         parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
         params = self._params_for(len(parsed), sampling_params)
-        sequences = [self._sequence(prompt, one) for prompt, one in zip(parsed, params, strict=True)]
-        for sequence in sequences:
-            self._batching.check_fits(sequence)
-        return sequences
+        requests = [self._request(prompt, one) for prompt, one in zip(parsed, params, strict=True)]
+        for sequences in requests:
+            self._batching.check_fits(sequences[0])
+        return requests
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
         if sampling_params is None:
@@ -199,6 +207,6 @@ class LLM:
                 raise InvalidRequestError(f"{params!r} is not a SamplingParams: write SamplingParams(temperature=..., max_tokens=...).")
         return many
 
-    def _sequence(self, prompt: PromptTokens, params: SamplingParams) -> Sequence:
+    def _request(self, prompt: PromptTokens, params: SamplingParams) -> list[Sequence]:
         self._num_requests += 1
-        return make_sequence(self.engine, self._num_requests - 1, prompt, params, self.options.seed)
+        return make_sequences(self.engine, self._num_requests - 1, prompt, params, self.options.seed)

@@ -8,8 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit, one_block_a_sequence
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
@@ -20,12 +18,12 @@ from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_capacity import virtual_cache_that_fits
+from minllm.engine.cache_format import cache_shape, check_cache_dtype
 from minllm.engine.calibration import calibrate
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
-from minllm.errors import CheckpointError, InvalidOptionError, KernelArgumentError, OutOfMemoryError
-from minllm.kernels.quantization.formats import kv_format
+from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
@@ -84,7 +82,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens)
     if calibration is not None:
-        cache.calibrate(calibration.offsets, calibration.scales, ops)
+        cache.calibrate(calibration.smoothing, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
     eos_token_ids = _eos_token_ids(generation_config, config)
     return Engine(
@@ -124,17 +122,6 @@ def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> 
     return PrefixSharingPolicy(index, *sizes)
 
 
-def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
-    """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
-    found = None
-    if kv_cache_dtype != "auto":
-        try:
-            found = kv_format(kv_cache_dtype, config.head_dim)
-        except KernelArgumentError as error:
-            raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
-    return CacheShape(config.num_hidden_layers, block_size, config.num_key_value_heads, config.head_dim, dtype, found)
-
-
 def _wanted_model_len(options: EngineOptions, config: ModelConfig) -> int:
     if options.max_model_len is None:
         return config.max_position_embeddings
@@ -164,6 +151,7 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> 
 
 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
+    check_cache_dtype(device, dtype, options)
     if device == "cpu":
         if options.kernel_variants:
             return _simulated_stage_ops(dtype, options)
@@ -172,7 +160,7 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
         return NumpyOps(dtype)
     from minllm.ops.cuda_ops import CudaOps
 
-    return CudaOps(dtype, kernel_variants=options.kernel_variants)
+    return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):
@@ -180,8 +168,6 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
     from minllm.ops.own_kernels import own_kernels
 
     own = own_kernels(options.kernel_variants)
-    if "attention" in own and options.kv_cache_dtype != "auto":
-        raise InvalidOptionError("Your own attention reads a plain cache: give kv_cache_dtype='auto' with it.")
     if len(own) < len(options.kernel_variants):
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
     from minllm.ops.simulated_stage import SimulatedStageOps

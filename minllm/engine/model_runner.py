@@ -80,7 +80,9 @@ class ModelRunner:
         logprobs = []
         prompts, tables = [s.prompt_token_ids for s in self._sequences], [s.block_table for s in self._sequences]
         cached = [s.num_cached_tokens for s in self._sequences]
-        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens, cached):
+        row_of = {s.request_id: row for row, s in enumerate(self._sequences)}
+        served_by = [row_of[(s.forked_from or s).request_id] for s in self._sequences]
+        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens, cached, served_by):
             logits = forward(self.ops, self.model, to_backend(chunk.batch, self.ops), self.cache.layers)
             if chunk.completed:
                 sampling = rows_of(self._sampling, np.array(chunk.completed))

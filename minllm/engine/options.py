@@ -8,6 +8,7 @@ from typing import Any
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, KV_FORMATS
 from minllm.ops.own_kernels import OwnKernel
+from minllm.runtime.memory import ALLOCATIONS
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
@@ -48,6 +49,8 @@ class EngineOptions:
     enforce_eager: bool = False
     seed: int = 0
     load_format: str = "auto"
+    allocation: str | None = None
+    pinned: bool = True
 
     def __post_init__(self) -> None:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
@@ -71,6 +74,9 @@ class EngineOptions:
         share = self.gpu_memory_utilization
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
+        is_known = self.allocation is None or self.allocation in ALLOCATIONS
+        _check(is_known, "allocation", self.allocation, f"None (MINLLM_ALLOCATION, or pool) or one of {', '.join(ALLOCATIONS)}")
+        _check(isinstance(self.pinned, bool), "pinned", self.pinned, "True or False")
         _check(isinstance(self.enforce_eager, bool), "enforce_eager", self.enforce_eager, "True or False")
         variants = self.kernel_variants
         is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))

@@ -36,7 +36,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """How long a request took.
+    """How long a request took, with all its completions.
 
     time_to_first_token: seconds from the call to this request's first token, waiting for other requests included.
     decode_tokens_per_second: generated tokens after the first, over the seconds between the first and the last; None for one token.
@@ -51,7 +51,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and its completions (one, for now). `num_cached_tokens` of the prompt were in the cache already."""
+    """A request and its completions. `num_cached_tokens` of the prompt were in the cache already."""
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids

@@ -1,4 +1,4 @@
-"""A checked prompt and its parameters become a sequence that the engine can run."""
+"""A checked prompt and its parameters become sequences that the engine can run."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ from minllm.engine.sequence import Sequence
 from minllm.errors import InvalidRequestError
 
 
-def make_sequence(engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, engine_seed: int) -> Sequence:
-    """The sequence of request `number`. Without a seed of its own it gets one drawn from the engine's seed and its number, so that the
-    same calls in the same order give the same texts."""
+def make_sequences(engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, engine_seed: int) -> list[Sequence]:
+    """The sequences of request `number`, one for each of its `n` completions. Without a seed of its own the first gets one drawn from the
+    engine's seed and its number, so that the same calls in the same order give the same texts; the others' follow from the first one's."""
     vocab_size = engine.model.config.vocab_size
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
@@ -21,15 +21,22 @@ def make_sequence(engine: Engine, number: int, prompt: PromptTokens, params: Sam
     if params.logprobs is not None and params.logprobs > vocab_size:
         raise InvalidRequestError(f"logprobs={params.logprobs} is more than the vocabulary's {vocab_size} tokens: lower it.")
     room = engine.max_model_len - len(prompt.token_ids)
-    return Sequence(
-        request_id=str(number),
-        prompt=prompt.text,
-        prompt_token_ids=prompt.token_ids,
-        params=params if params.seed is not None else replace(params, seed=_derived_seed(engine_seed, number)),
-        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-        eos_token_ids=frozenset() if params.ignore_eos else engine.eos_token_ids,
-        decoder=engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens),
-    )
+    seed = _derived_seed(engine_seed, number) if params.seed is None else params.seed
+    sequences = []
+    for index in range(params.n):
+        sequence = Sequence(
+            request_id=str(number) if index == 0 else f"{number}.{index}",
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            params=replace(params, seed=seed if index == 0 else _derived_seed(seed, index)),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=frozenset() if params.ignore_eos else engine.eos_token_ids,
+            decoder=engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens),
+            index=index,
+            sibling=sequences[0] if sequences else None,
+        )
+        sequences.append(sequence)
+    return sequences
 
 
 def _derived_seed(engine_seed: int, number: int) -> int:

@@ -10,6 +10,7 @@ from minllm.models.generation_config import GenerationConfig
 
 MAX_LOGPROBS = 20  # a wish for the whole vocabulary at every step would fill the host's memory
 MAX_STOP_STRINGS = 64
+MAX_COMPLETIONS = 1024
 MIN_TEMPERATURE = 0.01  # a smaller one that is not 0 would overflow the scaled logits
 
 
@@ -36,7 +37,7 @@ def _real(name: str, value: Any, low: float, high: float, allowed: str, low_is_a
 class SamplingParams:
     """The options of one request; every value is checked here, and InvalidRequestError names the first that is wrong.
 
-    n: how many completions of the prompt to return; only 1 for now.
+    n: how many completions of the prompt to return, each with a seed of its own; the prompt is computed and cached once for all of them.
     temperature: divides the logits; 0 takes the likeliest token each time (greedy), 2 is the highest allowed.
     top_p: sample among the likeliest tokens whose probabilities sum to at least this; 1 is all of them.
     top_k: sample among this many likeliest tokens; 0 or -1 is all of them.
@@ -96,8 +97,9 @@ class SamplingParams:
         }
 
     def _checked_limits(self) -> dict[str, Any]:
-        if _integer("n", self.n, 1, None, "1") != 1:
-            _reject("n", self.n, "1 for now", "pass the prompt several times, with different seeds, for several completions")
+        n = _integer("n", self.n, 1, MAX_COMPLETIONS, f"an integer from 1 to {MAX_COMPLETIONS}")
+        if n > 1 and self.is_greedy:
+            _reject("n", n, "1 with temperature=0", "greedy decoding gives the same text every time; raise the temperature")
         min_tokens = _integer("min_tokens", self.min_tokens, 0, None, "an integer of at least 0")
         max_tokens = self.max_tokens
         if max_tokens is not None:
@@ -107,7 +109,7 @@ class SamplingParams:
         logprobs = self.logprobs
         if logprobs is not None:
             logprobs = _integer("logprobs", logprobs, 0, MAX_LOGPROBS, f"None or an integer from 0 to {MAX_LOGPROBS}")
-        return {"min_tokens": min_tokens, "max_tokens": max_tokens, "logprobs": logprobs}
+        return {"n": n, "min_tokens": min_tokens, "max_tokens": max_tokens, "logprobs": logprobs}
 
     def _checked_stops(self) -> dict[str, Any]:
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop

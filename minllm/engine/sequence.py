@@ -4,18 +4,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from minllm.engine.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from minllm.engine.outputs import FinishReason, Logprob
 from minllm.engine.sampling_params import SamplingParams
 from minllm.engine.stop_strings import StopStringMatcher
 
 
 @dataclass
 class Sequence:
-    """One prompt and the tokens that follow it.
+    """One prompt and the tokens that follow it: one completion of a request.
 
     `max_tokens` is the request's own limit or what the model's context leaves, whichever is smaller. `decoder` turns ids into text
-    piece by piece (models.incremental_decoder). The engine fills `block_table` and `num_cached_tokens` while the
-    sequence runs.
+    piece by piece (models.incremental_decoder). The engine fills `block_table`, `num_cached_tokens` and
+    `forked_from` while the sequence runs.
     """
 
     request_id: str
@@ -28,6 +28,9 @@ class Sequence:
     arrival_time: float = field(default_factory=time.perf_counter)  # seconds
     block_table: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # of the prompt, that were in the cache already
+    index: int = 0  # of the completion in its request
+    sibling: "Sequence | None" = None  # the request's first completion, of the same prompt; None for that one itself
+    forked_from: "Sequence | None" = None  # the sibling, if its computed prompt serves this sequence too
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -93,37 +96,3 @@ class Sequence:
         """The text that became final since the last call."""
         text, self._unread = self._unread, ""
         return text
-
-    def output(self) -> RequestOutput:
-        """The request as it stands, as users see it."""
-        wants_logprobs = self.params.logprobs is not None
-        completion = CompletionOutput(
-            index=0,
-            text=self.text,
-            token_ids=list(self.output_token_ids),
-            cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
-            logprobs=list(self.logprobs) if wants_logprobs else None,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=list(self.prompt_token_ids),
-            outputs=[completion],
-            finished=self.is_finished,
-            metrics=self.metrics(),
-            num_cached_tokens=self.num_cached_tokens,
-        )
-
-    def metrics(self) -> RequestMetrics:
-        """The times of this request so far."""
-        generated = len(self.output_token_ids)
-        decode_seconds = self.last_token_time - self.first_token_time if generated else 0.0
-        return RequestMetrics(
-            prompt_tokens=len(self.prompt_token_ids),
-            generated_tokens=generated,
-            time_to_first_token=self.first_token_time - self.arrival_time if generated else None,
-            decode_seconds=decode_seconds,
-            decode_tokens_per_second=(generated - 1) / decode_seconds if decode_seconds > 0 else None,
-        )

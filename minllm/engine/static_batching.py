@@ -51,7 +51,7 @@ class StaticBatching:
         batch: list[Sequence] = []
         first_step = None
         try:
-            while waiting and len(batch) < self.max_num_seqs and self._admit(waiting[0], is_first=not batch):
+            while waiting and len(batch) < self.max_num_seqs and self._admit(waiting[0], batch):
                 batch.append(waiting.popleft())
             self.runner.start(batch)
             first_step = self.runner.prefill()
@@ -60,18 +60,27 @@ class StaticBatching:
             self.runner.finish()
             if first_step is None:
                 self.policy.forget_prefixes()  # prompts that were committed to be computed never were
+            self.policy.take_copies()  # of forks that have ended before their first decode step
             for sequence in batch:
                 self.policy.free(sequence.request_id)
                 sequence.block_table = []
 
-    def _admit(self, sequence: Sequence, is_first: bool) -> bool:
+    def _admit(self, sequence: Sequence, batch: list[Sequence]) -> bool:
         """Whether the sequence has got its blocks and the promise of all it may need. One without room waits for the next batch,
-        but for the first of a batch, whose error is raised: nothing runs that could make room."""
+        but for the first of a batch, whose error is raised: nothing runs that could make room.
+
+        A further completion of a prompt is a fork of the first one. What is copied of their common blocks is copied before the first
+        decode step, when the prompt is there.
+        """
         name, prompt = sequence.request_id, sequence.prompt_token_ids
+        sequence.forked_from = next((other for other in batch if other is sequence.sibling), None)
         try:
-            sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens)
+            if sequence.forked_from is None:
+                sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens)
+            else:
+                self.policy.fork(sequence.forked_from.request_id, name)
         except OutOfMemoryError:
-            if is_first:
+            if not batch:
                 raise
             return False
         self._make_room(sequence, step=0)

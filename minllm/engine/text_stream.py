@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from minllm.engine.completions import output_of
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.sequence import Sequence
 
@@ -27,7 +28,7 @@ class TextStream(Iterator[str]):
     @property
     def output(self) -> RequestOutput:
         """Tokens, text, reason of the end and timings so far."""
-        return self._sequence.output()
+        return output_of([self._sequence])
 
     def close(self) -> None:
         """Ends the generation; nothing happens if it has ended."""

@@ -5,7 +5,8 @@ Every operation allocates its result from the pool, chooses a variant by shape, 
 a launcher instead of a name is a kernel of your own (own_kernels.py).
 
 One liberty with the protocol: `add_norm` adds into the residual that it is given, in place, because the decoder never looks at
-the old one again; it saves an allocation and a write a layer.
+the old one again; it saves an allocation and a write a layer. And where one sequence decodes alone, norms, residual and the way to the
+cache are part of the products (`normed_qkv`, `linear_add`, `normed_gated_mlp`).
 """
 
 from collections.abc import Mapping
@@ -26,29 +27,38 @@ from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_mul
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.matmul.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
 from minllm.kernels.matmul.flat import fits_flat, gated_flat
-from minllm.kernels.matmul.gemv import gated_gemv
+from minllm.kernels.matmul.gemv import gated_gemv, matmul_gemv
+from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.wgmma import fits as fits_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.sampling.sample import SampleScratch, sample
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 MOST_ROWS = {"gemv": MAX_ROWS_OF_X, "flat": MOST_ROWS_OF_FLAT}  # a prompt with more needs another product even where they were asked for
+MOST_ROWS_FUSED = 1  # of x, that a product with its norm and residual takes
 GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-class CudaOps:
+class CudaOps(ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
-    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False):
-        """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU."""
+    def __init__(
+        self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False,
+        allocation: str | None = None, pinned: bool = True,
+    ):  # fmt: skip
+        """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
+        allocation: how device memory is allocated, see runtime/memory.py. pinned: whether results are read through page-locked memory.
+        """
         found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         if found not in DTYPES.values():
             raise KernelArgumentError(f"CudaOps computes in {', '.join(DTYPES)}, not in {dtype}.")
-        self.dtype = found
+        self.dtype, self.pinned = found, pinned
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
@@ -58,7 +68,8 @@ class CudaOps:
             from minllm.runtime.memory import device_memory
             from minllm.runtime.stream import compute_stream, stream_handle
 
-            self.memory, self.core_stream, self.capability = device_memory(), compute_stream(), current_device().compute_capability
+            self.memory, self.core_stream = device_memory(allocation), compute_stream()
+            self.capability = current_device().compute_capability
             self.stream = stream_handle(self.core_stream)
 
     # Arrays
@@ -136,10 +147,7 @@ class CudaOps:
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
-        name = self.variants.get("attention") or attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
-        if name in attention_kernels.DECODE_VARIANTS and batch.max_query_len != 1:  # a prompt needs another even where one was asked for
-            name = attention_kernels.choose(batch.max_query_len, self.dtype, self.capability)
-        variant = attention_kernels.VARIANTS[name]
+        variant = self._attention_variant(batch.max_query_len, is_quantized(layer_cache.key))
         own = self.own.get("attention")
         launch_attention = variant.attention
         if own is not None and own.takes(batch.max_query_len):
@@ -178,8 +186,62 @@ class CudaOps:
         gelu(hidden, hidden, GELU_APPROXIMATIONS[activation], self.stream)
         return self.linear(hidden, down, down_bias)
 
+    # A decode step of one sequence fuses all that is small into the products beside it: five kernels a layer.
+
+    def _fuses(self, x: Any, residual: Any, norm: NormWeights | None = None) -> bool:
+        """Whether a product of x is gemv's, with a norm before it and the residual behind it; the stream is then a single array."""
+        asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
+        return asked and x.shape[0] <= MOST_ROWS_FUSED and residual is None and (norm is None or norm.kind == "rms_norm")
+
+    def normed_qkv(
+        self,
+        x: Any,
+        residual: Any,
+        norm: NormWeights,
+        weight: Any,
+        bias: Any,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        cos_sin: Any = None,
+    ) -> tuple[Any, Any]:
+        """(queries, residual): norm, projection, rotation and cache write, in one kernel where x is one row."""
+        config = attention_config
+        halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
+        plain = q_norm is None and getattr(layer_cache.key, "dtype", None) == self.dtype
+        if not (self._fuses(x, residual, norm) and halves and plain):
+            return super().normed_qkv(x, residual, norm, weight, bias, batch, layer_cache, config, q_norm, k_norm, cos_sin)
+        query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
+        gemv_qkv_rope_append(
+            x, norm.weight, norm.epsilon, weight, bias, batch.positions, batch.slot_mapping, cos_sin,
+            query, layer_cache.key, layer_cache.value, self.stream,
+        )  # fmt: skip
+        return query, x
+
+    def linear_add(self, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
+        """The product, or where it is of one row, its sum with the residual and None."""
+        if not self._fuses(x, None):
+            return super().linear_add(x, weight, bias, residual)
+        out = self.empty(residual.shape, self.dtype)
+        matmul_gemv(x, weight, out, bias, self.stream, residual=residual)
+        return out, None
+
+    def normed_gated_mlp(self, x: Any, residual: Any, norm: NormWeights, gate_up: Any, down: Any, activation: str) -> tuple[Any, Any]:
+        """Norm and feed-forward: in two kernels where x is one row."""
+        if not (self._fuses(x, residual, norm) and activation == "silu"):
+            return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation)
+        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+        gated_gemv(x, gate_up, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
+        return self.linear_add(activated, down, None, x)
+
     def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Any, rows: Any) -> Any:
         """The head's scores of the wanted rows, ascending: float32 [R, vocab]."""
+        if rows.shape[0] == x.shape[0] and self._fuses(x, residual, norm):
+            out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
+            matmul_gemv(x, lm_head, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
+            return out
         if rows.shape[0] != x.shape[0]:  # as many rows as tokens are all of them
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)
@@ -208,6 +270,16 @@ class CudaOps:
         """A stage's launcher: the package's, or the one that was given instead."""
         return self.own[stage].launch if stage in self.own else launcher
 
+    def _attention_variant(self, max_query_len: int, quantized: bool) -> Any:
+        """The module that was asked for where it takes this cache and so many new tokens, else the one for them on this GPU."""
+        if quantized:
+            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len)
+        else:
+            variants, best = attention_kernels.VARIANTS, attention_kernels.choose(max_query_len, self.dtype, self.capability)
+        name = self.variants.get("attention")
+        is_decoder_of_prompts = name in attention_kernels.DECODE_VARIANTS and max_query_len != 1
+        return variants[best if name not in variants or is_decoder_of_prompts else name]
+
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
         own = self.own.get("matmul")
@@ -225,7 +297,8 @@ class CudaOps:
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
     """The overrides, once every stage and name in them is known; else KernelArgumentError."""
-    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": tuple(attention_kernels.VARIANTS)}
+    attention = (*attention_kernels.VARIANTS, *attention_kernels.QUANTIZED_VARIANTS)
+    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": attention}
     for stage, name in variants.items():
         if stage not in known:
             raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")

@@ -22,12 +22,13 @@ from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.sampling.sample import sample_reference
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.composed import ComposedOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-class NumpyOps:
+class NumpyOps(ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a NumPy array."""
 
     def __init__(self, dtype: Any = "float32"):

@@ -152,6 +152,36 @@ class Ops(Protocol):
         """activation(x @ up.T + up_bias) @ down.T + down_bias; activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
         ...
 
+    # The three below may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): two arrays whose sum
+    # it is, or x alone with None.
+
+    def normed_qkv(
+        self,
+        x: Array,
+        residual: Array | None,
+        norm: NormWeights,
+        weight: Array,
+        bias: Array | None,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        q_norm: Array | None = None,
+        k_norm: Array | None = None,
+        cos_sin: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """(queries, residual): qkv_rope_append of the linear of the normalised x + residual, which is the residual returned."""
+        ...
+
+    def linear_add(self, x: Array, weight: Array, bias: Array | None, residual: Array) -> tuple[Array, Array | None]:
+        """The residual stream, as a pair, to which x @ weight.T (+ bias) was added."""
+        ...
+
+    def normed_gated_mlp(
+        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Array, down: Array, activation: str
+    ) -> tuple[Array, Array | None]:
+        """The residual stream, as a pair, to which gated_mlp of its normalisation was added."""
+        ...
+
     def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Array, rows: Array) -> Array:
         """The scores of the next token: add_norm of the R wanted rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
         ...

@@ -13,6 +13,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
 
 from minllm.ptx.arithmetic import (
     ex2,
+    max_f16x2,
     prmt,
     rcp,
     rcp_rn,
@@ -67,14 +68,15 @@ from minllm.ptx.cluster import (
 )
 from minllm.ptx.convert import (
     float_as_uint,
+    fma_f16x2,
     pack_bf16x2,
     pack_f16x2,
-    round_to_uint,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
 )
 from minllm.ptx.convert_fp8 import (
+    e4m3x2_to_f16x2,
     pack_e4m3x2,
     pack_e5m2x2,
     unpack_e4m3x2,
@@ -85,7 +87,6 @@ from minllm.ptx.descriptor import (
     matrix_descriptor,
 )
 from minllm.ptx.fence import (
-    fence_acq_rel_gpu,
     fence_proxy_async,
     fence_proxy_tensormap_acquire,
     prefetch_tensormap,
@@ -111,6 +112,7 @@ from minllm.ptx.matrix import (
 )
 from minllm.ptx.memory import (
     cp_async_16,
+    cp_async_16_narrow,
     cp_async_commit_group,
     cp_async_wait_group_0,
     cp_async_wait_group_1,
@@ -184,6 +186,7 @@ __all__ = [
     "cluster_ctarank",
     "cluster_nctarank",
     "cp_async_16",
+    "cp_async_16_narrow",
     "cp_async_bulk_commit_group",
     "cp_async_bulk_global_shared",
     "cp_async_bulk_shared_global",
@@ -220,13 +223,14 @@ __all__ = [
     "cp_async_wait_group_5",
     "cp_async_wait_group_6",
     "cp_async_wait_group_7",
+    "e4m3x2_to_f16x2",
     "elect_sync",
     "ex2",
-    "fence_acq_rel_gpu",
     "fence_mbarrier_init",
     "fence_proxy_async",
     "fence_proxy_tensormap_acquire",
     "float_as_uint",
+    "fma_f16x2",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",
     "keep_register",
@@ -247,6 +251,7 @@ __all__ = [
     "make_wgmma",
     "mapa",
     "matrix_descriptor",
+    "max_f16x2",
     "mbarrier_arrive",
     "mbarrier_arrive_cluster",
     "mbarrier_arrive_expect_tx",
@@ -272,7 +277,6 @@ __all__ = [
     "prmt",
     "rcp",
     "rcp_rn",
-    "round_to_uint",
     "setmaxnreg_dec",
     "setmaxnreg_inc",
     "shared_address",

@@ -39,8 +39,16 @@ def prmt(low, high, selector):
     return sum(byte << 8 * i for i, byte in enumerate(picked))
 
 
+def max_f16x2(a, b):
+    """max_f16x2(a, b) -> uint32: the larger of the two low float16, and of the two high ones; of a number and NaN the number. PTX ISA,
+    "max.f16x2"."""
+    pair = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.float16)
+    return int(np.fmax(pair[:2], pair[2:]).view(np.uint32)[0])
+
+
 ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f", "f", emulation=ex2)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f", emulation=rcp)
 rcp_rn = instruction("rcp.rn.f32 $0, $1;", "f", "f", emulation=rcp_rn)
 tanh_approx = instruction("tanh.approx.f32 $0, $1;", "f", "f", emulation=tanh_approx)
+max_f16x2 = instruction("max.f16x2 $0, $1, $2;", "r", "rr", emulation=max_f16x2)
 prmt = instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr", emulation=prmt)

@@ -58,14 +58,16 @@ def uint_as_float(word):
     return np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.float32)[0]
 
 
-def round_to_uint(x):
-    """round_to_uint(x) -> uint32: the nearest whole number, ties to even; 0 for what is below 0 and for NaN. PTX ISA, "cvt.rni.u32.f32"."""
-    return 0 if not x > 0 else min(int(np.rint(x)), 0xFFFFFFFF) if x < 2**32 else 0xFFFFFFFF
+def fma_f16x2(a, b, c):
+    """fma_f16x2(a, b, c) -> uint32: a * b + c of the two float16 in each word, rounded once. PTX ISA, "fma.rn.f16x2"."""
+    (a0, a1), (b0, b1), (c0, c1) = (TWO_HALVES.unpack(WORD.pack(int(x) & 0xFFFFFFFF)) for x in (a, b, c))
+    return pack_f16x2_emulation(a0 * b0 + c0, a1 * b1 + c1)
 
 
+pack_f16x2_emulation = pack_f16x2
 pack_bf16x2 = instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "r", "ff", emulation=pack_bf16x2)
 pack_f16x2 = instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "r", "ff", emulation=pack_f16x2)
-round_to_uint = instruction("cvt.rni.u32.f32 $0, $1;", "r", "f", emulation=round_to_uint)
+fma_f16x2 = instruction("fma.rn.f16x2 $0, $1, $2, $3;", "r", "rrr", emulation=fma_f16x2)
 unpack_bf16x2 = instruction("{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "ff", "r", emulation=unpack_bf16x2)
 unpack_f16x2 = instruction(
     "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }", "ff", "r", emulation=unpack_f16x2

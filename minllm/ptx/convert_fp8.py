@@ -43,6 +43,12 @@ def unpack_e5m2x2(word):
     return parts(word, E5M2)
 
 
+def e4m3x2_to_f16x2(word):
+    """e4m3x2_to_f16x2(word) -> uint32: the two e4m3 in the low 16 bits as two float16, exactly. PTX ISA, "cvt.rn.f16x2.e4m3x2"."""
+    pair = np.array([int(word) & 0xFFFF], np.uint16).view(E4M3).astype(np.float16)
+    return int(pair.view(np.uint32)[0])
+
+
 def pack_instruction(element, emulation):
     """Two float32 to 8 bits each; the instruction's result is 16 bits wide."""
     text = f"{{ .reg .b16 pair; cvt.rn.satfinite.{element}x2.f32 pair, $2, $1; cvt.u32.u16 $0, pair; }}"
@@ -60,3 +66,6 @@ def unpack_instruction(element, emulation):
 
 pack_e4m3x2, pack_e5m2x2 = pack_instruction("e4m3", pack_e4m3x2), pack_instruction("e5m2", pack_e5m2x2)
 unpack_e4m3x2, unpack_e5m2x2 = unpack_instruction("e4m3", unpack_e4m3x2), unpack_instruction("e5m2", unpack_e5m2x2)
+e4m3x2_to_f16x2 = instruction(
+    "{ .reg .b16 pair; cvt.u16.u32 pair, $1; cvt.rn.f16x2.e4m3x2 $0, pair; }", "r", "r", emulation=e4m3x2_to_f16x2
+)

@@ -1,4 +1,4 @@
-"""Fences between the threads of a GPU, and between what threads do and what the copy engine and wgmma do. PTX ISA, "membar / fence"."""
+"""Fences between what threads do and what the copy engine and wgmma do. PTX ISA, "membar / fence"."""
 
 from greenlet import getcurrent
 
@@ -21,13 +21,6 @@ def prefetch_tensormap(tensor_map):
     """prefetch_tensormap(tensor_map): fetch a tensor map before it is needed. PTX ISA, "prefetch", .tensormap."""
 
 
-def fence_acq_rel_gpu():
-    """fence_acq_rel_gpu(): what this thread has written, or seen of others' writes across a barrier, is seen by whoever sees what it writes
-    next, on the whole GPU; and the other way round after a read. Lighter than cuda.threadfence(), which also puts all fences in one order.
-    PTX ISA, "fence.acq_rel"."""
-
-
-fence_acq_rel_gpu = instruction("fence.acq_rel.gpu;", emulation=fence_acq_rel_gpu, touches_memory=True)
 fence_proxy_async = instruction("fence.proxy.async.shared::cta;", emulation=fence_proxy_async, touches_memory=True)
 fence_proxy_tensormap_acquire = instruction(
     "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", "", "l", emulation=fence_proxy_tensormap_acquire, touches_memory=True

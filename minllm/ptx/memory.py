@@ -241,36 +241,49 @@ shared_address_emulation.__name__ = "shared_address"
 emulated(shared_address, shared_address_emulation)
 
 
-def cp_async_16_emulation(address, array, index, valid_bytes):
+def make_cp_async_16(name, prefetch, description):
+    """cp.async of 16 bytes, past L1; `prefetch` is the qualifier that says how much more is brought to L2."""
+
+    def emulation(address, array, index, valid_bytes):
+        thread, valid = getcurrent(), int(valid_bytes)
+        if int(address) % 16:
+            fail(f"cp.async to shared address {int(address)}, which is not aligned to 16 bytes")
+        source = array.window(index, valid, alignment=16) if valid else np.empty(0, np.uint8)
+        thread.block.shared_transfer(thread, "cp_async", int(address), 16)
+        chunk = int(address) // 16
+        transfer = start_transfer(thread, thread.block, "cp.async", "write", np.arange(chunk, chunk + 1)) if thread.block.monitor else None
+        thread.copies.append((int(address), source, valid, transfer))
+
+    def copy(typing_context, address, array, index, valid_bytes):
+        def lower(context, builder, signature, arguments):
+            pointer = element_pointer(context, builder, signature.args[1], arguments[1], signature.args[2], arguments[2])
+            address = context.cast(builder, arguments[0], signature.args[0], types.uint32)
+            valid = context.cast(builder, arguments[3], signature.args[3], types.uint32)
+            text = f"cp.async.cg.shared.global{prefetch} [$0], [$1], 16, $2;"
+            value = assembly(text, ["r", "l", "r"], ir.VoidType(), [I32, I64, I32])
+            call_assembly(builder, value, [address, builder.ptrtoint(pointer, I64), valid])
+            return context.get_dummy_value()
+
+        return types.void(address, array, index, valid_bytes), lower
+
+    copy.__name__ = emulation.__name__ = name
+    emulation.__doc__ = description
+    return emulated(intrinsic(copy), emulation)
+
+
+cp_async_16 = make_cp_async_16(
+    "cp_async_16",
+    ".L2::128B",
     """cp_async_16(shared_address, array, index, valid_bytes): start copying 16 bytes to shared memory; it is done once its group is
-    waited for. Only the first `valid_bytes` (0 to 16) are read, the rest are zeros: how a tile reaches over a matrix's edge.
-    PTX ISA, "cp.async", with src-size."""
-    thread, valid = getcurrent(), int(valid_bytes)
-    if int(address) % 16:
-        fail(f"cp.async to shared address {int(address)}, which is not aligned to 16 bytes")
-    source = array.window(index, valid, alignment=16) if valid else np.empty(0, np.uint8)
-    thread.block.shared_transfer(thread, "cp_async", int(address), 16)
-    chunk = int(address) // 16
-    transfer = start_transfer(thread, thread.block, "cp.async", "write", np.arange(chunk, chunk + 1)) if thread.block.monitor else None
-    thread.copies.append((int(address), source, valid, transfer))
-
-
-@intrinsic
-def cp_async_16(typing_context, address, array, index, valid_bytes):
-    def lower(context, builder, signature, arguments):
-        pointer = element_pointer(context, builder, signature.args[1], arguments[1], signature.args[2], arguments[2])
-        address = context.cast(builder, arguments[0], signature.args[0], types.uint32)
-        valid = context.cast(builder, arguments[3], signature.args[3], types.uint32)
-        text = "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;"
-        value = assembly(text, ["r", "l", "r"], ir.VoidType(), [I32, I64, I32])
-        call_assembly(builder, value, [address, builder.ptrtoint(pointer, I64), valid])
-        return context.get_dummy_value()
-
-    return types.void(address, array, index, valid_bytes), lower
-
-
-cp_async_16_emulation.__name__ = "cp_async_16"
-emulated(cp_async_16, cp_async_16_emulation)
+    waited for. Only the first `valid_bytes` (0 to 16) are read, the rest are zeros: how a tile reaches over a matrix's edge. L2 fetches
+    the line of 128 bytes. PTX ISA, "cp.async", with src-size and .level::prefetch_size.""",
+)
+cp_async_16_narrow = make_cp_async_16(
+    "cp_async_16_narrow",
+    "",
+    """cp_async_16_narrow(shared_address, array, index, valid_bytes): as cp_async_16, but L2 fetches the 32 bytes that are asked for and
+    no more: for rows shorter than a line, whose neighbours nobody needs soon.""",
+)
 
 
 def cp_async_commit_group():

@@ -19,7 +19,6 @@ CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 import functools
-import math
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from minllm.runtime.parameters import parameter, write_parameters
 
 # Static and dynamic shared memory of a block beyond this has to be asked for, kernel by kernel.
 DEFAULT_SHARED_BYTES = 48 * 1024
-PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters offers; for more a kernel has to ask, too
 
 compilation_listeners = []  # each is called with a kernel's name before it is compiled or loaded: progress bars hook in here
 
@@ -84,7 +82,6 @@ class LoadedKernel:
         self.kernel = check_driver(driver.cuLibraryGetKernel(self.library, compiled.name.encode()), f"find {compiled.name}")
         # A CUkernel is accepted wherever the driver launches a CUfunction.
         self.function = driver.CUfunction(int(self.kernel))
-        self.large_clusters_allowed = False
         self.shared_bytes_allowed = DEFAULT_SHARED_BYTES - (compiled.shared_bytes or 0)  # of dynamic shared memory, beside the static
 
     def allow_shared_bytes(self, shared_bytes):
@@ -95,14 +92,6 @@ class LoadedKernel:
         what = f"give {self.compiled.name} {shared_bytes} bytes of shared memory"
         check_driver(driver.cuKernelSetAttribute(attribute, shared_bytes, self.kernel, self.device.index), what)
         self.shared_bytes_allowed = shared_bytes
-
-    def allow_large_clusters(self):
-        """Let the kernel have clusters of more than 8 blocks, which not every GPU of a generation must offer."""
-        from cuda.bindings import driver
-
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        check_driver(driver.cuKernelSetAttribute(attribute, 1, self.kernel, self.device.index), f"give {self.compiled.name} large clusters")
-        self.large_clusters_allowed = True
 
 
 class Launch:
@@ -131,8 +120,6 @@ class Launch:
         if self.cluster is None and not loaded.dependent_launch:
             (status,) = driver.cuLaunchKernel(loaded.function, *self.grid, *self.block, self.shared_bytes, stream, table, 0)
         else:
-            if self.cluster and math.prod(self.cluster) > PORTABLE_CLUSTER and not loaded.large_clusters_allowed:
-                loaded.allow_large_clusters()
             sizes = (self.grid, self.block, self.shared_bytes, stream, self.cluster, loaded.dependent_launch)
             (status,) = driver.cuLaunchKernelEx(driver_configuration(*sizes), loaded.function, table, 0)
         if status:

@@ -1,15 +1,22 @@
-"""Device memory: a caching pool, and page-locked host memory.
+"""Device memory: a caching pool or the driver's own, and page-locked host memory.
 
 Asking the driver for memory costs up to a millisecond and waits for the GPU; a forward pass needs a dozen temporaries a layer.
 So freed blocks are kept in lists by size and handed out again. All kernels run in one order (one stream, and the default stream, which
 waits for it), so a block may be reused as soon as Python has dropped its last reference: whoever writes to it next does so after the
 kernels that were launched before.
+
+Three modes of allocation, to compare (ALLOCATIONS, `minllm bench memory`):
+
+    pool            the lists above over cuMemAlloc: the default
+    synchronous     cuMemAlloc and cuMemFree for every array, as a first program does it; a free waits until the GPU is idle
+    stream_ordered  cuMemAllocAsync and cuMemFreeAsync: the driver keeps the lists, in the order of the stream
 """
 
 import contextlib
 import ctypes
 import functools
 import math
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import OutOfMemoryError
+from minllm.errors import InvalidOptionError, OutOfMemoryError
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.device import check_driver, current_device
 
+ALLOCATIONS = ("pool", "synchronous", "stream_ordered")
 SMALLEST_BLOCK = 512  # bytes; also the alignment of every array
 LARGE_STEP = 2 << 20  # large blocks are multiples of this, as in the driver
 
@@ -53,10 +61,13 @@ class GraphBlocks:
 
 
 class DeviceMemory:
-    """The pool. `memory` allocates, frees, copies and fills: CudaMemory, or in tests the host's own."""
+    """The pool. `memory` allocates, frees, copies and fills: CudaMemory, or in tests the host's own.
 
-    def __init__(self, memory: Any):
-        self.memory = memory
+    caching False gives every block straight back to `memory`, but for those that are dropped while a graph is captured.
+    """
+
+    def __init__(self, memory: Any, caching: bool = True):
+        self.memory, self.caching = memory, caching
         self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses
         self.bytes_in_use = 0
         self.bytes_cached = 0
@@ -115,6 +126,9 @@ class DeviceMemory:
         """Cache a block that no array refers to any more: for its graph, or for everybody."""
         if pointer in self.owner:
             self.owner[pointer].free[size].append(pointer)
+        elif not self.caching and self.capturing is None:
+            self.bytes_in_use -= size
+            self.memory.free(pointer)
         else:
             self.free[size].append(pointer)
             self.bytes_in_use -= size
@@ -126,7 +140,7 @@ class DeviceMemory:
         for pointers in self.free.values():
             while pointers:
                 self.memory.free(pointers.pop())
-        return freed
+        return freed + self.memory.trim()
 
     @contextlib.contextmanager
     def capture(self, graph: Any) -> Iterator[None]:
@@ -196,11 +210,29 @@ class CudaMemory:
         """(free, total) bytes."""
         return self.device.memory_info()
 
+    def trim(self) -> int:
+        """Give back to the driver what is kept here: nothing."""
+        return 0
+
+
+def device_memory(allocation: str | None = None) -> DeviceMemory:
+    """The memory of the GPU that minllm uses, one for each of ALLOCATIONS; by default the environment's MINLLM_ALLOCATION, or the pool.
+
+    Raises InvalidOptionError for another name.
+    """
+    allocation = allocation or os.environ.get("MINLLM_ALLOCATION") or "pool"
+    if allocation not in ALLOCATIONS:
+        raise InvalidOptionError(f"allocation={allocation!r} is not allowed: it is one of {', '.join(ALLOCATIONS)}.")
+    return _device_memory(allocation)
+
 
 @functools.cache
-def device_memory() -> DeviceMemory:
-    """The pool of the GPU that minllm uses."""
-    return DeviceMemory(CudaMemory())
+def _device_memory(allocation: str) -> DeviceMemory:
+    if allocation == "stream_ordered":
+        from minllm.runtime.stream_ordered_memory import StreamOrderedMemory
+
+        return DeviceMemory(StreamOrderedMemory(), caching=False)
+    return DeviceMemory(CudaMemory(), caching=allocation == "pool")
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

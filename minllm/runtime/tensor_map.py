@@ -142,7 +142,7 @@ def encode(array, box, swizzle, fill, promotion=256):
         [driver.cuuint32_t(1)] * len(shape),
         name("Interleave", "INTERLEAVE_NONE"),
         name("Swizzle", SWIZZLES[swizzle]),
-        name("L2promotion", f"L2_PROMOTION_L2_{promotion}B" if promotion else "L2_PROMOTION_NONE"),
+        name("L2promotion", f"L2_PROMOTION_L2_{promotion}B"),
         name("FloatOOBfill", FILLS[fill]),
     )
     encoded = check_driver(driver.cuTensorMapEncodeTiled(*fields), "describe an array to the copy engine")

@@ -8,7 +8,7 @@ from minllm.errors import SimulationError
 from minllm.sim.asynchrony import acquire, park, release, wake
 from minllm.sim.machine import Block, Dimensions, run_together
 
-LARGEST_CLUSTER = 16  # blocks; Hopper's; more than 8 is not portable between GPUs
+LARGEST_CLUSTER = 8  # blocks; more is not portable between GPUs
 
 
 class Cluster:

@@ -8,12 +8,25 @@ import pytest
 import torch
 
 from minllm.bench import kernels, torch_peers
-from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLOP_S, relative_error, rounded, some_of
+from minllm.bench.kernel_case import (
+    BFLOAT16,
+    FLOAT32,
+    MICROSECONDS,
+    TB_S,
+    TFLOP_S,
+    TOKENS_US,
+    Prepared,
+    Rival,
+    relative_error,
+    rounded,
+    some_of,
+)
 from minllm.bench.kernel_cases import STAGES, attention, glue, kernel_cases, matmul, projection, sampling
 from minllm.bench.noise import Noise
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.kernels.attention import QUANTIZED_VARIANTS as QUANTIZED_ATTENTION
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
@@ -21,12 +34,12 @@ from tests.bench.tiny_cases import TINY_CASES, name_of
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
+    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
     "activation": {"silu_and_multiply", "gelu", "gelu_tanh"},
-    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms"},
+    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "copy_blocks", "qkv_rope_append_quantized"},
     "sampling": {*sampling.RULES, "advance"},
 }
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}
@@ -83,6 +96,24 @@ def found(benchmark, variant, start):
 def test_bytes_and_operations_are_those_counted_by_hand(benchmark, variant, start, unit, work):
     case = found(benchmark, variant, start)
     assert (case.unit, case.work) == (unit, work)
+
+
+def test_tokens_of_context_are_counted_beside_their_bytes():
+    """64 * 4096 tokens of 8 heads, K and V: 128 codes and a scale and a zero each, or half the codes and four pairs."""
+    for name, head_bytes in (("int8", 132), ("int4", 80), ("fp8_e4m3", 128)):
+        case = found("decode attention, quantised", "split_quantized", f"64x4096, 32/8 heads, d 128, {name}, contiguous")
+        assert (case.unit, case.tokens, case.work) == (TOKENS_US, 262_144, 262_144 * 16 * head_bytes)
+        assert case.value(1e-3) == pytest.approx(262.144)
+        assert case.limit({"copy_tb_s": 4.0}) == pytest.approx(4e6 / (16 * head_bytes))
+
+
+def test_a_rival_of_our_own_is_measured_in_turn():
+    launch = [lambda: None]
+    prepared = Prepared(launch, [], lambda: np.ones(1), lambda out: 0.0, Rival("another", launch))
+    case = found("decode attention, quantised", "split_quantized", "64x4096, 32/8 heads, d 128, int8, contiguous")
+    case = replace(case, prepare=lambda *_: prepared)
+    row = kernels.KernelBench(None, FakeClock(2e-3), 1, CEILINGS).row(case)
+    assert (row.peer, row.ratio, row.value, row.peer_value, row.unit) == ("another", 1.0, 131.1, 131.1, TOKENS_US)
 
 
 def test_a_prefix_is_in_the_same_blocks_and_nothing_else_is():

@@ -1,7 +1,7 @@
 """Every benchmark of a kernel at a size that the simulator runs in a moment; tests/gpu runs them on a device."""
 
 from minllm.bench.kernel_case import FLOAT32
-from minllm.bench.kernel_cases import attention, glue, matmul, projection, sampling
+from minllm.bench.kernel_cases import attention, glue, matmul, projection, quantized_attention, quantized_kv, sampling
 
 TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 TINY_CASES = [
@@ -24,6 +24,8 @@ TINY_CASES = [
     attention.decode_case("split_tensor_core", 3, 40, **TINY_HEADS, layout="ragged"),
     attention.decode_case("split_tensor_core", 3, 40, **TINY_HEADS, layout="ragged contiguous"),
     attention.decode_case("split_unified_maximum", 2, 20, **TINY_HEADS),
+    quantized_attention.quantized_decode_case("int8", 1, 20, heads=4, kv_heads=2, head_dim=16),
+    quantized_attention.quantized_decode_case("fp8_e4m3", 2, 20, heads=4, kv_heads=1, head_dim=16, layout="ragged"),
     attention.shared_prefix_case("split_cascade", 2, 16, 7, **TINY_HEADS),
     projection.fill_case(3, 32, 1, 16),
     projection.project_case(32, 2, 1, 16, 4),
@@ -36,8 +38,12 @@ TINY_CASES = [
     glue.gelu_case("none", 3, 16),
     glue.gelu_case("tanh", 3, 16),
     glue.append_case(17, 1, 16),
+    glue.copy_blocks_case(3, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16, with_norm=True),
+    *(quantized_kv.append_case(name, 5, 1, 32) for name in quantized_kv.FORMATS),
+    *(quantized_kv.qkv_rope_append_case(name, 3, 2, 1, 32) for name in quantized_kv.FORMATS),
+    quantized_kv.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
     *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
     sampling.advance_case(5),
 ]

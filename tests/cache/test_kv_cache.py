@@ -67,8 +67,8 @@ def test_bytes_of_quantised_caches(name):
 
 def test_calibration_reaches_every_layer():
     cache = KVCache(ZerosOnly, CacheShape(2, 4, 3, 64, np.dtype(np.float32), kv_format("fp8", 64)), num_blocks=1)
-    offsets, scales = np.arange(384, dtype=np.float32).reshape(2, 3, 64), np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    cache.calibrate(offsets, scales, ZerosOnly)
+    smoothing, scales = np.arange(1152, dtype=np.float32).reshape(2, 3, 3, 64), np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    cache.calibrate(smoothing, scales, ZerosOnly)
     for i, layer in enumerate(cache.layers):
-        assert (layer.key.offset == offsets[i]).all() and layer.value.offset is None
+        assert (layer.key.smoothing == smoothing[i]).all() and layer.value.smoothing is None
         assert (layer.key.scales == scales[i, 0]).all() and (layer.value.scales == scales[i, 1]).all()

@@ -92,6 +92,18 @@ def test_eviction_never_takes_a_block_that_somebody_holds(policy):
     assert policy.tokens("b") == text(16)
 
 
+def test_a_kept_block_that_is_found_is_not_counted_as_room_too(policy):
+    """5 blocks are held and 2 kept; the prompt finds the 2 and needs 2 more, where 1 is free. Nothing is taken, the 2 stay kept."""
+    admit(policy, "a", text(8))
+    policy.free("a")
+    admit(policy, "b", text(20, start=100))
+    before = policy.usage()
+    with pytest.raises(OutOfMemoryError, match="1 of 8|3 of 8"):
+        policy.reserve("c", text(16))
+    assert policy.usage() == before and len(policy.index.find(text(8), "")) == 2
+    assert policy.reserve("c", text(12)) == 8
+
+
 def test_the_longest_unused_goes_first_and_the_end_of_a_text_before_its_beginning(policy):
     for name, start in (("old", 0), ("new", 100)):
         admit(policy, name, text(12, start))

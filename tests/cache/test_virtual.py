@@ -16,6 +16,7 @@ from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_cache import VirtualKVCache, virtual_layout
 from minllm.errors import CacheError, DeviceError, InvalidOptionError, OutOfMemoryError
 from minllm.kernels.quantization.formats import kv_format
+from minllm.ops.numpy_ops import NumpyOps
 from tests.cache.shadow_cache import ShadowCache
 from tests.cache.test_policies_fuzzed import NAMES, AnyTraffic
 from tests.runtime.guarded_pages import GuardedPages
@@ -251,7 +252,7 @@ class MemoryShadow(ShadowCache):
     """Token ids as keys and values of every layer, in the cache's own memory, as kernels write and read them."""
 
     def apply_copies(self):
-        self.policy.cache.copy_blocks(HostCopies(), self.policy.take_copies())
+        self.policy.cache.copy_blocks(NumpyOps(), self.policy.take_copies())
 
     def write(self, sequence, start):
         self.apply_copies()
@@ -279,15 +280,6 @@ class MemoryShadow(ShadowCache):
     def check(self):
         super().check()
         self.policy.cache.pages.backend.check_untouched()
-
-
-class HostCopies:
-    """The operation that copies blocks, for arrays of the host."""
-
-    @staticmethod
-    def copy_blocks(array, copies):
-        for source, destination in copies:
-            array[destination] = array[source]
 
 
 class VirtualTraffic(AnyTraffic):

@@ -22,6 +22,9 @@ FOUND = {
     "long_batch": (r"array allowed has overflowed: it is 4294967296 without the 32-bit cast", "first = int32("),
     "too_early": (r"reads the global array hidden, which hidden_kernel wrote, before griddepcontrol\.wait", "scaled = hidden[i]"),
     "every_fourth_token": (r"nobody wrote: the global array key_cache, element \[5, 3, 0\]", "total += query[i] * key_cache"),
+    "someone_elses_answer": (r"the token that is continued\[request 1\]: expected 28, got 15", ""),
+    "two_stories": (r"the text that is read back\[continuation 0, token 6\]: expected 71, got 81", ""),
+    "louder_and_louder": (r"nobody wrote: the global array scales, element \[3, 0\]", "total += query[i] * (float32(codes"),
     "short_neighbour": (r"nobody wrote: the global array maxima, element \[1, 1\]", "maximum = max(maximum, maxima[sequence, split])"),
 }
 

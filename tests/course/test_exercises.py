@@ -12,6 +12,7 @@ from minllm.course.exercise_files import notebook, skeleton, write
 from minllm.course.exercise_markers import blank, fill, holder, parts, region, regions, solution
 from minllm.course.exercises import EXERCISES, find, select
 from minllm.errors import ExerciseError
+from tests.course.beginners_mistakes import BEGINNERS
 from tests.course.mutations import MUTATIONS
 
 
@@ -51,7 +52,7 @@ def test_the_solution_passes_and_the_skeleton_does_not(exercise, tmp_path):
     assert not report.passed and "not filled in yet" in report.failed.message and str(path) in report.failed.message, f"\n{report}"
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *BEGINNERS], ids=str)
 def test_a_plausible_mistake_is_named(mutation, tmp_path):
     exercise = find(mutation.exercise)
     lines = solution(exercise.source, exercise.name)

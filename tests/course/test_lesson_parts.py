@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from minllm.course import Prediction, load_record, recorded, show_docstring, show_source
+from minllm.course.exercise_page import literal
 from minllm.errors import LessonError
-from minllm.kernels.matmul import gemv, naive
+from minllm.kernels.matmul import gemv_sums, naive
 from minllm.kernels.normalization import rms_norm
 
 ROOT = Path(__file__).parents[2]
@@ -17,9 +18,10 @@ def body(markdown: str) -> str:
     return markdown.split("~~~~python\n")[1].split("\n~~~~")[0]
 
 
-@pytest.mark.parametrize(
-    "subject", [naive.matmul_naive_kernel, gemv.dot_float32, rms_norm.rms_norm_vector_kernel, rms_norm.rms_norm], ids=lambda s: s.__name__
-)
+SUBJECTS = [naive.matmul_naive_kernel, gemv_sums.dot_float32, rms_norm.rms_norm_vector_kernel, rms_norm.rms_norm]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.__name__)
 def test_source_on_a_page_is_the_files_own(subject):
     shown = show_source(subject)
     lines = (ROOT / shown.path).read_text().splitlines()[shown.first_line - 1 :]
@@ -45,7 +47,7 @@ def test_a_docstring_can_be_left_out():
 
 
 def test_notes_stand_on_their_lines_in_order():
-    markdown = show_source(gemv.dot_float32, notes={"return total": "the sum", "def dot": "the name"})._repr_markdown_()
+    markdown = show_source(gemv_sums.dot_float32, notes={"return total": "the sum", "def dot": "the name"})._repr_markdown_()
     assert "def dot_float32(a, b, total):  # (1)!" in body(markdown)
     assert "uint_as_float(b)  # (2)!" in body(markdown)
     assert markdown.index("1.  the name") < markdown.index("2.  the sum")
@@ -53,7 +55,7 @@ def test_notes_stand_on_their_lines_in_order():
 
 def test_a_note_whose_line_is_gone_fails_the_lesson():
     with pytest.raises(LessonError, match="no such line"):
-        show_source(gemv.dot_float32, notes={"no such line": "x"})
+        show_source(gemv_sums.dot_float32, notes={"no such line": "x"})
 
 
 def test_source_from_elsewhere_is_refused():
@@ -115,7 +117,12 @@ def test_exercises_on_a_page_are_the_checkers_own():
     markdown = show_exercises(lesson)._repr_markdown_()
     for exercise in EXERCISES:
         assert (exercise.name in markdown) == (exercise.lesson == lesson)
-    assert EXERCISES[0].task in markdown and EXERCISES[0].rungs[-1].name in markdown
+    assert literal(EXERCISES[0].task) in markdown and EXERCISES[0].rungs[-1].name in markdown
+
+
+def test_a_task_is_shown_as_it_is_written():
+    shown = literal("add x[row, k] * weight[column, k] to block_size; 10**12, `a*b` and f(g(x), 2) stay")
+    assert shown == r"add `x[row, k]` \* `weight[column, k]` to `block_size`; 10\*\*12, `a*b` and `f(g(x), 2)` stay"
 
 
 def test_what_a_lesson_imports_is_there_and_stays_what_it_is():

@@ -1,5 +1,7 @@
 """What generation must do on any device; tests/engine runs these in NumPy, tests/gpu on a GPU."""
 
+from dataclasses import replace
+
 from minllm import LLM, SamplingParams
 from tests.engine.models import model_directory, transformers_greedy
 from tests.models.random_models import prompt
@@ -54,6 +56,22 @@ def check_prefix_caching_changes_no_token(llm, **options):
         assert tokens_of(other.generate(prompts, GREEDY)) == alone
         other.engine.cache_policy.check()
         assert other.engine.cache_policy.usage().allocated == 0
+
+
+def check_parallel_samples(llm):
+    """Completions of one prompt against requests with their seeds, for prompts that fill blocks and that do not; with log probabilities."""
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=12, ignore_eos=True, seed=5, logprobs=1)
+    for length in (1, 15, 16, 17, 40):
+        [output] = llm.generate([prompt(length)], params)
+        seeds = [sequence.params.seed for sequence in llm._requests(prompt(length), params)[0]]
+        assert seeds[0] == 5 and len(set(seeds)) == 3
+        alone = [replace(params, n=1, seed=seed) for seed in seeds]
+        expected = [other.outputs[0] for other in llm.generate([prompt(length)] * 3, alone)]
+        assert tokens_of_completions(output.outputs) == tokens_of_completions(expected)
+        assert len(set(map(tuple, tokens_of_completions(output.outputs)))) == 3
+        for one, other in zip(output.outputs, expected, strict=True):
+            assert [list(named) for named in one.logprobs] == [list(named) for named in other.logprobs]
+        assert llm.engine.cache_policy.usage().allocated == 0
 
 
 def check_a_batch_of_one_equals_a_batch_of_many(llm):

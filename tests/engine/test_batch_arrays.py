@@ -26,7 +26,7 @@ def test_chunks_cover_every_uncached_token_once_and_in_order(lengths, block_size
         if position >= cached[index]
     ]
     seen, completed = [], []
-    for chunk in prefill_chunks(prompts, tables, block_size, budget, cached):
+    for chunk in prefill_chunks(prompts, tables, block_size, budget, cached, range(len(prompts))):
         batch = chunk.batch
         assert 1 <= batch.num_tokens <= budget
         assert batch.num_tokens == len(batch.token_ids) == batch.query_start[-1]
@@ -47,6 +47,15 @@ def test_chunks_cover_every_uncached_token_once_and_in_order(lengths, block_size
         completed += chunk.completed
     assert seen == expected
     assert completed == list(range(len(prompts)))
+
+
+def test_equal_prompts_are_computed_once_and_get_the_same_logits_each():
+    prompts, tables = [[5, 6, 7], [5, 6, 7], [5, 6, 7], [8, 9]], [[0], [1], [2], [3]]
+    chunks = list(prefill_chunks(prompts, tables, 4, 4, [0, 0, 0, 0], [0, 0, 0, 3]))
+    assert [chunk.batch.token_ids.tolist() for chunk in chunks] == [[5, 6, 7, 8], [9]]
+    assert [chunk.completed for chunk in chunks] == [[0, 1, 2], [3]]
+    assert [chunk.batch.logits_rows.tolist() for chunk in chunks] == [[2, 2, 2], [0]]
+    assert chunks[0].batch.slot_mapping.tolist() == [0, 1, 2, 12]
 
 
 def test_a_decode_step():

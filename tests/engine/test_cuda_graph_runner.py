@@ -6,6 +6,7 @@ import pytest
 from minllm import LLM, SamplingParams
 from minllm.engine.cuda_graph_runner import CudaGraphRunner
 from minllm.ops.numpy_ops import NumpyOps
+from tests.engine import checks
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -146,6 +147,10 @@ def test_block_tables_grow_under_a_replaying_graph(llm, graph_llm, machine):
     captures = machine.captures
     assert results(graph_llm.generate(prompts, params)) == expected
     assert machine.captures == captures + 1
+
+
+def test_forks_of_a_prompt_are_copied_before_they_write(graph_llm):
+    checks.check_parallel_samples(graph_llm)
 
 
 def test_a_stream_closed_early_does_not_disturb_the_next(llm, graph_llm):

@@ -115,6 +115,8 @@ BAD_OPTIONS = [
     ("kernel_variants", ["matmul"]),
     ("kernel_variants", {"matmul": 1}),
     ("load_format", "pickle"),
+    ("allocation", "slab"),
+    ("pinned", 1),
     ("seed", -1),
     ("seed", 1.5),
     ("model", 5),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
+from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.loading import cache_shape
 from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import KV_FORMATS
 from tests.engine.models import model_directory
@@ -51,13 +51,15 @@ def test_the_cache_counts_its_own_bytes():
         assert cache.num_bytes == sum(array.nbytes for array in arrays)
 
 
-def test_keys_lose_their_mean_and_scales_leave_room():
+def test_keys_are_smoothed_and_scales_leave_room():
     with LLM(device="cpu", max_num_seqs=1, max_model_len=200) as llm:
         engine = llm.engine
         shape = cache_shape(engine.model.config, engine.ops.dtype, 16, "fp8")
         found = calibrate(engine.ops, engine.model, shape, engine.tokenizer, 200)
-    assert found.offsets.shape == (6, 1, 64) and found.scales.shape == (6, 2, 1)
-    assert np.abs(found.offsets).max() > 1 and (found.scales > 0).all() and (found.scales * 448 < 100).all()
+    assert found.smoothing.shape == (6, 3, 1, 64) and found.scales.shape == (6, 2, 1)
+    assert np.abs(found.smoothing[:, 0]).max() > 1 and (found.scales > 0).all() and (found.scales * 448 < 100).all()
+    np.testing.assert_allclose(found.smoothing[:, 1] * found.smoothing[:, 2], 1, rtol=1e-6)
+    assert 1.2 < found.smoothing[:, 2].max() < 4
 
 
 def test_a_head_that_does_not_fit_the_format_is_refused():

@@ -12,7 +12,7 @@ from minllm.models.generation_config import GenerationConfig
 NAN, INFINITY = math.nan, math.inf
 
 WRONG = [
-    *[("n", value) for value in (0, -1, 2, 1_000_000, 1.0, True, None)],
+    *[("n", value) for value in (0, -1, 1_000_000, 1.0, True, None)],
     *[("temperature", value) for value in (-0.1, 2.01, NAN, INFINITY, "1", None, True)],
     *[("top_p", value) for value in (0, 0.0, -0.5, 1.01, NAN, None)],
     *[("top_k", value) for value in (-2, 1.5, True, "5", NAN)],

@@ -35,6 +35,10 @@ def test_prefix_caching_changes_no_token(llm, index):
     checks.check_prefix_caching_changes_no_token(llm, device="cuda", enable_prefix_caching=index, gpu_memory_utilization=0.9)
 
 
+def test_parallel_samples(llm):
+    checks.check_parallel_samples(llm)
+
+
 def test_a_batch_of_one_equals_a_batch_of_many(llm):
     checks.check_a_batch_of_one_equals_a_batch_of_many(llm)
 

@@ -10,7 +10,13 @@ from numba import cuda
 from minllm.errors import OutOfMemoryError
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import kernel
-from minllm.runtime.memory import device_memory, empty, pinned_empty, to_device
+from minllm.runtime.memory import ALLOCATIONS, device_memory, empty, pinned_empty, to_device
+
+
+@pytest.fixture(autouse=True, params=ALLOCATIONS)
+def allocation(request, monkeypatch):
+    """Every test of this file runs in every mode of allocation."""
+    monkeypatch.setenv("MINLLM_ALLOCATION", request.param)
 
 
 @kernel
@@ -101,3 +107,20 @@ def test_a_failed_capture_leaves_the_stream_usable():
         CapturedGraph(fails, stream, device_memory())
     add_kernel[1, 256, stream](x, 1.0)
     assert (x.copy_to_host() == 2).all()
+
+
+def test_memory_is_used_again_in_the_stream_s_order():
+    """Many short-lived arrays, each filled and read by kernels that are launched after its predecessor was dropped."""
+    from minllm.runtime.stream import compute_stream
+
+    stream, total = compute_stream(), to_device(np.zeros(1 << 20, np.float32))
+    for turn in range(50):
+        temporary = empty((1 << 20,), np.float32)
+        temporary.fill_bytes(0)
+        for _ in range(3):
+            add_kernel[(1 << 20) // 256, 256, stream](temporary, 1.0)
+        if turn % 10 == 9:
+            assert (temporary.copy_to_host() == 3).all()
+        add_kernel[(1 << 20) // 256, 256, stream](total, 1.0)
+    assert (total.copy_to_host() == 50).all()
+    device_memory().trim()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from numba import cuda
 
 from minllm import LLM, SamplingParams
 from minllm.cache.kv_cache import CacheShape
@@ -13,6 +14,7 @@ from minllm.errors import OutOfMemoryError, VirtualMemoryError
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.kv.append import append
+from minllm.runtime.kernel import kernel
 from tests.cache.test_virtual import MemoryShadow, VirtualTraffic
 from tests.engine.models import model_directory
 from tests.kernels.attention.case_lists import BFLOAT16
@@ -58,44 +60,57 @@ def test_pages_of_the_driver(backend):
 
 
 def test_more_than_there_is(backend):
+    from minllm.runtime.memory import device_memory
+
+    device_memory().trim()
     free, _ = backend.device.memory_info()
-    pages = free // backend.page_bytes + 100
-    memory = make_range(backend, pages, limit=pages)
+    hog = device_memory().empty((free - (1 << 30),), np.uint8)
+    memory = make_range(backend, 1000, limit=1000)
     with pytest.raises(OutOfMemoryError, match="the machine gives no more"):
-        memory.map(0, pages)
-    assert memory.num_mapped == 0 and memory.pages.in_use == 0
+        memory.map(0, 1000)
+    assert memory.num_mapped == 0 and memory.pages.in_use == 0 and hog.nbytes
     memory.pages.trim()
+    del hog
+    device_memory().trim()
+
+
+@kernel
+def spin_kernel(words, turns):
+    """words int32 [n]: adds 1 to each, `turns` times; the last writes go through memory, so that nothing is left out."""
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    for turn in range(turns):
+        words[(i + turn * 32) % words.shape[0]] += 1
 
 
 def test_unmapping_waits_for_a_graph_and_mapping_does_not_disturb_it(backend):
     from minllm.runtime.graph import CapturedGraph
-    from minllm.runtime.memory import device_memory, empty
-    from minllm.runtime.stream import compute_stream, fill_words_later
+    from minllm.runtime.memory import device_memory
+    from minllm.runtime.stream import compute_stream
 
     memory, stream = make_range(backend, 64), compute_stream()
     memory.map(0, 8)
-    words = memory.array((8, backend.page_bytes // 4), np.int32)
-    out = empty((1,), np.int32)
+    words = memory.array((8 * backend.page_bytes // 4,), np.int32)
+    words.fill_bytes(0)
 
-    def fill_all():
-        for value in range(200):
-            fill_words_later(words, value, stream)
-        fill_words_later(out, 1, stream)
+    def spin():
+        spin_kernel[1, 32, stream](words, 20000)
 
-    out.fill_bytes(0)
-    graph = CapturedGraph(fill_all, stream, device_memory())
-    for _ in range(5):
+    spin()
+    graph = CapturedGraph(spin, stream, device_memory())
+    words.fill_bytes(0)
+    for _ in range(50):
         graph.launch()
     end = stream.record()
-    for page in range(8, 40):  # beside the replays
+    for page in range(8, 12):  # beside the replays
         memory.map(page)
-    was_running = not end.is_done
-    memory.unmap(0, 8)
-    assert end.is_done and was_running, "the pages were taken while the graph ran, or it was too short to tell"
-    assert out.copy_to_host()[0] == 1
-    tail = memory.array((40, backend.page_bytes), np.uint8)[8:40]
+    assert not end.is_done, "the graph is too short for this test, or mapping waits for it"
+    tail = memory.array((12, backend.page_bytes), np.uint8)[8:12]
+    memory.unmap(4, 2)
+    assert end.is_done, "the pages were taken while the graph ran"
     tail.fill_bytes(3)
-    assert (tail[31].copy_to_host() == 3).all()
+    assert (tail[3].copy_to_host() == 3).all()
+    counts = words[: 4 * backend.page_bytes // 4].copy_to_host()
+    assert counts.sum() == 50 * 32 * 20000
 
 
 def shape_of(case, layers=NUM_LAYERS):

@@ -14,6 +14,7 @@ LLAMA_LIKE = dict(
 )  # fmt: skip
 CONFIGS = {
     "llama": LLAMA_LIKE | dict(model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True),
+    "qwen2": LLAMA_LIKE | dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False),
     "qwen3": LLAMA_LIKE | dict(model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
     "gpt2": dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=32, n_layer=1, n_head=4, n_inner=24, n_positions=64,

@@ -11,6 +11,7 @@ from minllm.ops import cuda_ops
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import NormWeights
+from minllm.sim import tracing
 from tests.kernels.sampling.cases import RULES, parameters
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
@@ -21,7 +22,7 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 6e-3}
 def logits_of(ops, family, chunks, last_row_only):
     """The logits of a prompt and one decode step."""
     model = small_model(family, ops)
-    sequences = PagedSequences(ops, model.config, [8, 8], block_size=4)
+    sequences = PagedSequences(ops, model.config, [8] * len(chunks[0]), block_size=4)
     return [ops.to_host(forward(ops, model, sequences.append(chunk, last_row_only), sequences.cache)) for chunk in chunks]
 
 
@@ -36,6 +37,28 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
     for our, their in zip(ours, theirs, strict=True):
         assert our.dtype == np.float32 and our.shape == their.shape
         np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
+
+
+ALONE = [("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "bfloat16")]
+
+
+@pytest.mark.parametrize(("family", "dtype"), ALONE)
+def test_one_sequence_alone_agrees_with_numpy(family, dtype):
+    """Where norm, residual and cache write are fused with the products, as far as the family allows."""
+    chunks = [[[5]], [[3]]]
+    ours = logits_of(CudaOps(dtype, simulated=True), family, chunks, True)
+    theirs = logits_of(NumpyOps(dtype), family, chunks, True)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(1, 6), (2, 9)])
+def test_one_sequence_alone_takes_fewer_kernels(rows, kernels):
+    """Four a layer instead of seven, and attention's two; before and behind the layers embedding, norm where it is apart, and head."""
+    with tracing() as prompt_and_step:
+        logits_of(CudaOps("float32", simulated=True), "llama", [[[5]] * rows], True)
+    layers = small_model("llama", NumpyOps("float32")).config.num_hidden_layers
+    assert len(prompt_and_step) == 2 + (rows > 1) + kernels * layers
 
 
 BY_NAME = [

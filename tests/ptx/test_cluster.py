@@ -68,7 +68,7 @@ def no_such_rank_kernel(out):
         (no_cluster_kernel, None, "this launch has no clusters"),
         (no_such_rank_kernel, 2, "rank 2, which the cluster does not have"),
         (no_cluster_kernel, 3, "cannot be cut into clusters"),
-        (no_cluster_kernel, 32, "a cluster has 1 to 16"),
+        (no_cluster_kernel, 16, "a cluster has 1 to 8"),
     ],
 )
 def test_wrong_clusters_say_why(wrong, cluster, complaint):

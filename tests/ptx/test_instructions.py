@@ -143,16 +143,16 @@ def test_loads_conversions_and_stores(dtype):
 def exact_kernel(x, out, words):
     for i in range(x.shape[0]):
         out[i] = ptx.rcp_rn(x[i])
-        words[2 * i] = ptx.round_to_uint(x[i])
+    words[0] = ptx.fma_f16x2(uint32(0x3C004200), uint32(0x40004000), uint32(0xBC003800))  # (3, 1) * (2, 2) + (0.5, -1)
     ptx.store_64(words, 2 * x.shape[0], uint32(7), uint32(8))
 
 
-def test_exact_reciprocals_whole_numbers_and_half_vectors():
+def test_exact_reciprocals_pairs_of_float16_and_half_vectors():
     x = np.array([0.5, 1.5, 2.5, 3.0, -1.0, 1e20, 0.7], np.float32)
     out, words = np.zeros(7, np.float32), np.zeros(16, np.uint32)
     launch(exact_kernel, 1, 1, (x, out, words))
     np.testing.assert_array_equal(out, np.float32(1) / x)
-    assert words[0:14:2].tolist() == [0, 2, 2, 3, 0, 2**32 - 1, 1] and words[14:].tolist() == [7, 8]
+    assert words[:1].view(np.float16).tolist() == [6.5, 1.0] and words[14:].tolist() == [7, 8]
 
 
 @kernel
@@ -163,3 +163,40 @@ def misaligned_kernel(x, out):
 def test_a_misaligned_vector_load_is_reported():
     with pytest.raises(SimulationError, match="not aligned to 16 bytes"):
         launch(misaligned_kernel, 1, 1, (np.zeros(8, np.uint32), np.zeros(1, np.uint32)))
+
+
+@kernel
+def halves_kernel(words, converted, larger):
+    i = cuda.threadIdx.x
+    converted[i] = ptx.e4m3x2_to_f16x2(words[i])
+    larger[i] = ptx.max_f16x2(words[i], words[(i + 1) % words.size])
+
+
+def test_pairs_of_float16():
+    """All e4m3 numbers, NaN among them, and the larger of two float16 of any bits, of a number and NaN the number."""
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 2**32, 128, np.uint32)
+    words.view(np.uint16)[::2] = np.arange(256, dtype=np.uint8).view(np.uint16)
+    converted, larger = np.zeros((2, 128), np.uint32)
+    launch(halves_kernel, 1, 128, (words, converted, larger))
+    e4m3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(converted.view(np.float16).astype(np.float32), e4m3)
+    pairs = words.view(np.float16).reshape(128, 2)
+    np.testing.assert_array_equal(larger.view(np.float16).reshape(128, 2), np.fmax(pairs, np.roll(pairs, -1, axis=0)))
+
+
+@kernel
+def narrow_copy_kernel(x, out):
+    tile = cuda.shared.array(8, uint32)
+    ptx.cp_async_16_narrow(ptx.shared_address(tile, 0), x, 0, 16)
+    ptx.cp_async_16_narrow(ptx.shared_address(tile, 4), x, 16, 4)
+    ptx.cp_async_commit_group()
+    ptx.cp_async_wait_group_0()
+    for i in range(8):
+        out[i] = tile[i]
+
+
+def test_narrow_copies():
+    x, out = np.arange(32, dtype=np.uint8), np.ones(8, np.uint32)
+    launch(narrow_copy_kernel, 1, 1, (x, out))
+    np.testing.assert_array_equal(out, [*x.view(np.uint32)[:5], 0, 0, 0])

@@ -40,6 +40,10 @@ class HostMemory:
         """memset."""
         ctypes.memset(pointer, value, nbytes)
 
+    def trim(self) -> int:
+        """Nothing is kept."""
+        return 0
+
     def info(self) -> tuple[int, int]:
         """(free, total)."""
         return self.limit - self.bytes_given, self.limit

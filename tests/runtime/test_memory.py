@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.errors import KernelArgumentError, OutOfMemoryError
+from minllm.errors import InvalidOptionError, KernelArgumentError, OutOfMemoryError
 from minllm.runtime.array import DeviceArray, address_of
-from minllm.runtime.memory import LARGE_STEP, SMALLEST_BLOCK, DeviceMemory, block_size_for
+from minllm.runtime.memory import LARGE_STEP, SMALLEST_BLOCK, DeviceMemory, block_size_for, device_memory
 from tests.runtime.host_memory import HostMemory
 
 
@@ -19,24 +19,29 @@ def pool():
     return DeviceMemory(HostMemory())
 
 
+@pytest.fixture(params=[True, False], ids=["caching", "not caching"])
+def any_pool(request):
+    return DeviceMemory(HostMemory(), caching=request.param)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8], ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 0, 4), (7, 1, 3, 2)])
-def test_contents_survive_the_way_there_and_back(pool, shape, dtype):
+def test_contents_survive_the_way_there_and_back(any_pool, shape, dtype):
     host = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    array = pool.array(host)
+    array = any_pool.array(host)
     assert (array.shape, array.dtype, array.ndim, array.nbytes, array.size) == (shape, host.dtype, host.ndim, host.nbytes, host.size)
     np.testing.assert_array_equal(array.copy_to_host(), host)
-    assert not pool.zeros(shape, dtype).copy_to_host().astype(bool).any()
+    assert not any_pool.zeros(shape, dtype).copy_to_host().astype(bool).any()
 
 
-def test_a_transposed_array_is_copied_in_its_own_order(pool):
+def test_a_transposed_array_is_copied_in_its_own_order(any_pool):
     host = np.arange(12, dtype=np.float32).reshape(3, 4).T
-    np.testing.assert_array_equal(pool.array(host).copy_to_host(), host)
+    np.testing.assert_array_equal(any_pool.array(host).copy_to_host(), host)
 
 
-def test_views_share_memory_and_keep_it_alive(pool):
+def test_views_share_memory_and_keep_it_alive(any_pool):
     host = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
-    array = pool.array(host)
+    array = any_pool.array(host)
     np.testing.assert_array_equal(array[1].copy_to_host(), host[1])
     np.testing.assert_array_equal(array[-1].copy_to_host(), host[-1])
     np.testing.assert_array_equal(array[1:3].copy_to_host(), host[1:3])
@@ -49,7 +54,7 @@ def test_views_share_memory_and_keep_it_alive(pool):
     assert (array.copy_to_host()[2] == -1).all()
     del array
     gc.collect()
-    other = pool.zeros((4, 3, 2), np.int32)
+    other = any_pool.zeros((4, 3, 2), np.int32)
     assert other.block.pointer != row.block.pointer and (row.copy_to_host() == -1).all()
 
 
@@ -77,9 +82,9 @@ def test_a_view_with_gaps(pool):
             use()
 
 
-def test_mistakes_are_explained(pool):
-    array = pool.zeros((4, 6), np.float32)
-    odd = pool.zeros((3, 1), np.uint8)
+def test_mistakes_are_explained(any_pool):
+    array = any_pool.zeros((4, 6), np.float32)
+    odd = any_pool.zeros((3, 1), np.uint8)
     for wrong in (lambda: array.reshape(5, 5), lambda: array[::2], lambda: array.reshape(-1, 7), lambda: odd.view(np.int32)):
         with pytest.raises(KernelArgumentError):
             wrong()
@@ -123,8 +128,41 @@ def test_a_block_holds_its_array_and_little_more(nbytes):
     assert block_size_for(size) == size
 
 
+def test_without_a_cache_every_block_goes_straight_back():
+    pool = DeviceMemory(HostMemory(), caching=False)
+    array = pool.empty(1000, np.float32)
+    view = array[3:]
+    del array
+    assert len(pool.memory.buffers) == 1
+    del view
+    assert not pool.memory.buffers and (pool.bytes_in_use, pool.bytes_cached) == (0, 0)
+
+
 class Graph:
     """Stands for a captured graph."""
+
+
+def test_without_a_cache_a_graph_keeps_its_blocks_too():
+    pool, graph = DeviceMemory(HostMemory(), caching=False), Graph()
+    before = pool.empty(1000, np.float32)
+    with pool.capture(graph):
+        first = pool.empty(1000, np.float32).pointer  # dropped, and used again
+        assert pool.empty(1000, np.float32).pointer == first
+        del before  # while kernels that read it may be in the graph
+        assert len(pool.memory.buffers) == 2
+    assert pool.empty(1000, np.float32).pointer != first
+    del graph
+    gc.collect()
+    pool.trim()
+    assert not pool.memory.buffers and pool.bytes_in_use == 0
+
+
+def test_an_allocation_has_a_name(monkeypatch):
+    with pytest.raises(InvalidOptionError, match="allocation='slab' is not allowed: it is one of pool, synchronous, stream_ordered"):
+        device_memory("slab")
+    monkeypatch.setenv("MINLLM_ALLOCATION", "buddy")
+    with pytest.raises(InvalidOptionError, match="buddy"):
+        device_memory()
 
 
 def test_blocks_of_a_graph_are_its_own_while_it_lives(pool):

@@ -7,7 +7,7 @@ docstrings leave out, are listed by name, so that no array goes uncounted.
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +20,17 @@ from minllm.kernels.attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_2_float32,
+    flash_attention_2_quantized,
     flash_attention_3,
     materialized,
     split_cascade,
     split_kv,
+    split_quantized,
     split_tensor_core,
 )
 from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
+from minllm.kernels.attention.split_shape import SplitShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks
@@ -36,6 +39,7 @@ from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
+from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
@@ -44,9 +48,12 @@ from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.kernels.rope.rotate import rope
+from minllm.kernels.quantization.cache import allocate
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.rope.rotate import rope, rope_table
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
+from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 
@@ -222,18 +229,52 @@ def append_by_elements():
     return run, {"append_kernel": Expected(copied)}, ("slot_mapping",)
 
 
+def quantized_caches(name, kv_heads, D):
+    found = kv_format(name, D)
+    caches = [allocate(found, 2, 4, kv_heads, np.zeros, np.array) for _ in range(2)]
+    return replace(caches[0], smoothing=np.ones((3, kv_heads, D), np.float32)), caches[1]
+
+
+@row
+def append_to_a_quantized_cache():
+    T, kv_heads, D, b = 3, 2, 64, 2  # the second token has no slot
+    caches = quantized_caches("int8", kv_heads, D)
+    rows = (T - 1) * kv_heads
+    asked = {name: rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D for name in ("key", "value")}
+    asked |= {f"{name}_scales": rows * 4 for name in ("key", "value")} | dict(smoothing=rows * 2 * D * 4)
+    run = partial(append, numbers(T, kv_heads, D), numbers(T, kv_heads, D), *caches, integers(6, -1, 1))
+    return run, {"append_quantized_kernel": Expected(asked, dict(smoothing=kv_heads * 2 * D * 4))}, ("slot_mapping",)
+
+
+@row
+def qkv_rope_and_append_to_a_quantized_cache():
+    T, heads, kv_heads, D, b = 3, 4, 2, 64, 2
+    N = heads + 2 * kv_heads
+    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
+    caches = quantized_caches("int4", kv_heads, D)
+    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b)
+    moved |= {f"{name}_codes": T * kv_heads * D // 2 for name in ("key", "value")}
+    moved |= {f"{name}_scales": T * kv_heads * 2 * 4 for name in ("key", "value")}
+    # Both halves of a head ask for the angles of its pairs.
+    repeated = dict(cos_sin=2 * T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    repeated |= dict(smoothing=T * (2 * kv_heads + heads) * D * 4)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b, smoothing=3 * kv_heads * D * 4)
+    return run, {"qkv_rope_append_quantized_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
 @row
 def copy_blocks_by_vectors():
     P, R = 2, 16 * 2 * 40 * 2
     run = partial(copy_blocks, numbers(4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
 
 
 @row
 def copy_blocks_by_bytes():
     P, R = 2, 3 * 7 * 2
     run = partial(copy_blocks, numbers(4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Expected(dict(cache=2 * P * R))}, ("copies",)
+    return run, {"copy_blocks_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
 
 
 @row
@@ -331,6 +372,25 @@ def gemv():
     tiling = GemvTiling(rows=2, warps=2, unroll=2)
     moved = Expected(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
     return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
+
+
+@row
+def gemv_from_norm_to_cache():
+    M, heads, kv_heads, D, K, b = 2, 2, 1, 8, 520, 2
+    tiling = GemvTiling(rows=2, warps=2, unroll=2)
+    N = (heads + 2 * kv_heads) * D
+    warps = N // tiling.rows  # each of which asks for x, the norm, and the angles of its pair
+    asked = dict(
+        x=M * K * b * warps, norm=M * K * b * warps, weight=N * K * b, positions=32 * 4 * M * warps, slot_mapping=32 * 4 * M * warps,
+        cos_sin=32 * 2 * 4 * M * warps, query=M * heads * D * b, key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
+    )  # fmt: skip
+    different = dict(x=M * K * b, norm=K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=M * D * 4)
+    moved = Expected(asked, different)
+    places, caches = np.arange(M, dtype=np.int32), [numbers(1, 4, kv_heads, D) for _ in range(2)]
+    table = rope_table(4, D, 0.1 ** np.arange(D // 2))
+    query = numbers(M, heads, D)
+    arguments = numbers(M, K), numbers(K), 1e-5, numbers(N, K), None, places, places, table, query, *caches
+    return partial(gemv_qkv_rope_append, *arguments, tiling=tiling), {"matmul_gemv_qkv_kernel": moved}
 
 
 @row
@@ -443,6 +503,24 @@ def flash_attention_2_of_a_prompt():
 
 
 @row
+def flash_attention_2_over_a_quantized_cache():
+    T, heads, kv_heads, D, b, query_tile, key_tile, chunks = 40, 2, 1, 32, 2, 16, 16, 2
+    loaded, rows = heads * keys_of_tiles(T, query_tile), T * heads * D * b
+    products = heads * sum(-(-min(T, first + query_tile) // key_tile) for first in range(0, T, query_tile))
+    # Each of the threads that load 16 bytes of a row asks for its scale.
+    asked = dict(query=rows, out=rows, key_codes=loaded * D, value_codes=loaded * D)
+    asked |= dict(key_scales=loaded * chunks * 4, value_scales=loaded * chunks * 4)
+    different = {f"{name}_codes": T * kv_heads * D for name in ("key", "value")} | {f"{name}_scales": T * 4 for name in ("key", "value")}
+    arrays = make_arrays(AttentionCase((T,), (T,), heads, kv_heads, D, dtype=BFLOAT16))
+    batch = (arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables, arrays.scale)
+    run = partial(
+        flash_attention_2_quantized.attention, arrays.query, *quantize_case(arrays, "int8")[:2], *batch, tiles=(query_tile, key_tile, 1)
+    )
+    expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
+    return run, {"flash_attention_2_quantized_kernel": expected}, LENS
+
+
+@row
 def flash_attention_3_of_a_prompt():
     T, heads, kv_heads, D, b, query_tile, key_tile, page = 70, 2, 1, 32, 2, 64, 32, 16
     ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # of the keys that each tile of queries sees
@@ -503,7 +581,7 @@ def split_tensor_core_of_a_decode_step():
 
 @row
 def split_cluster_of_a_short_sequence():
-    context, heads, kv_heads, D, b, blocks, warps = 256, 4, 2, 64, 2, 16, 4
+    context, heads, kv_heads, D, b, blocks, warps = 256, 4, 2, 64, 2, 8, 4
     arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=blocks * warps * heads * D * b)
@@ -511,6 +589,23 @@ def split_cluster_of_a_short_sequence():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
     return run, {"split_cluster_kernel": Expected(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
+
+
+@row
+def split_quantized_of_a_decode_step():
+    context, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    key_cache, value_cache, _ = quantize_case(arrays, "int4")
+    arguments = (arrays.query, key_cache, value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states, rows = splits * heads * 4, heads * D * 2
+    codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
+    asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales, query=splits * warps * rows)
+    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
+    different = dict(query=rows, part_out=2 * states * D)
+    shape = SplitShape(warps, 16, 2, 1)
+    run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
+    return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
 
 
 @row

@@ -1,12 +1,13 @@
 """The cases of `minllm bench kernels`: every kernel of the package, every rung of its ladders."""
 
 from minllm.bench.kernel_case import KernelCase
-from minllm.bench.kernel_cases import attention, glue, matmul, projection, sampling
+from minllm.bench.kernel_cases import attention, glue, matmul, projection, quantized_attention, quantized_kv, sampling
 
 STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling")  # folders of minllm/kernels
 
 
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
-    every = [*matmul.cases(), *attention.cases(), *projection.cases(), *glue.cases(), *sampling.cases()]
+    modules = (matmul, attention, quantized_attention, projection, glue, quantized_kv, sampling)
+    every = [case for module in modules for case in module.cases()]
     return [case for case in every if case.stage in stages]

@@ -23,6 +23,9 @@ NAMES = (
     "lagging_rows",
     "every_fourth_token",
     "short_neighbour",
+    "someone_elses_answer",
+    "two_stories",
+    "louder_and_louder",
     "long_batch",
     "too_early",
 )  # fmt: skip

@@ -8,6 +8,7 @@ from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour,
 from minllm.course.figures.scale import short
 
 WIDTH, TOP, LARGEST_CELL = 640.0, 30.0, 34.0
+MOST_TOLD = 400  # cells: the values of more are not told on hovering, which would make a page heavy
 
 
 def heat_map(
@@ -26,14 +27,23 @@ def heat_map(
     cell = min(LARGEST_CELL, (WIDTH - left) / columns)
     longest = max((text_width(name) for name in column_names), default=0.0) if column_names else 0.0
     most = float(np.nanmax(values)) or 1.0
-    drawn = [label(0, FONT_SIZE, title, font_weight=600)]
+    drawn, marks = [label(0, FONT_SIZE, title, font_weight=600)], []
+    told = rows * columns <= MOST_TOLD
     for (row, column), value in np.ndenumerate(values):
         x, y = left + column * cell, TOP + row * cell
         opacity = 0.0 if np.isnan(value) else float(value) / most * (0.5 if show_values else 1)  # numbers stay readable
-        drawn.append(cell_mark(x, y, cell, opacity, series, f"row {row}, column {column}: {short(value)}", rows * columns))
+        if told:
+            mark = element("rect", x=x, y=y, width=cell, height=cell, fill_opacity=opacity)
+            marks.append(titled(mark, f"row {row}, column {column}: {short(value)}"))
+        elif opacity >= 0.005:
+            marks.append(f'<path d="M{x:.1f} {y:.1f}h{cell:.1f}v{cell:.1f}h-{cell:.1f}z" fill-opacity="{opacity:.2f}"/>')
         if show_values and not np.isnan(value):
             drawn.append(label(x + cell / 2, y + cell / 2 + 4, short(value), "middle", font_size=FONT_SIZE - 3))
     bottom = TOP + rows * cell
+    lines = [f"M{left:.1f} {TOP + row * cell:.1f}h{columns * cell:.1f}" for row in range(rows + 1)]
+    lines += [f"M{left + column * cell:.1f} {TOP:.1f}v{rows * cell:.1f}" for column in range(columns + 1)]
+    drawn.insert(1, element("g", "".join(marks), fill=colour(series)))
+    drawn.insert(2, element("path", d="".join(lines), stroke=GRID, stroke_width=0.5, fill="none"))
     for row, name in enumerate(row_names or []):
         drawn.append(label(left - 6, TOP + (row + 0.5) * cell + 4, name, "end", fill=MUTED))
     for column, name in enumerate(column_names or []):
@@ -42,9 +52,3 @@ def heat_map(
     height = bottom + (longest + 10 if column_names else 4)
     alternative = f"{title}: a matrix of {rows} rows and {columns} columns, values from {short(np.nanmin(values))} to {short(most)}"
     return Figure(WIDTH, height, drawn, alternative, caption)
-
-
-def cell_mark(x: float, y: float, size: float, opacity: float, series: int, tooltip: str, cells: int) -> str:
-    """One cell; its value is told on hovering where there are not too many of them."""
-    mark = element("rect", x=x, y=y, width=size, height=size, fill=colour(series), fill_opacity=opacity, stroke=GRID, stroke_width=0.5)
-    return titled(mark, tooltip) if cells <= 400 else mark

@@ -9,6 +9,11 @@
     split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch
     split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
 
+Over a quantised cache (kernels/quantization), where key_cache and value_cache below are QuantizedCaches:
+
+    flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
+    split_quantized      split_tensor_core on the codes themselves, which are what the tensor cores multiply: for decode steps
+
 Every variant but the reference is a module with two functions:
 
     attention(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale,
@@ -55,7 +60,8 @@ VARIANTS = Variants(
     "materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3",
     "split_kv", "split_tensor_core", "split_unified_maximum",
 )  # fmt: skip
-DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum")  # they take one new token a sequence
+QUANTIZED_VARIANTS = Variants("flash_attention_2_quantized", "split_quantized")  # they read QuantizedCaches, all others arrays
+DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # they take one new token a sequence
 
 
 def choose(max_query_len, dtype=None, compute_capability=None):
@@ -67,3 +73,8 @@ def choose(max_query_len, dtype=None, compute_capability=None):
         return "split_tensor_core"
     sixteen_bits = dtype is not None and str(dtype) in ("float16", "bfloat16")
     return "flash_attention_3" if compute_capability == (9, 0) and sixteen_bits else "flash_attention_2"
+
+
+def choose_quantized(max_query_len):
+    """The fastest variant's name over a quantised cache."""
+    return "split_quantized" if max_query_len == 1 else "flash_attention_2_quantized"

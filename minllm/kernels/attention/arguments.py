@@ -8,11 +8,13 @@ the first call, and every call leaves them zeros: make_workspace(...) makes them
 launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from minllm.kernels.kv.layout import check_layout
+from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -52,16 +54,34 @@ def sizes_of(query, key_cache, block_tables):
 
 
 def check_arguments(
-    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    quantized=False,
 ):
-    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes."""
+    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes.
+
+    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
+    """
     check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
     check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
     check(block_tables.ndim == 2, f"block_tables has shape {block_tables.shape}; it must be [sequences, max_blocks]")
     sizes = sizes_of(query, key_cache, block_tables)
     dtype = str(query.dtype)
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
-    for name, array in (("key_cache", key_cache), ("value_cache", value_cache), ("out", out)):
+    if quantized:
+        for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+            check(is_quantized(cache), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
+        check_same_format(key_cache, value_cache)
+    arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
+    for name, array in arrays.items():
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
     same_shape = tuple(value_cache.shape) == tuple(key_cache.shape)
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
@@ -79,11 +99,14 @@ def check_arguments(
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
-    check_layout("key_cache", key_cache)
-    check_layout("value_cache", value_cache)
-    same_strides = key_cache.strides[1] == value_cache.strides[1]
-    check(same_strides, f"value_cache has strides {value_cache.strides}; it must lie like the key_cache, {key_cache.strides}")
-    block_elements = sizes.block_size * key_cache.strides[1] // key_cache.dtype.itemsize
+    if quantized:  # split_quantized and flash_attention_2_quantized say what they need of codes and scales
+        block_elements = math.prod(key_cache.codes.shape[1:])
+    else:
+        check_layout("key_cache", key_cache)
+        check_layout("value_cache", value_cache)
+        same_strides = key_cache.strides[1] == value_cache.strides[1]
+        check(same_strides, f"value_cache has strides {value_cache.strides}; it must lie like the key_cache, {key_cache.strides}")
+        block_elements = sizes.block_size * key_cache.strides[1] // key_cache.dtype.itemsize
     check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
     return sizes
 

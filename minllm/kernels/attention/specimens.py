@@ -9,6 +9,7 @@ from minllm.kernels.attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_2_float32,
+    flash_attention_2_quantized,
     flash_attention_3,
     materialized,
     materialized_projection,
@@ -16,12 +17,15 @@ from minllm.kernels.attention import (
     split_cluster,
     split_kv,
     split_merge,
+    split_quantized,
     split_tensor_core,
 )
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
+from minllm.kernels.attention.split_code_shape import shape_for as code_shape_for
 from minllm.kernels.attention.split_shape import SplitShape, shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
+from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
 from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
@@ -52,10 +56,12 @@ def specimens():
         yield from flash_attention_3_specimens(dtype.name)
     yield from strided_specimens()
     yield from flash_attention_2_float32_specimens()
+    yield from flash_attention_2_quantized_specimens()
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
     for dtype in HALF_DTYPES:
         yield from split_tensor_core_specimens(dtype.name)
+        yield from split_quantized_specimens(dtype.name)
 
 
 def materialized_specimens(dtype):
@@ -173,15 +179,59 @@ def split_tensor_core_specimens(dtype):
         contains, targets = ("UTMALDG.5D*", *TENSOR_CORES[:3], "MOVM.16.MT88"), ((9, 0), (10, 0))
         yield Specimen(name, kernel, (*arguments[:-2], *maps), threads, blocks, shared_bytes, contains, targets=targets)
     for head_dim, keys, tensor_copies in ((64, 32, True), (128, 16, True), (128, 16, False)):
-        shape = SplitShape(4, keys, 2, 2, tensor_copies)
-        clusters, threads, shared_bytes = split_cluster.make_cluster_kernel(dtype, head_dim, BLOCK_SIZE, 4, 16, shape)
+        shape = SplitShape(4, keys, 4, 1, tensor_copies)
+        clusters, threads, shared_bytes = split_cluster.make_cluster_kernel(dtype, head_dim, BLOCK_SIZE, 4, 8, shape)
         name = f"attention/split_cluster/{head_dim}/group_4/{'engine/' * tensor_copies}{dtype}"
         maps = (types.uint64 if tensor_copies else types.none,) * 2
         types_of_cluster = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32, *maps)
         contains = (*TENSOR_CORES[:3], "MOVM.16.MT88", "UCGABAR_ARV")
-        yield Specimen(name, clusters, types_of_cluster, threads, 2, shared_bytes, contains, targets=hopper)
+        yield Specimen(name, clusters, types_of_cluster, threads, 1, shared_bytes, contains, targets=hopper)
     for head_dim in (64, 128):
         prefix, threads, shared_bytes = split_cascade.make_prefix_kernel(dtype, head_dim, BLOCK_SIZE, 4)
         batch = (array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
         name, types_of_prefix = f"attention/split_cascade/prefix/{head_dim}/group_4/{dtype}", (*inputs(dtype), *states, *batch)
         yield Specimen(name, prefix, types_of_prefix, threads, 1, shared_bytes, TENSOR_CORES)
+
+
+def split_quantized_specimens(dtype):
+    """Decoding over quantised caches: every format, one group and several, head sizes of even and of odd numbers of chunks."""
+    parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
+    layouts = [("int8", 128, None, 4), ("int4", 128, None, 4), ("int4", 128, 64, 4), ("fp8_e4m3", 128, None, 4), ("fp8_e5m2", 128, None, 4)]
+    layouts += [("int8", 80, None, 1), ("int4", 96, None, 16), ("int8", 256, None, 8), ("int4", 256, None, 8), ("int8", 64, 32, 16)]
+    for name, head_dim, group_size, group in layouts if dtype == "bfloat16" else layouts[:1]:
+        form = kv_format(name, head_dim, group_size)
+        codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
+        arguments = (array(dtype, 3), codes, codes, scales, scales, array(dtype, 3), *parts, *BATCH, FLOAT32, INT32)
+        for capability, targets, line_heads in SPLIT_TARGETS:
+            if name == "fp8_e4m3":
+                targets = tuple(target for target in targets if target >= FP8_SINCE)
+            shape = code_shape_for(form, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
+            kernel, threads, shared_bytes = split_quantized.make_kernel(form, dtype, BLOCK_SIZE, group, None, shape)
+            details = f"{name}/{head_dim}_by_{form.group_size}/group_{group}/{shape.blocks}x{shape.warps}x{shape.stages}"
+            contains = (*TENSOR_CORES[:3], "LDGSTS*128*", "MUFU.EX2", "MOVM.16.MT88")
+            specimen = f"attention/split_quantized/{details}/{dtype}"
+            yield Specimen(specimen, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)
+
+
+def flash_attention_2_quantized_specimens():
+    """Tiles for long prompts, and for short ones; one block of 8 warps, or two of 4, fills a multiprocessor's registers."""
+    for name, head_dim, dtype, longest in (
+        ("int8", 128, "bfloat16", LONG), ("int8", 96, "float16", LONG), ("int4", 128, "bfloat16", LONG), ("int4", 256, "float16", LONG),
+        ("int4", 64, "bfloat16", SHORT), ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "float16", LONG),
+    ):  # fmt: skip
+        found, tiles = kv_format(name, head_dim), flash_attention_2_quantized.tiles_for(head_dim, longest)
+        kernel, threads, shared_bytes = flash_attention_2_quantized.make_kernel(dtype, found, BLOCK_SIZE, *tiles)
+        codes, rows = array(UINT8, 4), array(dtype, 3)
+        scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
+        targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
+        targets = targets if dtype == "bfloat16" else (targets[-2],)  # they differ in how queries come and outputs go
+        yield Specimen(
+            f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}",
+            kernel,
+            (rows, codes, scales, codes, scales, rows, *BATCH, FLOAT32, INT32),
+            threads,
+            blocks=1 if threads > 128 else 2,
+            shared_bytes=shared_bytes,
+            contains=(TENSOR_CORES[0], TENSOR_CORES[1], TENSOR_CORES[2], "LDG*128*", "STS*128*", "MUFU.EX2"),
+            targets=targets,
+        )

@@ -18,7 +18,7 @@ from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_o
 from minllm.kernels.attention.split_plan import quotient
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import load_4_float32, store_4_float32
-from minllm.ptx import ex2, fence_acq_rel_gpu
+from minllm.ptx import ex2
 
 FULL_WARP = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
@@ -165,9 +165,9 @@ def make_merges(head_dim, heads, warps):
         arrivals = parts_in_memory[3]
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            fence_acq_rel_gpu()  # what this block has written is seen before its arrival
+            cuda.threadfence()  # what this block has written is seen before its arrival
             arrived[0] = cuda.atomic.add(arrivals, uint32(first_place) // 2, 1)
-            fence_acq_rel_gpu()  # and what the others have written, after theirs
+            cuda.threadfence()  # and what the others have written, after theirs
         cuda.syncthreads()
         return arrived[0]
 

@@ -1,13 +1,14 @@
 """New keys and values into a quantised cache: read once, quantised in registers, written as codes and scales.
 
-    x = key[t, h] - offset[h]  or  value[t, h]        codes, scales of block slot // block_size, position slot % block_size = quantize(x)
+    x = (key[t, h] - mean[h]) * factor[h]  or  value[t, h]
+    codes, scales of block slot // block_size, position slot % block_size = quantize(x)
 
 T tokens of H heads of D components of b bytes: about 6 FLOPs an element; 2 T H D b bytes read and 2 T H bytes_a_head written (formats.py),
 D + 4 for int8 against 2 D for a plain copy; arithmetic intensity about 2 FLOP a byte, so memory sets the time. Quantising in a kernel of
 its own would write the numbers once more and read them back.
 
 Threads to data: quantized_head.py; a block takes some heads of one token, its z index says whether keys or values.
-Source: LMDeploy, "INT4/INT8 KV Cache"; Zhang et al. 2024, "SageAttention", section 4.2 (the offset).
+Source: LMDeploy, "INT4/INT8 KV Cache"; Zhang et al. 2024, "SageAttention", section 4.2 (the mean).
 """
 
 import functools
@@ -39,46 +40,48 @@ def make_load_components(dtype):
 
 
 @cuda.jit(device=True)
-def subtract_offset(offset, index, values):
-    """values -= offset[index : index + EACH], float32."""
-    shift = cuda.local.array(EACH, float32)
-    load_4_float32(offset, index, shift, 0)
-    load_4_float32(offset, index + 4, shift, 4)
+def smooth(smoothing, row, component, values):
+    """values = (values - smoothing[0]) * smoothing[1] for the components from `component` on of KV head `row`."""
+    means, factors = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
+    rows, row_length = smoothing.shape[1], smoothing.shape[2]
+    for k in range(0, EACH, 4):
+        load_4_float32(smoothing, row * row_length + component + k, means, k)
+        load_4_float32(smoothing, (rows + row) * row_length + component + k, factors, k)
     for k in range(EACH):
-        values[k] -= shift[k]
+        values[k] = (values[k] - means[k]) * factors[k]
 
 
 @functools.cache
-def append_quantized_kernel(dtype, kv_format, block_size, has_offset):
+def append_quantized_kernel(dtype, kv_format, block_size, is_smooth):
     """The kernel for numbers of `dtype` and caches of `kv_format`; grid (tokens, blocks of heads, keys and values)."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format.head_dim)
     last = head_dim // EACH - 1
     load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
 
     @kernel
-    def append_quantized_kernel(key, value, key_codes, key_scales, offset, value_codes, value_scales, slot_mapping):
-        # key, value [T, kv_heads, head_dim]; codes, scales: QuantizedCache's; offset [kv_heads, head_dim]; slot_mapping [T]
+    def append_quantized_kernel(key, value, key_codes, key_scales, smoothing, value_codes, value_scales, slot_mapping):
+        # key, value [T, kv_heads, head_dim]; codes, scales: QuantizedCache's; smoothing [3, kv_heads, head_dim]; slot_mapping [T]
         token, kv_heads = cuda.blockIdx.x, key.shape[1]
         lane, head = cuda.threadIdx.x % uint32(lanes), cuda.blockIdx.y * (THREADS // lanes) + cuda.threadIdx.x // uint32(lanes)
         slot = slot_mapping[token]
         values = cuda.local.array(EACH, float32)
-        component, inside = min(lane, uint32(last)) * EACH, head < kv_heads
-        stores = inside and lane <= last and slot >= 0
-        row = (token * kv_heads + (head if inside else 0)) * head_dim + component
-        if cuda.blockIdx.z == 0:
-            load_components(key, row, values)
-            if has_offset and inside:
-                subtract_offset(offset, head * head_dim + component, values)
-            store_quantized(key_codes, key_scales, slot, head, lane, values, stores)
-        else:
-            load_components(value, row, values)
-            store_quantized(value_codes, value_scales, slot, head, lane, values, stores)
+        component, is_key, is_written = min(lane, uint32(last)) * EACH, cuda.blockIdx.z == 0, head < kv_heads and slot >= 0
+        for k in range(EACH):
+            values[k] = float32(0)
+        if is_written:
+            load_components(key if is_key else value, (token * kv_heads + head) * head_dim + component, values)
+            if is_smooth and is_key:
+                smooth(smoothing, head, component, values)
+        codes, scales = key_codes if is_key else value_codes, key_scales if is_key else value_scales
+        store_quantized(codes, scales, slot, head, lane, values, is_written and lane <= last)
 
     return append_quantized_kernel
 
 
 def append_quantized(key, value, key_cache, value_cache, slot_mapping, stream=None):
     """Quantise key and value [T, kv_heads, head_dim] into QuantizedCaches; slots int32 [T], -1 writes nothing.
+
+    Queries of smoothed keys are multiplied by smoothing[2] by whoever makes them (qkv_rope_append does).
 
     Slots must be inside the cache, and no two tokens may share one: the kernel trusts them. Raises KernelArgumentError for shapes,
     dtypes and alignment.
@@ -89,10 +92,10 @@ def append_quantized(key, value, key_cache, value_cache, slot_mapping, stream=No
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=tokens)
     check_quantized_caches(key_cache, value_cache, kv_heads, head_dim)
     check_aligned(key=key, value=value)
-    block_size, lanes, has_offset = key_cache.shape[1], lanes_of(head_dim), key_cache.offset is not None
-    chosen = append_quantized_kernel(key.dtype, key_cache.format, block_size, has_offset)
+    block_size, lanes, is_smooth = key_cache.shape[1], lanes_of(head_dim), key_cache.smoothing is not None
+    chosen = append_quantized_kernel(key.dtype, key_cache.format, block_size, is_smooth)
     arrays = (
-        key, value, key_cache.codes, key_cache.scales, key_cache.offset if has_offset else key, value_cache.codes, value_cache.scales,
+        key, value, key_cache.codes, key_cache.scales, key_cache.smoothing if is_smooth else key, value_cache.codes, value_cache.scales,
     )  # fmt: skip
     launch(chosen, (tokens, ceil_div(kv_heads, THREADS // lanes), 2), THREADS, (*arrays, slot_mapping), stream)
 
@@ -106,17 +109,16 @@ def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
     check(found.head_dim <= 32 * EACH, f"a head of {head_dim} does not fit a warp, which takes {32 * EACH} components")
     num_blocks, block_size, heads, _ = key_cache.shape
     check(kv_heads in (None, heads), f"the caches hold {heads} KV heads, and there are {kv_heads}")
-    rows = dict(num_blocks=num_blocks, block_size=block_size, kv_heads=heads)
+    rows = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         check_array(f"{name}.codes", cache.codes, (UINT8,), **rows, code_bytes=found.code_bytes)
         if found.is_float:
             check_array(f"{name}.scales", cache.scales, (FLOAT32,), kv_heads=heads)
         else:
-            pairs = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size, groups=found.groups, pair=2)
-            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **pairs)
-    check(value_cache.offset is None, "value_cache has an offset; only keys may, because nobody adds it again")
-    if key_cache.offset is not None:
-        check_array("key_cache.offset", key_cache.offset, (FLOAT32,), kv_heads=heads, head_dim=head_dim)
+            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **rows, groups=found.groups, pair=2)
+    check(value_cache.smoothing is None, "value_cache has a smoothing; only keys may, because nobody takes it back")
+    if key_cache.smoothing is not None:
+        check_array("key_cache.smoothing", key_cache.smoothing, (FLOAT32,), parts=3, kv_heads=heads, head_dim=head_dim)
 
 
 def check_aligned(**arrays):

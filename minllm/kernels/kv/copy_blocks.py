@@ -1,6 +1,6 @@
-"""Whole blocks of the cache are copied to other blocks: the copy in copy on write.
+"""Whole blocks of the cache are copied: to other blocks, the copy in copy on write, or to and from a buffer on their way to the host.
 
-    cache[destination] = cache[source]   for each pair (source, destination)
+    to[destination] = cache[source]   for each pair (source, destination); `to` is the cache itself, or another array of such blocks
 
 Two sequences that share a block part when one of them writes into it: it gets a copy first (Kwon et al. 2023, "Efficient Memory Management
 for Large Language Model Serving with PagedAttention", section 4.4). P pairs of blocks of R bytes: no FLOPs; P R bytes read and as many
@@ -50,18 +50,20 @@ def in_rounds(copies):
 
 
 @kernel
-def copy_blocks_kernel(cache, copies):
-    """Any size of a block, a byte a thread at a time: cache uint8 [num_blocks, R], copies int32 [P, 2]."""
+def copy_blocks_kernel(cache, to, copies):
+    """Any size of a block, a byte a thread at a time: cache, to uint8 [num_blocks, R], copies int32 [P, 2]."""
+    # exercise: kv.copy_blocks
     pair = cuda.blockIdx.y
     source, destination, row = copies[pair, 0], copies[pair, 1], cache.shape[1]
     start = cuda.blockIdx.x * PIECE + cuda.threadIdx.x
     for i in range(start, min(row, (cuda.blockIdx.x + 1) * PIECE), THREADS):
-        cache[destination, i] = cache[source, i]
+        to[destination, i] = cache[source, i]
+    # end exercise
 
 
 @kernel
-def copy_blocks_vector_kernel(cache, copies):
-    """Blocks of whole, aligned vectors: cache uint32 [num_blocks, R / 4], copies int32 [P, 2]. Loads come before stores."""
+def copy_blocks_vector_kernel(cache, to, copies):
+    """Blocks of whole, aligned vectors: cache, to uint32 [num_blocks, R / 4], copies int32 [P, 2]. Loads come before stores."""
     pair, row = cuda.blockIdx.y, int64(cache.shape[1])
     source, destination = copies[pair, 0] * row, copies[pair, 1] * row
     first = (cuda.blockIdx.x * PIECE + cuda.threadIdx.x) * WORDS_A_VECTOR
@@ -73,24 +75,29 @@ def copy_blocks_vector_kernel(cache, copies):
     for v in range(VECTORS_A_THREAD):
         i = first + v * THREADS * WORDS_A_VECTOR
         if i < row:
-            store_128(cache, destination + i, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
+            store_128(to, destination + i, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
 
 
-def copy_blocks(cache, copies, stream=None):
+def copy_blocks(cache, copies, stream=None, to=None):
     """Copy blocks of a cache [num_blocks, ...] of any dtype; copies int32 [P, 2], pairs of source and destination.
 
-    Blocks must be inside the cache, and no block may be written that is read or written by another pair: the kernel trusts them
-    (`in_rounds` makes such lists). Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
+    to: another array of blocks of the same size and dtype that they are copied into; by default the cache itself. Blocks must be inside
+    the arrays, and no block may be written that is read or written by another pair: the kernel trusts them (`in_rounds` makes such
+    lists). Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
     """
+    to = cache if to is None else to
     check_array("copies", copies, INDEX_DTYPES, pairs=None, source_and_destination=2)
     check(cache.ndim >= 2, f"cache has shape {tuple(cache.shape)}; it must be [num_blocks, ...]")
-    contiguous = cache.flags.c_contiguous if isinstance(cache, np.ndarray) else cache.is_contiguous
+    contiguous = all(a.flags.c_contiguous if isinstance(a, np.ndarray) else a.is_contiguous for a in (cache, to))
     check(contiguous, "cache has gaps: give the array that holds all layers of a block, not a view of one of them")
-    pairs, blocks = copies.shape[0], cache.shape[0]
+    pairs = copies.shape[0]
     check(pairs <= MAX_PAIRS, f"{pairs} copies are more than the {MAX_PAIRS} of one launch: cut the list")
-    flat = cache.reshape(blocks, -1)
-    if vectors := vectors_a_row(flat.shape[1], flat):
-        launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs), THREADS, (flat.view(np.uint32), copies), stream)
+    same = cache.dtype == to.dtype and tuple(cache.shape[1:]) == tuple(to.shape[1:])
+    check(same, f"blocks of {cache.dtype} {tuple(cache.shape[1:])} cannot be copied to blocks of {to.dtype} {tuple(to.shape[1:])}")
+    flat = [array.reshape(array.shape[0], -1) for array in (cache, to)]
+    if vectors := vectors_a_row(flat[0].shape[1], *flat):
+        words = [array.view(np.uint32) for array in flat]
+        launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs), THREADS, (*words, copies), stream)
     else:
-        row = flat.view(np.uint8)
-        launch(copy_blocks_kernel, (ceil_div(row.shape[1], PIECE), pairs), THREADS, (row, copies), stream)
+        rows = [array.view(np.uint8) for array in flat]
+        launch(copy_blocks_kernel, (ceil_div(rows[0].shape[1], PIECE), pairs), THREADS, (*rows, copies), stream)

@@ -59,6 +59,8 @@ def qkv_rope_append_reference(
     if cos_sin is not None:
         query, key = rope_reference(query, positions, cos_sin, interleaved), rope_reference(key, positions, cos_sin, interleaved)
     append_reference(key, by_head[:, heads + kv_heads :], key_cache, value_cache, slot_mapping)
+    if is_quantized(key_cache) and key_cache.smoothing is not None:
+        query = query * np.repeat(key_cache.smoothing[2], heads // kv_heads, axis=0)
     return query.astype(qkv.dtype, copy=False)
 
 

@@ -1,7 +1,7 @@
 """From the fused QKV projection to a quantised cache in one step: split, QK norm, RoPE, and codes and scales.
 
     q, k, v = split(qkv);  q, k = rms_norm(q) * q_norm, rms_norm(k) * k_norm;  q, k = rope(q), rope(k)      as in qkv_rope_append.py
-    codes, scales = quantize(k - offset), quantize(v)           query = q
+    codes, scales = quantize((k - mean) * factor), quantize(v)           query = q / factor
 
 T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k and 6 of k and v; T N D b bytes
 read, T heads D b written as queries and 2 T kv_heads bytes_a_head (formats.py) as cache; memory sets the time. Nothing is rounded between
@@ -18,8 +18,9 @@ from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import ceil_div
+from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches, make_load_components, subtract_offset
+from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches, make_load_components, smooth
 from minllm.kernels.kv.quantized_head import EACH, FULL_WARP, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
 from minllm.runtime.kernel import check, kernel, launch
@@ -28,7 +29,7 @@ THREADS = 128
 
 
 @functools.cache
-def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions, has_norm, has_offset):
+def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions, has_norm, is_smooth):
     """The kernel for activations of `dtype` and caches of `kv_format`; grid (tokens, blocks of heads)."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format.head_dim)
     active, half_lanes, half = head_dim // EACH, head_dim // EACH // 2, head_dim // 2
@@ -36,8 +37,8 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
 
     @cuda.jit(device=True)
-    def normalize(values, weight, component, lane, epsilon):
-        """RMSNorm over the head, times weight [head_dim]; the whole warp takes part."""
+    def normalize(values, weight, component, lane, epsilon, is_turned):
+        """RMSNorm over the head, times weight [head_dim], where the head is a query or a key; the whole warp takes part."""
         total = float32(0)
         for k in range(EACH):
             total += values[k] * values[k]
@@ -48,25 +49,39 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             total += cuda.shfl_xor_sync(FULL_WARP, total, distance)
             distance >>= 1
         inverse_rms = libdevice.rsqrtf(total * float32(1 / head_dim) + epsilon)
-        weights = cuda.local.array(EACH, float32)
-        load_components(weight, component, weights)
-        for k in range(EACH):
-            values[k] *= inverse_rms * weights[k]
+        if is_turned:
+            weights = cuda.local.array(EACH, float32)
+            load_components(weight, component, weights)
+            for k in range(EACH):
+                values[k] *= inverse_rms * weights[k]
 
     @cuda.jit(device=True)
-    def turn(values, cos_sin, position, lane):
-        """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart; the whole warp takes part."""
+    def turn(values, cos_sin, position, lane, is_turned):
+        """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, where the head is a query or a key; the whole warp takes
+        part."""
         first_half = lane < half_lanes
         partner = lane + half_lanes if first_half else (lane - half_lanes if lane < active else lane)
         pair = (lane if first_half else lane - half_lanes) * EACH if lane < active else uint32(0)
         cosine, sine = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
-        for k in range(0, EACH, 4):
-            load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
-            load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
+        for k in range(EACH):
+            cosine[k], sine[k] = float32(1), float32(0)
+        if is_turned:
+            for k in range(0, EACH, 4):
+                load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
+                load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
         source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
         for k in range(EACH):
             other = cuda.shfl_sync(FULL_WARP, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]
+
+    @cuda.jit(device=True)
+    def unsmooth(smoothing, kv_head, component, values):
+        """values *= smoothing[2], what makes up for the factors of the keys that this query meets."""
+        factors = cuda.local.array(EACH, float32)
+        for k in range(0, EACH, 4):
+            load_4_float32(smoothing, (2 * smoothing.shape[1] + kv_head) * head_dim + component + k, factors, k)
+        for k in range(EACH):
+            values[k] *= factors[k]
 
     @kernel(dependent_launch=True)
     def qkv_rope_append_quantized_kernel(
@@ -77,9 +92,9 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         q_norm,  # [head_dim]
         k_norm,  # [head_dim]
         query,  # [T, heads, head_dim]
-        key_codes,  # [num_blocks, block_size, kv_heads, code_bytes]
+        key_codes,  # [num_blocks, kv_heads, block_size, code_bytes]
         key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], or [kv_heads]
-        offset,  # [kv_heads, head_dim]
+        smoothing,  # [3, kv_heads, head_dim]
         value_codes,
         value_scales,
         epsilon,
@@ -87,29 +102,29 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         wait_for_predecessors()
         token, lane = cuda.blockIdx.x, cuda.threadIdx.x % uint32(lanes)
         head = cuda.blockIdx.y * uint32(THREADS // lanes) + cuda.threadIdx.x // uint32(lanes)
-        heads, kv_heads = query.shape[1], key_codes.shape[2]
+        heads, kv_heads = query.shape[1], key_codes.shape[1]
         all_heads = heads + 2 * kv_heads
         is_query, is_turned, is_any = head < heads, head < heads + kv_heads, head < all_heads
         position, slot = positions[token], slot_mapping[token]
         component = min(lane, uint32(active - 1)) * EACH
-        values, plain = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
-        load_components(qkv, (token * all_heads + (head if is_any else 0)) * head_dim + component, values)
+        values = cuda.local.array(EACH, float32)
         for k in range(EACH):
-            plain[k] = values[k]
-        # All lanes of a warp normalise, turn and look for scales together, because they exchange; a value's are put back.
+            values[k] = float32(0)
+        if is_any:
+            load_components(qkv, (token * all_heads + head) * head_dim + component, values)
+        # All lanes of a warp normalise, turn and look for scales together, because they exchange; those of values change nothing.
         if has_norm:
-            normalize(values, q_norm if is_query else k_norm, component, lane, epsilon)
+            normalize(values, q_norm if is_query else k_norm, component, lane, epsilon, is_turned)
         if has_positions:
-            turn(values, cos_sin, position, lane)
-        if not is_turned:
-            for k in range(EACH):
-                values[k] = plain[k]
+            turn(values, cos_sin, position, lane, is_turned)
+        if is_smooth and is_query:
+            unsmooth(smoothing, kv_head_of(head, heads, kv_heads), component, values)
         if is_query and lane < active:
             for k in range(0, EACH, width):
                 store_vector(query, (token * heads + head) * head_dim + component + k, values, k)
         stores, is_key = is_any and lane < active and slot >= 0, is_turned and not is_query
-        if has_offset and is_key:
-            subtract_offset(offset, (head - heads) * head_dim + component, values)
+        if is_smooth and is_key:
+            smooth(smoothing, head - heads, component, values)
         codes, scales = key_codes if is_key else value_codes, key_scales if is_key else value_scales
         kv_head = head - heads if is_key else head - heads - kv_heads
         store_quantized(codes, scales, slot, kv_head, lane, values, stores and not is_query)
@@ -127,14 +142,14 @@ def qkv_rope_append_quantized(
         cos_sin is None or (not interleaved and cos_sin.shape[1] == head_dim),
         "a quantised cache takes rotary positions that turn whole heads, in pairs half a head apart; not interleaved ones, nor a part",
     )
-    has_offset, has_norm = key_cache.offset is not None, q_norm is not None
+    is_smooth, has_norm = key_cache.smoothing is not None, q_norm is not None
     norms = (q_norm, k_norm) if has_norm else (qkv, qkv)  # a kernel's arguments are always arrays: others stand in, and are not read
     check_aligned(qkv=qkv, query=query, q_norm=norms[0], k_norm=norms[1])
     kv_heads, lanes = key_cache.shape[2], lanes_of(head_dim)
-    chosen = qkv_rope_append_quantized_kernel(query.dtype, key_cache.format, key_cache.shape[1], cos_sin is not None, has_norm, has_offset)
+    chosen = qkv_rope_append_quantized_kernel(query.dtype, key_cache.format, key_cache.shape[1], cos_sin is not None, has_norm, is_smooth)
     arrays = (
         qkv, positions, slot_mapping, qkv if cos_sin is None else cos_sin, *norms, query,
-        key_cache.codes, key_cache.scales, key_cache.offset if has_offset else qkv, value_cache.codes, value_cache.scales,
+        key_cache.codes, key_cache.scales, key_cache.smoothing if is_smooth else qkv, value_cache.codes, value_cache.scales,
     )  # fmt: skip
     grid = (qkv.shape[0], ceil_div(heads + 2 * kv_heads, THREADS // lanes))
     launch(chosen, grid, THREADS, (*arrays, float(epsilon)), stream)

@@ -5,18 +5,20 @@ Threads to data: eight neighbouring components a lane, as many as one 128-bit lo
 (kernels/reduction.py has the same for sums). A head whose lanes are no power of two (80 and 96 components) is filled up with
 lanes that hold its last components once more: they change no minimum, and store nothing.
 
-A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a warp lie side by side. The first lane of each group stores its scale and
-zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal and the rounding to whole numbers are exact.
+A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a head lie side by side. The first lane of each group stores its scale and
+zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does,
+which goes four times as fast as a conversion to an integer.
 """
 
 import functools
 
 from numba import cuda, float32, int64, uint32
 
-from minllm.ptx import pack_e4m3x2, pack_e5m2x2, pack_f16x2, rcp_rn, round_to_uint, store_32, store_64, unpack_f16x2
+from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
 
 EACH = 8  # components a lane
 FULL_WARP = 0xFFFFFFFF
+ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 has no bit left for fractions here, so that adding it rounds, ties to even
 
 
 def lanes_of(components):
@@ -37,6 +39,12 @@ def make_store_quantized(kv_format, block_size):
     pack_pair = pack_e5m2x2 if kv_format.name == "fp8_e5m2" else pack_e4m3x2
 
     @cuda.jit(device=True)
+    def row_of(codes, slot, kv_head):
+        """Which of the rows [num_blocks, kv_heads, block_size] is this head's of this slot."""
+        block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
+        return (int64(block) * codes.shape[1] + kv_head) * block_size + offset
+
+    @cuda.jit(device=True)
     def range_of_group(values):
         """(smallest, largest) number of the group that this lane's are part of."""
         low, high = values[0], values[0]
@@ -50,21 +58,25 @@ def make_store_quantized(kv_format, block_size):
         return low, high
 
     @cuda.jit(device=True)
+    def first_bytes(bits, at):
+        """The lowest bytes of four words as one word."""
+        low, high = prmt(bits[at], bits[at + 1], uint32(0x0040)), prmt(bits[at + 2], bits[at + 3], uint32(0x0040))
+        return prmt(low, high, uint32(0x5410))
+
+    @cuda.jit(device=True)
     def store_codes(codes, at, values, zero, inverse):
         """round((value - zero) * inverse), between 0 and the largest code, from byte `at` on."""
-        low, high = uint32(0), uint32(0)
+        bits = cuda.local.array(EACH, uint32)
         for k in range(EACH):
-            code = min(round_to_uint((values[k] - zero) * inverse), uint32(levels))
-            if four_bits:  # components 2i and 2i + 1 are the nibbles i and i + 4
-                low |= code << uint32(16 * (k % 2) + 4 * (k // 2))
-            elif k < 4:
-                low |= code << uint32(8 * k)
-            else:
-                high |= code << uint32(8 * (k - 4))
-        if four_bits:
-            store_32(codes, at, low)
+            code = min(max((values[k] - zero) * inverse, float32(0)), float32(levels))
+            bits[k] = float_as_uint(code + float32(ROUNDING))
+        if four_bits:  # components 2i and 2i + 1 are the nibbles i and i + 4
+            word = uint32(0)
+            for i in range(EACH // 2):
+                word |= (prmt(bits[2 * i], bits[2 * i + 1], uint32(0x5410)) & uint32(0x000F000F)) << uint32(4 * i)
+            store_32(codes, at, word)
         else:
-            store_64(codes, at, low, high)
+            store_64(codes, at, first_bytes(bits, 0), first_bytes(bits, 4))
 
     @cuda.jit(device=True)
     def store_integers(codes, scales, slot, kv_head, lane, values, stores):
@@ -73,12 +85,9 @@ def make_store_quantized(kv_format, block_size):
         scale, zero = unpack_f16x2(pair)
         if stores:
             inverse = rcp_rn(scale) if scale > float32(0) else float32(0)
-            kv_heads = codes.shape[2]
-            at = (int64(slot) * kv_heads + kv_head) * code_bytes
-            store_codes(codes, at + lane * (EACH // 2 if four_bits else EACH), values, zero, inverse)
+            row = row_of(codes, slot, kv_head)
+            store_codes(codes, row * code_bytes + lane * (EACH // 2 if four_bits else EACH), values, zero, inverse)
             if lane % active_group_lanes == 0:
-                block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
-                row = (int64(block) * kv_heads + kv_head) * block_size + offset
                 store_32(scales, (row * groups + lane // active_group_lanes) * 2, pair)
 
     @cuda.jit(device=True)
@@ -87,6 +96,6 @@ def make_store_quantized(kv_format, block_size):
             inverse = rcp_rn(scales[kv_head])
             low = pack_pair(values[0] * inverse, values[1] * inverse) | pack_pair(values[2] * inverse, values[3] * inverse) << uint32(16)
             high = pack_pair(values[4] * inverse, values[5] * inverse) | pack_pair(values[6] * inverse, values[7] * inverse) << uint32(16)
-            store_64(codes, (int64(slot) * codes.shape[2] + kv_head) * code_bytes + lane * EACH, low, high)
+            store_64(codes, row_of(codes, slot, kv_head) * code_bytes + lane * EACH, low, high)
 
     return store_floats if is_float else store_integers

@@ -8,10 +8,9 @@ from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
-from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
 
-FP8_SINCE = (8, 9)  # the compute capability from which there are instructions for fp8
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {
     "64": (64, 64, False, False),  # Llama 3.2
@@ -29,9 +28,10 @@ VECTOR_HEADS = {
 # (format, head_dim, dtype) of those that write quantised caches.
 BFLOAT16 = FLOAT_DTYPES[-1]
 QUANTIZED = (
-    *(("int8", 128, dtype) for dtype in FLOAT_DTYPES),
-    *(("int4", head_dim, BFLOAT16) for head_dim in (64, 128, 256)),
-    ("int8", 96, BFLOAT16),
+    ("int8", 128, BFLOAT16),
+    ("int8", 96, FLOAT_DTYPES[0]),
+    ("int4", 64, BFLOAT16),
+    ("int4", 256, BFLOAT16),
     ("fp8_e4m3", 128, BFLOAT16),
     ("fp8_e5m2", 64, BFLOAT16),
 )
@@ -61,24 +61,24 @@ def specimens():
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
-    pairs, wide = array(INT32, 2), ("LDG*128*", "STG*128*")
-    yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (array(UINT8, 2), pairs), COPY_THREADS, blocks=12)
-    yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (array(UINT32, 2), pairs), COPY_THREADS, blocks=12, contains=wide)
+    pairs, raw, words, wide = array(INT32, 2), array(UINT8, 2), array(UINT32, 2), ("LDG*128*", "STG*128*")
+    yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (raw, raw, pairs), COPY_THREADS, blocks=12)
+    yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (words, words, pairs), COPY_THREADS, blocks=12, contains=wide)
     yield from quantized_specimens()
 
 
 def quantized_specimens():
-    """Those that write quantised caches, with an offset of keys; the fused step with positions, and with norms for heads of 128."""
+    """Those that write quantised caches, with smoothed keys; the fused step with positions, and with norms for heads of 128."""
     for name, head_dim, dtype in QUANTIZED:
         found, has_norm = kv_format(name, head_dim), head_dim == 128
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)
-        codes, offset = array(UINT8, 4), array(FLOAT32, 2)
+        codes, smoothing, angles = array(UINT8, 4), array(FLOAT32, 3), array(FLOAT32, 2)
         scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
         targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
         end, common = f"quantized/{name}/{head_dim}/{dtype}", dict(threads=THREADS, contains=("LDG*128*",), targets=targets)
-        arguments = (heads, heads, codes, scales, offset, codes, scales, indices)
+        arguments = (heads, heads, codes, scales, smoothing, codes, scales, indices)
         yield Specimen(f"kv/append/{end}", append_quantized_kernel(dtype, found, 16, True), arguments, blocks=12, **common)
         norms = (line, line) if has_norm else (matrix, matrix)
-        arguments = (matrix, indices, indices, offset, *norms, heads, codes, scales, offset, codes, scales, FLOAT32)
+        arguments = (matrix, indices, indices, angles, *norms, heads, codes, scales, smoothing, codes, scales, FLOAT32)
         kernel = qkv_rope_append_quantized_kernel(dtype, found, 16, True, has_norm, True)
         yield Specimen(f"kv/qkv_rope_append/{end}", kernel, arguments, blocks=8, **common)

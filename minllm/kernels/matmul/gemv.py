@@ -18,6 +18,8 @@ with few, long rows, where a warp a row would leave the machine half empty.
 The kernel may start before its predecessor has ended (`dependent_launch`): its first loads of weights, which nobody writes, are then in
 flight while the activations are still being computed, and only the first look at x waits.
 
+RMSNorm in front of the product and the residual behind it are done on the way (`norm`, `residual`), and cost no kernel: see gemv_sums.py.
+
 With `gated`, `weight` holds a gate's rows and behind them as many rows of what it gates: a warp computes features of both, and writes
 silu(gate) * up. A feed-forward then needs one kernel less, and its widest activations never reach memory.
 
@@ -30,61 +32,19 @@ Lower Occupancy", GTC 2010.
 """
 
 import functools
-from typing import NamedTuple
 
-import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64
 
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.arguments import ceil_div
+from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import check_arguments, check_gated_arguments
-from minllm.kernels.reduction import warp_sum
-from minllm.kernels.vector import VECTOR_BYTES, vectors_a_row
-from minllm.ptx import (
-    griddepcontrol_launch_dependents,
-    griddepcontrol_wait,
-    load_128,
-    load_128_streaming,
-    uint_as_float,
-    unpack_bf16x2,
-    unpack_f16x2,
-)
+from minllm.kernels.matmul.gemv_sums import WARP, GemvTiling, make_sums
+from minllm.kernels.vector import vectors_a_row
+from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
 WARP_SHIFT = 5  # a warp's number is its thread's, shifted
 MAX_ROWS_OF_X = 8
-
-
-class GemvTiling(NamedTuple):
-    """How a block divides the weights: output features a warp, warps a block, loads in flight a row, and warps that share a row."""
-
-    rows: int
-    warps: int
-    unroll: int
-    splits: int = 1
-
-
-@cuda.jit(device=True)
-def dot_float32(a, b, total):
-    """total + a * b, for two float32 in 32-bit words."""
-    return total + uint_as_float(a) * uint_as_float(b)
-
-
-@cuda.jit(device=True)
-def dot_bf16x2(a, b, total):
-    """total + the dot product of two pairs of bfloat16, each pair in a 32-bit word."""
-    a_low, a_high = unpack_bf16x2(a)
-    b_low, b_high = unpack_bf16x2(b)
-    return total + a_low * b_low + a_high * b_high
-
-
-@cuda.jit(device=True)
-def dot_f16x2(a, b, total):
-    """total + the dot product of two pairs of float16, each pair in a 32-bit word."""
-    a_low, a_high = unpack_f16x2(a)
-    b_low, b_high = unpack_f16x2(b)
-    return total + a_low * b_low + a_high * b_high
 
 
 @cuda.jit(device=True)
@@ -99,99 +59,13 @@ def row_of_gated_feature(first, r, last):
     return min(int64(first + (r >> 1)), last) + (r & 1) * (last + 1)
 
 
-DOT_OF_WORDS = {"float32": dot_float32, "bfloat16": dot_bf16x2, "float16": dot_f16x2}
-
-
-def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row, guarded: bool = False, waits: bool = False):
-    """The device function of one step of a warp along K; weight_row: the device function row_of_feature or row_of_gated_feature.
-
-    guarded: it may reach beyond the rows' end. waits: x may not be written yet, so wait for it once the loads of weights are on their way.
-    """
-    rows, unroll = tiling.rows, tiling.unroll
-    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
-    warp_step = WARP * vector  # elements of a row that one load of a warp covers
-    words_in_flight = rows * unroll * 4
-    dot = DOT_OF_WORDS[dtype]
-
-    @cuda.jit(device=True)
-    def accumulate_step(x, weight, total, first, last, element):
-        """total[i, r] += x[i, :] . (the warp's r-th row) over `unroll` vectors, a warp's load apart, from `element` on."""
-        words = cuda.local.array(words_in_flight, uint32)
-        for u in range(unroll):
-            if not guarded or element + u * warp_step < k:
-                for r in range(rows):
-                    w = load_128_streaming(weight, weight_row(first, r, last) * k + element + u * warp_step)
-                    for word in range(4):
-                        words[(u * rows + r) * 4 + word] = w[word]
-        if waits:
-            griddepcontrol_wait()
-        # Without this ptxas would save registers by moving each load down to where its value is used, and one load would be in flight
-        # at a time. It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
-        cuda.syncwarp()
-        for u in range(unroll):
-            if not guarded or element + u * warp_step < k:
-                for i in range(m):
-                    x_words = load_128(x, i * k + element + u * warp_step)
-                    for r in range(rows):
-                        for word in range(4):
-                            total[i, r] = dot(words[(u * rows + r) * 4 + word], x_words[word], total[i, r])
-
-    return accumulate_step
-
-
-def accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row):
-    """The device function that adds a warp's share of the products to its sums, by 128-bit loads: rows of K elements are whole vectors."""
-    unroll, splits = tiling.unroll, tiling.splits
-    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
-    step = WARP * vector * unroll  # elements of a row that a warp has in flight
-    full_steps = k // (step * splits)
-    some_are_left = k % (step * splits) > 0
-    accumulate_first_step = make_accumulate_step(m, k, dtype, tiling, weight_row, guarded=not full_steps, waits=True)
-    accumulate_step = make_accumulate_step(m, k, dtype, tiling, weight_row)
-    accumulate_last_step = make_accumulate_step(m, k, dtype, tiling, weight_row, guarded=True)
-
-    @cuda.jit(device=True)
-    def accumulate(x, weight, total, first, last, split, lane):
-        """total[i, r] += x[i, :] . (the warp's r-th row of weight) over this lane's elements."""
-        element = int64(split * step + lane * vector)
-        accumulate_first_step(x, weight, total, first, last, element)
-        element += step * splits
-        for _ in range(full_steps - 1):
-            accumulate_step(x, weight, total, first, last, element)
-            element += step * splits
-        if some_are_left and full_steps:  # constants: no code at all where K is whole steps
-            accumulate_last_step(x, weight, total, first, last, element)
-
-    return accumulate
-
-
-def accumulate_elements(m: int, k: int, tiling: GemvTiling, weight_row):
-    """The same device function by single elements, for rows that do not begin on a multiple of 16 bytes."""
-    rows, splits = tiling.rows, tiling.splits
-
-    @cuda.jit(device=True)
-    def accumulate(x, weight, total, first, last, split, lane):
-        """total[i, r] += x[i, :] . (the warp's r-th row of weight) over this lane's elements."""
-        griddepcontrol_wait()
-        element = split * WARP + lane
-        while element < k:
-            for r in range(rows):
-                w = float32(weight[weight_row(first, r, last), element])
-                for i in range(m):
-                    total[i, r] += float32(x[i, element]) * w
-            element += WARP * splits
-
-    return accumulate
-
-
 @functools.cache
 def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, gated: bool = False):
     """The kernel for `m` rows of `k` elements of `dtype`; `vectorized` where every row begins on a multiple of 16 bytes."""
-    rows, warps, _, splits = tiling
+    rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
     groups = warps // splits  # of warps that share output features
-    sums, features = m * rows, rows // 2 if gated else rows
-    weight_row = row_of_gated_feature if gated else row_of_feature
-    accumulate = accumulate_vectors(m, k, dtype, tiling, weight_row) if vectorized else accumulate_elements(m, k, tiling, weight_row)
+    features = rows // 2 if gated else rows
+    begin, finish = make_sums(m, k, dtype, tiling, vectorized, row_of_gated_feature if gated else row_of_feature)
 
     @cuda.jit(device=True)
     def output(total, i, f, bias, feature):
@@ -203,93 +77,98 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
         return total[i, f]
 
     @kernel(launch_bounds=warps * WARP, dependent_launch=True)
-    def matmul_gemv_kernel(x, weight, bias, out):
-        """x [M, K], weight [N, K], bias [N] or None, out [M, N] or, gated, [M, N / 2]; the grid covers the columns of out."""
+    def matmul_gemv_kernel(x, norm, weight, bias, residual, out, epsilon):
+        """x [M, K], norm [K] or None, weight [N, K], bias [N] or None, out [M, N] or, gated, [M, N / 2], residual as out or None.
+
+        The grid covers the columns of out."""
         griddepcontrol_launch_dependents()
         lane = int32(cuda.threadIdx.x) & (WARP - 1)
         warp = int32(cuda.threadIdx.x) >> WARP_SHIFT
-        group = warp // splits
-        split = warp % splits
-        first = (cuda.blockIdx.x * groups + group) * features  # the first output feature of this warp
+        first = (cuda.blockIdx.x * groups + warp // splits) * features  # the first output feature of this warp
         last = out.shape[1] - 1
-        total = cuda.local.array((m, rows), float32)
-        for i in range(m):
-            for r in range(rows):
-                total[i, r] = 0.0
-        accumulate(x, weight, total, first, last, split, lane)
-        for i in range(m):
-            for r in range(rows):
-                total[i, r] = warp_sum(total[i, r])
-        if splits > 1:
-            shared_totals = cuda.shared.array((warps, sums), float32)
-            if lane == 0:
+        total, squares = cuda.local.array((m, rows), float32), cuda.local.array(m, float32)
+        begin(x, norm, weight, total, squares, first, last, warp, lane)
+        addends = cuda.local.array((m, features), float32)
+        if residual is not None:
+            for f in range(features):
                 for i in range(m):
-                    for r in range(rows):
-                        shared_totals[warp, i * rows + r] = total[i, r]
-            cuda.syncthreads()
-            for i in range(m):
-                for r in range(rows):
-                    total[i, r] = 0.0
-                    for other in range(splits):
-                        total[i, r] += shared_totals[group * splits + other, i * rows + r]
-        if lane == 0 and split == 0:
+                    addends[i, f] = float32(residual[i, min(int64(first + f), last)])
+        finish(x, norm, weight, total, squares, first, last, warp, lane, epsilon)
+        if lane == 0 and warp % splits == 0:
             for f in range(features):
                 if first + f <= last:
                     for i in range(m):
-                        out[i, first + f] = output(total, i, f, bias, first + f)
+                        value = output(total, i, f, bias, first + f)
+                        if residual is not None:
+                            value += addends[i, f]
+                        out[i, first + f] = value
 
     return matmul_gemv_kernel
 
 
-def choose_tiling(m: int, n: int, k: int) -> GemvTiling:
-    """The fastest of 22 tilings, or within 3 % of it, at the matrices of a 1B model on an H200.
+def choose_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
+    """The fastest of 22 tilings, or within 3 % of it, at the matrices of models of 1B and 8B on an H200, within their decode steps.
 
-    More rows of x leave registers for fewer loads in flight.
+    More rows of x leave registers for fewer loads in flight, and so does a norm; its work on x is worth sharing between two rows of weight.
+    Where a weight has few rows, more warps share each.
     """
+    if m == 1 and k >= 4096:
+        return GemvTiling(rows=2, warps=8, unroll=2 if normed else 4, splits=4 if n <= 2048 else 2)
     if m == 1:
-        return GemvTiling(rows=2, warps=8, unroll=4, splits=2) if k >= 4096 else GemvTiling(rows=1, warps=8, unroll=2, splits=2)
+        return GemvTiling(rows=2 if normed else 1, warps=8, unroll=2, splits=2)
     if n < 8192:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
     return GemvTiling(rows=2, warps=8, unroll=2) if m <= 4 else GemvTiling(rows=4, warps=4, unroll=1)
 
 
-def choose_gated_tiling(m: int, n: int, k: int) -> GemvTiling:
+def choose_gated_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
     """The same for a gated product, whose warps take rows in pairs."""
-    tiling = choose_tiling(m, n, k)
+    tiling = choose_tiling(m, n, k, normed)
     return tiling._replace(rows=max(2, tiling.rows))
 
 
-def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | None = None) -> None:
+def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | None = None, norm=None, epsilon=0.0, residual=None) -> None:
     """Write x @ weight.T + bias into `out`: x [M, K] with M <= 8, weight [N, K], bias [N], out [M, N].
 
-    x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
+    x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32. norm [K] and epsilon: multiply by the RMSNorm
+    of x instead, in float32. residual [M, N]: add it, before the sum is rounded; it may be `out`.
 
     `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
     """
-    shape = check_arguments(x, weight, out, bias)
-    launch_gemv(x, weight, out, bias, stream, tiling or choose_tiling(*shape), gated=False)
+    m, n, k = check_arguments(x, weight, out, bias)
+    check_norm(norm, x)
+    if residual is not None:
+        check_array("residual", residual, (x.dtype, out.dtype), M=m, N=n)
+    launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling or choose_tiling(m, n, k, norm is not None), gated=False)
 
 
-def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None) -> None:
+def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, norm=None, epsilon=0.0) -> None:
     """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]: x [M, K] with M <= 8, gate_up [2 * I, K], the gate in its first half.
 
-    One dtype: float32, float16 or bfloat16. Sums and gate are float32, and rounded once. `tiling` overrides the choice by shape; its rows
-    are even. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
+    One dtype: float32, float16 or bfloat16. Sums and gate are float32, and rounded once. norm, epsilon: as in matmul_gemv. `tiling`
+    overrides the choice by shape; its rows are even. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
     """
     check_gated_arguments(x, gate_up, out)
-    tiling = tiling or choose_gated_tiling(x.shape[0], *gate_up.shape)
+    check_norm(norm, x)
+    tiling = tiling or choose_gated_tiling(x.shape[0], *gate_up.shape, norm is not None)
     check(tiling[0] % 2 == 0, f"{tiling}: a warp computes pairs of a gate and what it gates, so its rows are even")
-    launch_gemv(x, gate_up, out, None, stream, tiling, gated=True)
+    launch_gemv(x, norm, gate_up, None, None, out, epsilon, stream, tiling, gated=True)
 
 
-def launch_gemv(x, weight, out, bias, stream, tiling, gated):
+def check_norm(norm, x) -> None:
+    """Raise KernelArgumentError unless the weights of a norm are a row in the dtype of x, or None."""
+    if norm is not None:
+        check_array("norm", norm, (x.dtype,), K=x.shape[1])
+
+
+def launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, gated):
     """Check what is common to both products, and launch over the columns of `out`."""
     (m, n), k, tiling = out.shape, x.shape[1], GemvTiling(*tiling)
     check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of x, not {m}: choose tensor_core or tiled, or variant='auto'")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     if m == 0 or n == 0:
         return
-    vectorized = vectors_a_row(k, x, weight) > 0
+    vectorized = vectors_a_row(k, x, weight, *(() if norm is None else (norm,))) > 0
     grid = ceil_div(n, tiling.rows // (2 if gated else 1) * (tiling.warps // tiling.splits))
     chosen = gemv_kernel(m, k, x.dtype.name, tiling, vectorized, gated)
-    launch(chosen, grid, tiling.warps * WARP, (x, weight, bias, out), stream=stream)
+    launch(chosen, grid, tiling.warps * WARP, (x, norm, weight, bias, residual, out, float(epsilon)), stream=stream)

@@ -7,6 +7,7 @@ from numba.cuda import types
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.matmul import flat_tiles, flat_wgmma, flat_wgmma_tiling, gemv, tensor_core, tiled, vectorized, wgmma
 from minllm.kernels.matmul.arguments import HALF_DTYPES
+from minllm.kernels.matmul.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
@@ -24,6 +25,12 @@ def operands(dtype, out_dtype=None, bias=True):
     """The types of x, weight, bias and out."""
     matrix = array(dtype, 2)
     return matrix, matrix, array(dtype, 1) if bias else types.none, array(out_dtype or dtype, 2)
+
+
+def gemv_operands(dtype, out_dtype=None, norm=False, residual=False):
+    """The types of gemv's x, norm, weight, bias, residual, out and epsilon."""
+    matrix, out = array(dtype, 2), array(out_dtype or dtype, 2)
+    return matrix, array(dtype, 1) if norm else types.none, matrix, types.none, matrix if residual else types.none, out, types.float32
 
 
 def specimens():
@@ -52,17 +59,45 @@ def gemv_specimens(dtype):
         warps = 24 if m <= 4 else 16  # resident at one time; 8 rows of x take the registers of some
         tiling = gemv.choose_tiling(m, n, k)
         kernel = gemv.gemv_kernel(m, k, dtype, tiling, True)
-        arguments, threads = operands(dtype, "float32", bias=False), tiling.warps * gemv.WARP
-        name = f"matmul/gemv/{m}x{n}x{k}/{dtype}"
-        yield Specimen(name, kernel, arguments, threads, blocks=warps // tiling.warps, contains=STREAMED)
+        yield gemv_specimen(f"{m}x{n}x{k}", kernel, gemv_operands(dtype, "float32"), tiling, warps, dtype)
     for m, n, k in GATED_SHAPES:
-        tiling = gemv.choose_gated_tiling(m, n, k)
-        kernel, warps = gemv.gemv_kernel(m, k, dtype, tiling, True, gated=True), 24 if m <= 4 else 16
-        name, blocks = f"matmul/gemv/gated/{m}x{n}x{k}/{dtype}", warps // tiling.warps
-        yield Specimen(name, kernel, operands(dtype, bias=False), tiling.warps * gemv.WARP, blocks, contains=STREAMED)
+        tiling, warps = gemv.choose_gated_tiling(m, n, k), 24 if m <= 4 else 16
+        kernel = gemv.gemv_kernel(m, k, dtype, tiling, True, gated=True)
+        yield gemv_specimen(f"gated/{m}x{n}x{k}", kernel, gemv_operands(dtype), tiling, warps, dtype)
+    if dtype == "bfloat16":  # the others differ by how words are taken apart
+        yield from gemv_step_specimens(dtype)
     tiling = gemv.choose_tiling(8, 2048, 2047)
     kernel = gemv.gemv_kernel(8, 2047, dtype, tiling, False)
-    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, operands(dtype), tiling.warps * gemv.WARP, blocks=4)
+    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, gemv_operands(dtype), tiling.warps * gemv.WARP, blocks=4)
+
+
+def gemv_step_specimens(dtype):
+    """The five products of a decode step of one sequence, as they are launched in models of 1B and 8B."""
+    vector, heads = array(dtype, 1), array(dtype, 3)
+    index, table = array(types.int32, 1), array(types.float32, 2)
+    for hidden, head_dim, query_and_keys, intermediate in ((2048, 64, 3072, 8192), (4096, 128, 6144, 14336)):
+        tiling = choose_qkv_tiling(1, query_and_keys, hidden)
+        kernel = gemv_qkv_kernel(1, hidden, head_dim, dtype, tiling, True)
+        matrix = array(dtype, 2)
+        arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, types.float32)
+        qkv = gemv_specimen(f"step/{hidden}/qkv", kernel, arguments, tiling, 24, dtype)
+        yield replace(qkv, spills={(8, 0): 40}) if hidden == 4096 else qkv  # four rows of weight a warp, chosen on Hopper
+        for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
+            tiling = gemv.choose_tiling(1, n, k)
+            kernel = gemv.gemv_kernel(1, k, dtype, tiling, True)
+            yield gemv_specimen(f"step/{hidden}/{name}", kernel, gemv_operands(dtype, residual=True), tiling, 24, dtype)
+        tiling = gemv.choose_gated_tiling(1, 2 * intermediate, hidden, normed=True)
+        kernel = gemv.gemv_kernel(1, hidden, dtype, tiling, True, gated=True)
+        yield gemv_specimen(f"step/{hidden}/gate_up", kernel, gemv_operands(dtype, norm=True), tiling, 24, dtype)
+        tiling = gemv.choose_tiling(1, 128256, hidden, normed=True)
+        kernel = gemv.gemv_kernel(1, hidden, dtype, tiling, True)
+        yield gemv_specimen(f"step/{hidden}/head", kernel, gemv_operands(dtype, "float32", norm=True), tiling, 24, dtype)
+
+
+def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
+    """One of them, of which so many warps should fit a multiprocessor."""
+    blocks, threads = warps // tiling.warps, tiling.warps * gemv.WARP
+    return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
 
 
 def tensor_core_specimens(dtype):

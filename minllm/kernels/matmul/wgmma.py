@@ -42,7 +42,7 @@ from numba import cuda, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
-from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, ROWS
 from minllm.kernels.matmul.wgmma_ring import make_ring
@@ -152,11 +152,8 @@ def matmul_silu_and_multiply(x, gate_up, out, stream=None, tiling: WgmmaTiling |
     The products are not rounded before they meet. All are of one dtype of float16, bfloat16. Raises KernelArgumentError where shapes or
     dtypes do not fit, where rows of x or gate_up do not begin on multiples of 16 bytes, and on a GPU without wgmma.
     """
-    check_array("x", x, HALF_DTYPES, M=None, K=None)
-    (m, k), n = x.shape, out.shape[1]
-    check_array("out", out, (x.dtype,), M=m, I=None)
-    check_array("gate_up", gate_up, (x.dtype,), N=2 * n, K=k)
-    if m == 0 or n == 0:
+    check_gated_arguments(x, gate_up, out, HALF_DTYPES)
+    if 0 in out.shape:
         return
     check(fits(x, gate_up), f"x is {x.dtype} {list(x.shape)}; its rows and those of gate_up must begin on multiples of 16 bytes")
     run(x, gate_up, out, None, None, stream, tiling, gated=True)

@@ -18,21 +18,23 @@ from minllm.kernels.quantization.reference import dequantize_reference, quantize
 class QuantizedCache:
     """Keys, or values, of one layer, in NumPy or on a device.
 
-    codes: uint8 [num_blocks, block_size, kv_heads, code_bytes]. scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2],
-    pairs of scale and zero, a head's tokens side by side because a kernel reads them head by head; of floats float32 [kv_heads].
-    offset: float32 [kv_heads, head_dim] or None: what is subtracted before numbers are quantised, and never added again. Keys have it,
-    whose softmax does not see it (engine/calibration.py); values have none.
+    codes: uint8 [num_blocks, kv_heads, block_size, code_bytes]. scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2],
+    pairs of scale and zero; of floats float32 [kv_heads]. A head's tokens lie side by side, other than in a plain cache: a kernel reads
+    a block head by head, and memory moves in lines of 128 bytes, which a head's few bytes of one token do not fill.
+    smoothing: of keys float32 [3, kv_heads, head_dim] or None, of values None. What is cached of a key is (key - smoothing[0]) *
+    smoothing[1], and a query is multiplied by smoothing[2] = 1 / smoothing[1] before it meets them, so that their products are as before,
+    but for a number that all keys share, which softmax does not see (engine/calibration.py). Kernels that read know nothing of it.
     """
 
     codes: Any
     scales: Any
     format: KvFormat
-    offset: Any = None
+    smoothing: Any = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(num_blocks, block_size, kv_heads, head_dim), as if nothing were quantised."""
-        num_blocks, block_size, kv_heads, _ = self.codes.shape
+        num_blocks, kv_heads, block_size, _ = self.codes.shape
         return num_blocks, block_size, kv_heads, self.format.head_dim
 
     @property
@@ -46,21 +48,23 @@ class QuantizedCache:
         return self.format.name
 
     def read(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """float32 [..., kv_heads, head_dim], less the offset (NumPy caches only).
+        """float32 [..., kv_heads, head_dim], smoothed as they are (NumPy caches only).
 
         take: picks blocks and tokens from an array [num_blocks, block_size, kv_heads, ...], of codes and scales alike.
         """
         scales = self.scales if self.format.is_float else take(self.scales.swapaxes(1, 2))
-        return dequantize_reference(take(self.codes), scales, self.format)
+        return dequantize_reference(take(self.codes.swapaxes(1, 2)), scales, self.format)
 
     def put(self, slots: np.ndarray, x: np.ndarray) -> None:
         """Quantise x [tokens, kv_heads, head_dim] and write it at `slots`, block * block_size + offset (NumPy caches only)."""
-        x = x.astype(np.float32) if self.offset is None else x.astype(np.float32) - self.offset
+        x = x.astype(np.float32)
+        if self.smoothing is not None:
+            x = (x - self.smoothing[0]) * self.smoothing[1]
         codes, scales = quantize_reference(x, self.format, self.scales if self.format.is_float else None)
-        self.codes.reshape(-1, *self.codes.shape[2:])[slots] = codes
+        at = np.divmod(slots, self.codes.shape[2])
+        self.codes.swapaxes(1, 2)[at] = codes
         if not self.format.is_float:
-            block_size = self.codes.shape[1]
-            self.scales.swapaxes(1, 2)[slots // block_size, slots % block_size] = scales
+            self.scales.swapaxes(1, 2)[at] = scales
 
 
 def by_block(cache: Any) -> tuple:
@@ -77,7 +81,7 @@ def is_quantized(cache: Any) -> bool:
 
 def allocate(kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int, zeros: Callable, array: Callable) -> QuantizedCache:
     """An empty cache; zeros(shape, dtype) and array(host_array) make the machine's arrays. Scales of floats begin as 1."""
-    codes = zeros((num_blocks, block_size, kv_heads, kv_format.code_bytes), np.uint8)
+    codes = zeros((num_blocks, kv_heads, block_size, kv_format.code_bytes), np.uint8)
     if kv_format.is_float:
         return QuantizedCache(codes, array(np.ones(kv_heads, np.float32)), kv_format)
     return QuantizedCache(codes, zeros((num_blocks, kv_heads, block_size, kv_format.groups, 2), np.float16), kv_format)

@@ -21,6 +21,7 @@ ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's
 KV_FORMATS = tuple(CODE_BITS)
 INT4_GROUP = 32  # components
 PAIR_BYTES = 4  # scale and zero in float16
+FP8_SINCE = (8, 9)  # the compute capability from which GPUs convert to and from fp8
 CHUNK_BITS = 128  # of a head's codes, that a thread loads at one time; a group's codes are whole chunks too
 
 

@@ -171,7 +171,7 @@ COPY_CASES = (
     CopyCase(5, (16, 5, 64)),  # more vectors than one block of threads copies
     CopyCase(3, (2050, 1)),  # more bytes than one block of threads copies
 )
-COPY_GPU_CASES = COPY_CASES + (CopyCase(130, (16, 8, 128)), CopyCase(9, (8192, 8, 64)), CopyCase(20, (16, 5, 67)))
+COPY_GPU_CASES = COPY_CASES + (CopyCase(130, (16, 8, 128)), CopyCase(3, (4096, 8, 64)), CopyCase(20, (16, 5, 67)))
 
 
 def check_copy_blocks(case, dtype, device):

@@ -1,6 +1,6 @@
 """Quantised caches to append to: shuffled slots, some of them -1; what is written equals the reference's codes bit by bit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ UNWRITTEN = 0x5A  # every byte of a cache before
 
 @dataclass(frozen=True)
 class QuantizedCase:
-    """`tokens` tokens, every third without a slot where `skip`; with an offset of keys or none; the fused step's norm and positions."""
+    """`tokens` tokens, every third without a slot where `skip`; with smoothed keys or not; the fused step's norm and positions."""
 
     name: str
     head_dim: int
@@ -28,14 +28,14 @@ class QuantizedCase:
     group_size: int | None = None
     heads: int = 4
     skip: bool = True
-    offset: bool = True
+    smooth: bool = True
     norm: bool = False
     positions: bool = True
 
 
 CASES = (
     QuantizedCase("int8", 64),
-    QuantizedCase("int8", 128, tokens=2, kv_heads=3, offset=False, norm=True),
+    QuantizedCase("int8", 128, tokens=2, kv_heads=3, smooth=False, norm=True),
     QuantizedCase("int8", 96, tokens=3, block_size=8, norm=True),
     QuantizedCase("int8", 80, tokens=2, kv_heads=1, positions=False),
     QuantizedCase("int8", 128, tokens=1, kv_heads=1, group_size=16, skip=False),
@@ -44,7 +44,7 @@ CASES = (
     QuantizedCase("int4", 96, tokens=2),
     QuantizedCase("int4", 256, tokens=2, kv_heads=1, norm=True),
     QuantizedCase("fp8_e4m3", 64, norm=True),
-    QuantizedCase("fp8_e5m2", 128, tokens=2, offset=False),
+    QuantizedCase("fp8_e5m2", 128, tokens=2, smooth=False),
     QuantizedCase("fp8_e4m3", 256, tokens=1, kv_heads=1, skip=False, positions=False),
 )
 GPU_CASES = CASES + tuple(
@@ -63,19 +63,20 @@ def empty_caches(case):
         slots[::3] = -1
     found, caches = kv_format(case.name, case.head_dim, case.group_size), []
     for _ in range(2):
-        codes = np.full((blocks, case.block_size, case.kv_heads, found.code_bytes), UNWRITTEN, np.uint8)
+        codes = np.full((blocks, case.kv_heads, case.block_size, found.code_bytes), UNWRITTEN, np.uint8)
         pairs = np.full((blocks, case.kv_heads, case.block_size, found.groups, 4), UNWRITTEN, np.uint8).view(np.float16)
         scales = rng.uniform(0.002, 0.01, case.kv_heads).astype(np.float32) if found.is_float else pairs
         caches.append(QuantizedCache(codes, scales, found))
-    if case.offset:
-        caches[0] = QuantizedCache(caches[0].codes, caches[0].scales, found, random((case.kv_heads, case.head_dim), np.float32, 5))
+    if case.smooth:
+        mean, factor = random((case.kv_heads, case.head_dim), np.float32, 5), rng.uniform(0.7, 1.4, (case.kv_heads, case.head_dim))
+        caches[0] = replace(caches[0], smoothing=np.stack([mean, factor, 1 / factor]).astype(np.float32))
     return slots, *caches
 
 
 def on(device, cache):
     """The same cache in the memory of the device under test."""
-    offset = None if cache.offset is None else device.array(cache.offset)
-    return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, offset)
+    smoothing = None if cache.smoothing is None else device.array(cache.smoothing)
+    return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, smoothing)
 
 
 def check_append_quantized(case, dtype, device):
@@ -112,12 +113,13 @@ def check_keys(found, wanted):
     """Bytes that the reference left alone are untouched, and dequantised numbers are as close as two roundings of nearly equal ones."""
     assert (found.codes[(wanted.codes == UNWRITTEN).all(axis=-1)] == UNWRITTEN).all()
     if wanted.format.is_float:
-        ours, theirs = (dequantize_reference(cache.codes, wanted.scales, wanted.format) for cache in (found, wanted))
+        ours, theirs = (dequantize_reference(cache.codes.swapaxes(1, 2), wanted.scales, wanted.format) for cache in (found, wanted))
         step = np.maximum(np.abs(theirs) / 2 ** (2 if wanted.format.name == "fp8_e5m2" else 3), np.nanmax(np.abs(theirs)) * 2**-9)
     else:
         ours, theirs = (
-            dequantize_reference(cache.codes, cache.scales.swapaxes(1, 2), wanted.format) for cache in (found, wanted)
+            dequantize_reference(cache.codes.swapaxes(1, 2), cache.scales.swapaxes(1, 2), wanted.format) for cache in (found, wanted)
         )
         step = np.repeat(wanted.scales.swapaxes(1, 2)[..., 0].astype(np.float32), wanted.format.group_size, axis=-1)
-    assert (np.abs(ours - theirs) <= 1.05 * step + 1e-3).all()
-    assert (ours != theirs).mean() < 0.02
+    error = np.abs(ours - theirs)
+    assert (error <= 1.05 * step + 1e-3).all()
+    assert (error > 0.5 * step).mean() < 0.02  # another code, which only a number that lies on the edge may have

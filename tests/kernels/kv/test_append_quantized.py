@@ -29,11 +29,11 @@ def test_every_dtype(dtype, device):
 
 
 def test_numbers_all_alike_and_empty_batches(device):
-    slots, key_cache, value_cache = empty_caches(QuantizedCase("int4", 64, offset=False, skip=False))
+    slots, key_cache, value_cache = empty_caches(QuantizedCase("int4", 64, smooth=False, skip=False))
     same = np.full((4, 2, 64), -3.25, np.float16)
     append(same, same, key_cache, value_cache, slots)
     block, offset = slots // 16, slots % 16
-    assert not key_cache.codes[block, offset].any()
+    assert not key_cache.codes.swapaxes(1, 2)[block, offset].any()
     assert (key_cache.scales.swapaxes(1, 2)[block, offset] == [0, -3.25]).all()
     append(same[:0], same[:0], key_cache, value_cache, slots[:0])
 
@@ -46,8 +46,8 @@ def test_mistakes_are_explained():
         "the caches are for heads of 64, and heads have 32": (key[..., :32].copy(), key[..., :32].copy(), key_cache, value_cache),
         "the caches hold 2 KV heads, and there are 1": (key[:, :1].copy(), key[:, :1].copy(), key_cache, value_cache),
         r"value_cache.codes is uint8 \[2, ": (key, key, key_cache, replace(value_cache, codes=value_cache.codes[:2])),
-        "value_cache has an offset": (key, key, key_cache, replace(value_cache, offset=key_cache.offset)),
-        "key_cache.offset is float64": (key, key, replace(key_cache, offset=key_cache.offset.astype(np.float64)), value_cache),
+        "value_cache has a smoothing": (key, key, key_cache, replace(value_cache, smoothing=key_cache.smoothing)),
+        "key_cache.smoothing is float64": (key, key, replace(key_cache, smoothing=key_cache.smoothing.astype(np.float64)), value_cache),
     }
     for message, arguments in mistakes.items():
         with pytest.raises(KernelArgumentError, match=message):

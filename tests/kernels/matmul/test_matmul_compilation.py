@@ -6,7 +6,7 @@ What holds for every kernel (no spills, registers, wide loads) is asked in tests
 import pytest
 
 from minllm.kernels.matmul import gemv, tensor_core
-from minllm.kernels.matmul.specimens import operands
+from minllm.kernels.matmul.specimens import gemv_operands
 from minllm.kernels.specimens import all_specimens
 from minllm.runtime.machine_code import opcodes
 
@@ -41,7 +41,7 @@ def test_wgmma_s_products_are_not_serialised(name):
 )
 def test_gemv_issues_all_loads_of_weights_before_it_multiplies(tiling):
     kernel = gemv.gemv_kernel(1, 65536, "bfloat16", tiling, True)  # so long that the loop is not unrolled
-    compiled = kernel.compile(*operands("bfloat16", bias=False), compute_capability=HOPPER)
+    compiled = kernel.compile(*gemv_operands("bfloat16"), compute_capability=HOPPER)
     found = opcodes(compiled.sass())
     weights = [i for i, opcode in enumerate(found) if opcode.startswith("LDG.E.NA") and ".128" in opcode]  # NA: past L1
     products = [i for i, opcode in enumerate(found) if opcode.startswith("FFMA")]

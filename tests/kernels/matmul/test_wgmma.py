@@ -87,10 +87,11 @@ def test_tilings_that_cannot_be_launched_are_refused(tiling):
 def test_mistakes_are_explained():
     x, gate_up, out = np.zeros((4, 16), BFLOAT16), np.zeros((16, 16), BFLOAT16), np.zeros((4, 8), BFLOAT16)
     for arguments, words in [
-        ((x.astype(FLOAT32), gate_up, out), "x is float32.*float16 or bfloat16"),
-        ((x, gate_up[:8], out), r"gate_up is .*N=16, K=16"),
+        ((x.astype(FLOAT32), gate_up, out), "x is float32.*must be bfloat16"),
+        ((x, gate_up[:8], out), r"gate_up is .*gate_and_up=16, K=16"),
+        ((x, gate_up, out[0]), r"out is .*\[8\]; its shape must be \[M, I\]"),
         ((x, gate_up, out.astype(FLOAT32)), "out is float32"),
-        ((x, gate_up, out[:2]), "out is .*M=4"),
+        ((x, gate_up, out[:2]), "x is .*M=2"),
     ]:
         with pytest.raises(KernelArgumentError, match=words):
             matmul_silu_and_multiply(*arguments)

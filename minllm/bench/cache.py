@@ -1,0 +1,118 @@
+"""Cache policies side by side on one traffic: how many sequences fit, and how much memory holds no token. Counted, so no GPU is needed.
+
+The cache is one of CACHE_TOKENS tokens: 16 GiB for the shape of Llama-3.1-8B in bf16 (128 KiB a token). Requests arrive faster than any
+policy can serve them (cache/traffic.py), so that the cache is what limits the batch, and cache/replay.py plays them. A second traffic,
+whose requests begin with one of a few system prompts, shows what prefix sharing adds. The result is the same on every machine.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minllm.bench.record import Row, new_record, write_json
+from minllm.cache.contiguous import ContiguousPolicy
+from minllm.cache.hash_chain import HashChain
+from minllm.cache.kv_cache import CacheShape
+from minllm.cache.paged import PagedPolicy
+from minllm.cache.policy import CachePolicy
+from minllm.cache.prefix_sharing import PrefixSharingPolicy
+from minllm.cache.radix_tree import RadixTree
+from minllm.cache.replay import Replay, replay
+from minllm.cache.traffic import Traffic
+from minllm.cache.virtual import VirtualPolicy
+from minllm.cache.virtual_cache import VirtualKVCache
+from minllm.runtime.host_pages import HostPages
+
+CACHE_TOKENS = 131_072
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+PAGE_TOKENS = 32  # of all layers: what a page of 2 MiB of keys holds of the 8B shape
+MOST_SEQUENCES = 1024
+CHAT = Traffic()
+SYSTEM_PROMPTS = Traffic(system_prompts=8, system_prompt_tokens=512)
+COLUMNS = "{:<24}{:>12}{:>8}{:>12}{:>10}{:>11}{:>13}{:>11}{:>8}"
+HEADINGS = ("policy", "sequences", "most", "with token", "waste", "preempted", "computed", "cached", "steps")
+
+Cases = dict[str, Callable[[], CachePolicy]]
+
+
+def virtual_policy() -> VirtualPolicy:
+    """The virtual policy over as many tokens, PAGE_TOKENS a page; a token is as small as can be, because only pages are counted."""
+    shape = CacheShape(num_layers=1, block_size=16, kv_heads=1, head_dim=2, dtype=np.dtype(np.float32))
+    backend = HostPages(page_bytes=PAGE_TOKENS * shape.bytes_per_block // shape.block_size // 2)
+    cache = VirtualKVCache(backend, shape, MOST_SEQUENCES, CHAT.max_model_len, CACHE_TOKENS // PAGE_TOKENS)
+    return VirtualPolicy(cache, background=False)
+
+
+def chat_policies() -> Cases:
+    """Every policy that shares nothing."""
+    paged = {f"paged, blocks of {size}": lambda size=size: PagedPolicy(CACHE_TOKENS // size, size) for size in BLOCK_SIZES}
+    length = CHAT.max_model_len
+    return {"contiguous": lambda: ContiguousPolicy(CACHE_TOKENS // length, length), **paged, "virtual": virtual_policy}
+
+
+def sharing_policies() -> Cases:
+    """Blocks of 16 tokens, with prefix sharing and without."""
+    sizes = CACHE_TOKENS // 16, 16
+    return {
+        "paged, blocks of 16": lambda: PagedPolicy(*sizes),
+        "shared by hash chain": lambda: PrefixSharingPolicy(HashChain(16), *sizes),
+        "shared by radix tree": lambda: PrefixSharingPolicy(RadixTree(16), *sizes),
+    }
+
+
+def case_name(traffic: Traffic) -> str:
+    """How a record names a traffic."""
+    prompts = f", {traffic.system_prompts} system prompts of {traffic.system_prompt_tokens}" if traffic.system_prompts else ""
+    return f"{traffic.requests} chat requests{prompts}, cache of {CACHE_TOKENS} tokens"
+
+
+def rows(traffic: Traffic, name: str, played: Replay) -> Iterator[Row]:
+    """Four rows of one replay."""
+    case, total = case_name(traffic), played.usage[0].total
+    yield Row("cache sequences", case, name, round(played.mean_batch, 1), "sequences")
+    yield Row("cache with tokens", case, name, round(100 * played.mean_holding / total, 2), "%")
+    yield Row("cache waste", case, name, round(100 * played.waste, 2), "%")
+    yield Row("cache hits", case, name, round(100 * played.hit_rate, 2), "%")
+
+
+def run(json_file: Path | None, requests: int) -> None:
+    """Replay, print the tables, write the record where asked to. requests: of each traffic."""
+    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    found = []
+    for base, policies in ((CHAT, chat_policies()), (SYSTEM_PROMPTS, sharing_policies())):
+        traffic = Traffic(requests, base.rate, base.max_model_len, base.system_prompts, base.system_prompt_tokens)
+        generated = traffic.generate()
+        print(case_name(traffic), COLUMNS.format(*HEADINGS), sep="\n", file=out, flush=True)
+        for name, make in policies.items():
+            played = replay(make(), generated)
+            found += rows(traffic, name, played)
+            print(line(name, played), file=out, flush=True)
+        print(file=out)
+    if json_file is not None:
+        write_json(json_file, new_record("cpu", {}, found))
+
+
+def line(name: str, played: Replay) -> str:
+    """One policy's line of the table."""
+    total = played.usage[0].total
+    return COLUMNS.format(
+        name, f"{played.mean_batch:.1f}", max(played.batch), f"{played.mean_holding / total:.1%}", f"{played.waste:.2%}",
+        played.preemptions, played.computed_tokens, f"{played.hit_rate:.1%}", len(played.batch),
+    )  # fmt: skip
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown: a line a policy, a table a traffic."""
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in record["rows"]):
+        values = {(row["benchmark"], row["variant"]): row["value"] for row in record["rows"] if row["case"] == case}
+        headings = "| | sequences at a time | cache that holds tokens | waste | prompt tokens found |"
+        lines += ["", f"{case}:", "", headings, "| --- " * 5 + "|"]
+        for name in dict.fromkeys(variant for _, variant in values):
+            cells = [f"{values['cache sequences', name]:.0f}"]
+            cells += [f"{values[f'cache {what}', name]:.1f} %" for what in ("with tokens", "waste", "hits")]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines).strip()

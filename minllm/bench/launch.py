@@ -1,0 +1,128 @@
+"""`minllm bench launch`: what a launch costs the host, by the way that it is launched and by what it is given.
+
+    driver                 cuLaunchKernel with a table of parameters that was made before: what cannot be avoided
+    driver, dependent      cuLaunchKernelEx with programmatic dependent launch, prepared too
+    minllm                 our own launch of a compiled kernel
+    minllm, dependent      the same for a kernel that may start in its predecessor's shadow
+    minllm, with checks    a launcher of the package, rms_norm, which checks shapes and dtypes before it launches
+    numba-cuda             Numba's dispatcher
+    in a graph             a node's share of the replay of a graph of GRAPH_NODES such launches
+
+The kernel does nothing, so that the GPU keeps up and its queue never fills; only the host's time counts, from before the first launch of a
+series to after the last, without waiting for them. Median of several series.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from minllm.bench.kernel_case import MICROSECONDS, rounded
+from minllm.bench.record import Row, new_record, write_json
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.runtime.kernel import Launch, driver_configuration, kernel
+from minllm.runtime.parameters import parameter, write_parameters
+
+LAUNCHES, SERIES, WARM_UP = 200, 21, 3  # a queue holds a thousand launches
+GRAPH_NODES = 100
+GRID, BLOCK = 16, 128
+SCALARS = (1, 2, 3, 0.5)
+
+
+def idle(x):
+    """A kernel that does nothing with one array."""
+
+
+def idle_with_many(a, b, c, d, e, f, g, h, i, j, k, x):
+    """A kernel that does nothing with eight arrays, three ints and a float."""
+
+
+FUNCTIONS = {1: idle, 8: idle_with_many}
+
+
+def run(json_file: Path | None) -> None:
+    """Measure, print, and write the record. Raises DeviceError without a GPU."""
+    from minllm.ops.cuda_ops import CudaOps
+    from minllm.runtime.device import current_device
+
+    device, out = current_device(), sys.stderr if str(json_file) == "-" else sys.stdout
+    print(f"host time of a launch on a machine with one {device.name}, µs", file=out, flush=True)
+    found = []
+    for row in rows(CudaOps()):
+        found.append(row)
+        print(f"{row.case:24} {row.variant:24} {row.value:8.2f} {row.unit}", file=out, flush=True)
+    record = new_record(device.name, {}, found)
+    print(record.to_json() if str(json_file) != "-" else f"{len(found)} rows", file=out, flush=True)
+    if json_file is not None:
+        write_json(json_file, record)
+
+
+def rows(ops: Any) -> Iterator[Row]:
+    """A row for every way and number of arguments."""
+    for count, function in FUNCTIONS.items():
+        arrays = [ops.empty((16, 2048), np.float16) for _ in range(count)]
+        scalars = () if count == 1 else SCALARS
+        case = "1 array" if count == 1 else f"{count} arrays, {len(scalars)} scalars"
+        ours, dependent = (Launch(kernel(function, dependent_launch=early), GRID, BLOCK, ops.stream) for early in (False, True))
+        for way, call in ways(ops, ours, dependent, arrays, scalars):
+            yield row(case, way, host_seconds(call, ops.core_stream))
+        for way, launched in (("in a graph", ours), ("in a graph, dependent", dependent)):
+            graph = graph_of(ops, launched, arrays, scalars)
+            yield row(case, way, host_seconds(graph.launch, ops.core_stream) / GRAPH_NODES)
+    x, residual, out = (ops.empty((16, 2048), np.float16) for _ in range(3))
+    weight = ops.empty((2048,), np.float16)
+    seconds = host_seconds(lambda: rms_norm(x, weight, out, 1e-5, residual, ops.stream), ops.core_stream)
+    yield row("rms_norm", "minllm, with checks", seconds)
+
+
+def row(case: str, way: str, seconds: float) -> Row:
+    """One row of the record."""
+    return Row("launch", case, way, rounded(1e6 * seconds), MICROSECONDS)
+
+
+def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
+    """(the name of a way to launch, the call that launches once)."""
+    from cuda.bindings import driver
+
+    for one in (ours, dependent):
+        one(*arrays, *scalars)  # compiles
+    types, values = zip(*map(parameter, (*arrays, *scalars)), strict=True)
+    table = write_parameters(values)
+    plain_function, dependent_function = (one.kernel.loaded[types].function for one in (ours, dependent))
+    configuration = driver_configuration((GRID, 1, 1), (BLOCK, 1, 1), 0, ops.stream, None, True)
+    yield "driver", lambda: driver.cuLaunchKernel(plain_function, GRID, 1, 1, BLOCK, 1, 1, 0, ops.stream, table, 0)
+    yield "driver, dependent", lambda: driver.cuLaunchKernelEx(configuration, dependent_function, table, 0)
+    yield "minllm", lambda: ours(*arrays, *scalars)
+    yield "minllm, dependent", lambda: dependent(*arrays, *scalars)
+    yield "numba-cuda", numbas_own(ops, ours.kernel.function, arrays, scalars)
+
+
+def numbas_own(ops: Any, function: Callable, arrays: list[Any], scalars: tuple) -> Callable[[], None]:
+    """The same launch by Numba, with its own arrays and stream, configured once."""
+    own = [cuda.device_array(array.shape, array.dtype) for array in arrays]
+    configured = cuda.jit(function)[GRID, BLOCK, cuda.external_stream(ops.stream)]
+    return lambda: configured(*own, *scalars)
+
+
+def graph_of(ops: Any, launched: Launch, arrays: list[Any], scalars: tuple) -> Any:
+    """GRAPH_NODES launches, recorded."""
+    from minllm.runtime.graph import CapturedGraph
+
+    return CapturedGraph(lambda: [launched(*arrays, *scalars) for _ in range(GRAPH_NODES)], ops.core_stream, ops.memory)
+
+
+def host_seconds(call: Callable[[], Any], stream: Any) -> float:
+    """Seconds of the host for one call, which launches and does not wait."""
+    samples = []
+    for _ in range(WARM_UP + SERIES):
+        start = time.perf_counter()
+        for _ in range(LAUNCHES):
+            call()
+        samples.append((time.perf_counter() - start) / LAUNCHES)
+        stream.sync()
+    return statistics.median(samples[WARM_UP:])

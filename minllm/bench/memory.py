@@ -1,0 +1,103 @@
+"""The memory modes against each other: what an allocation costs, how fast copies are, and what a model notices of it.
+
+Allocation: an array is made, a kernel writes it, it is dropped; what the host waits, the median over many. Copies: between host and device,
+page-locked ("pinned") and pageable memory. A model: the 1B shape with random weights, prompt and decode, in every mode of allocation, and
+with results read through pageable memory.
+"""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from minllm.bench.generate import measure, opened_model
+from minllm.bench.record import Row, new_record, write_json
+from minllm.runtime.device import check_driver, current_device
+from minllm.runtime.memory import ALLOCATIONS, DeviceMemory, device_memory, pinned_empty
+
+ALLOCATION_BYTES = (1 << 12, 1 << 18, 1 << 24, 1 << 29)
+COPY_BYTES = (1 << 16, 1 << 20, 1 << 26, 1 << 29)
+TURNS = 200
+MODES = [dict(allocation=name) for name in ALLOCATIONS] + [dict(pinned=False)]
+
+
+def run(model: str, prompt_tokens: int, tokens: int, json_file: Path | None) -> None:
+    """Measure, print, and where `json_file` is given write the record. Raises DeviceError without a GPU."""
+    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    device, rows = current_device().name, []
+    table = Table("allocate, write, drop", *(name.replace("_", " ") for name in ALLOCATIONS))
+    for nbytes in ALLOCATION_BYTES:
+        costs = [allocation_microseconds(device_memory(name), nbytes) for name in ALLOCATIONS]
+        table.add_row(size(nbytes), *(f"{cost:.1f} µs" for cost in costs))
+        rows += [Row("allocation", size(nbytes), name, round(cost, 1), "us") for name, cost in zip(ALLOCATIONS, costs, strict=True)]
+    out.print(table)
+    table = Table("copy", "pinned to GPU", "pageable to GPU", "GPU to pinned", "GPU to pageable")
+    for nbytes in COPY_BYTES:
+        cases = [(way, kind) for way in ("to GPU", "from GPU") for kind in ("pinned", "pageable")]
+        rates = {f"{way}, {kind}": copy_gb_s(nbytes, way, kind == "pinned") for way, kind in cases}
+        table.add_row(size(nbytes), *(f"{rate:.1f} GB/s" for rate in rates.values()))
+        rows += [Row("host copy", f"{size(nbytes)} {name}", "driver", round(rate, 2), "GB/s") for name, rate in rates.items()]
+    out.print(table)
+    table = Table(model, "prompt, tokens/s", "decode, tokens/s", "decode without graphs, tokens/s")
+    for mode in MODES:
+        found = [model_speeds(model, mode | dict(enforce_eager=eager), prompt_tokens, tokens) for eager in (False, True)]
+        name = mode.get("allocation", "pool, pageable reads")
+        values = {"prefill": found[0][0], "decode": found[0][1], "decode without graphs": found[1][1]}
+        table.add_row(name, *(f"{value:.0f}" for value in values.values()))
+        case = f"{model}, batch 1, prompt {prompt_tokens}, new {tokens}"
+        rows += [Row(f"memory mode, {stage}", case, name, round(value, 1), "tokens/s") for stage, value in values.items()]
+    out.print(table)
+    if json_file is not None:
+        write_json(json_file, new_record(device, {"copy_tb_s": None}, rows))
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes in KiB or MiB."""
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
+def allocation_microseconds(memory: DeviceMemory, nbytes: int, turns: int = TURNS) -> float:
+    """What the host waits for an array of `nbytes`, the start of a kernel that writes it, and its end: the median."""
+    from minllm.runtime.stream import compute_stream, fill_words_later
+
+    stream, times = compute_stream(), []
+    for _ in range(turns):
+        start = time.perf_counter()
+        array = memory.empty((nbytes,), np.uint8)
+        fill_words_later(array, 0, stream)
+        del array
+        times.append(time.perf_counter() - start)
+    stream.sync()
+    memory.trim()
+    return 1e6 * statistics.median(times)
+
+
+def copy_gb_s(nbytes: int, way: str, pinned: bool, turns: int = 7) -> float:
+    """GB/s of one copy "to GPU" or "from GPU", started and waited for: the median."""
+    from cuda.bindings import driver
+
+    from minllm.runtime.array import address_of
+
+    host = pinned_empty((nbytes,), np.uint8) if pinned else np.empty(nbytes, np.uint8)
+    host[:] = 1  # so that the memory is there
+    array, times = device_memory().empty((nbytes,), np.uint8), []
+    for _ in range(turns + 1):
+        start = time.perf_counter()
+        if way == "to GPU":
+            check_driver(driver.cuMemcpyHtoD(array.pointer, address_of(host), nbytes), "copy to the GPU")
+        else:
+            check_driver(driver.cuMemcpyDtoH(address_of(host), array.pointer, nbytes), "copy from the GPU")
+        check_driver(driver.cuCtxSynchronize(), "wait for the copy")
+        times.append(time.perf_counter() - start)
+    return nbytes / statistics.median(times[1:]) / 1e9
+
+
+def model_speeds(model: str, options: dict[str, Any], prompt_tokens: int, tokens: int) -> tuple[float, float]:
+    """(prompt tokens/s, new tokens/s) of one sequence."""
+    with opened_model(model, dict(device="cuda", dtype="bfloat16", **options), prompt_tokens + tokens) as llm:
+        card = measure(llm, prompt_tokens, tokens, repeats=3)
+    return card.prefill_tokens_per_s, card.decode_tokens_per_s

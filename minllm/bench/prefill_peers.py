@@ -1,0 +1,44 @@
+"""How long PyTorch's best kernels take for the products and attentions of a whole prefill, with nothing between them.
+
+A yardstick only: cuBLAS multiplies with the model's own weights, a layer after the other, and cuDNN attends to noise of the right shape.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from minllm.bench.random_model import RandomModel
+
+PRODUCTS = ("qkv", "attention_output", "gate_up", "up", "down")
+REPEATS, WARM_UP = 7, 2
+
+
+def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float:
+    """The sum over all products and attentions of one prompt of `tokens`; peers: the module torch_peers."""
+    torch, config, layers = peers.torch, random_model.config, random_model.model.weights.layers
+    clock = peers.TorchClock()
+
+    def noise(*shape: int) -> Any:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+    def seconds(call: Callable[[], Any]) -> float:
+        return statistics.median(clock.seconds([call] * (WARM_UP + REPEATS))[WARM_UP:])
+
+    total = 0.0
+    for name in PRODUCTS:
+        weights = [peers.as_torch(weight) for layer in layers if (weight := getattr(layer, name)) is not None]
+        if weights:
+            x = noise(tokens, weights[0].shape[1])
+            total += seconds(lambda x=x, weights=weights: [peers.linear(x, weight) for weight in weights])
+    head = peers.as_torch(random_model.model.weights.lm_head)
+    last = noise(1, head.shape[1])
+    total += seconds(lambda: peers.linear(last, head))
+    query = noise(1, config.num_attention_heads, tokens, config.head_dim)
+    key, value = (noise(1, config.num_key_value_heads, tokens, config.head_dim) for _ in range(2))
+
+    def attend() -> None:
+        with peers.sdpa_kernel(peers.SDPBackend.CUDNN_ATTENTION):
+            for _ in layers:
+                peers.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+    return total + seconds(attend)

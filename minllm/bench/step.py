@@ -1,0 +1,176 @@
+"""`minllm bench step`: a whole decode step and a whole prefill, held against what the hardware allows and against the sum of peers' parts.
+
+The step is the engine's own, forward, sample and advance, as a CUDA graph that is replayed without the host: what a token costs once
+everything around it is hidden; and the same with kernels in order, none of which starts before its predecessor has ended. Its limit is the
+time of reading all weights, keys and values once, at the rate of a copy that was measured in the same run. The prefill runs kernel by
+kernel; it is held against cuBLAS's time for all of its products plus cuDNN's for all of its attentions, with nothing between them. Weights
+are random: speed depends on the shape.
+"""
+
+import contextlib
+import gc
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from minllm import costs
+from minllm.bench.kernel_case import MICROSECONDS, rounded
+from minllm.bench.kernels import PEER_PACKAGES, load_peers
+from minllm.bench.noise import Noise
+from minllm.bench.random_model import RandomModel
+from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.shapes import SHAPES
+from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
+from minllm.bench.timing import Clock, CudaClock
+from minllm.engine.decode_graph import GraphMachine
+from minllm.errors import InvalidOptionError
+from minllm.models.decoder import forward
+from minllm.runtime.recording import RecordedLaunch, recorded_launches
+
+ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; a replay sees one token more than the one before it
+PREFILLS = 7
+LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
+
+
+def run(
+    models: Sequence[str], batches: Sequence[int], context: int, prompt: int, parts: bool, against: str | None, json_file: Path | None
+) -> None:
+    """Measure each model's step at each batch size and its prefill of `prompt` tokens (0: none), print rows, write the record.
+
+    parts: also say what each kernel adds to the step. against: "torch" or None. Raises InvalidOptionError for names that do not exist,
+    DeviceError without a GPU.
+    """
+    unknown = [name for name in models if name not in SHAPES]
+    if unknown:
+        raise InvalidOptionError(f"--model {unknown[0]} is not allowed: the shapes are {', '.join(SHAPES)}.")
+    if against not in (None, *PEER_PACKAGES):
+        raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
+    from minllm.bench.ceilings import copy_tb_s
+    from minllm.ops.cuda_ops import CudaOps
+    from minllm.runtime.device import current_device
+
+    device = current_device()
+    peers = load_peers() if against else None
+    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
+    print(f"ceiling: a copy on {device.name} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written", file=out, flush=True)
+    ops, clock, rows = CudaOps(), CudaClock(), []
+    for name in models or SHAPES:
+        for batch in batches or (1,):
+            bench = StepBench(name, ops, clock, batch, max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings)
+            found = bench.decode_rows(context, parts)
+            found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
+            for row in found:
+                print(as_line(row), file=out, flush=True)
+            rows += found
+            del bench
+            gc.collect()  # gigabytes
+            ops.memory.trim()
+    record = new_record(device.name, ceilings, rows)
+    print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
+    if json_file is not None:
+        write_json(json_file, record)
+
+
+class StepBench:
+    """Makes the rows of one model and one batch size."""
+
+    def __init__(self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None):
+        """tokens: the longest that a sequence gets. ceilings: as in a record."""
+        self.name, self.ops, self.clock, self.batch, self.ceilings = f"{name} (random weights)", ops, clock, batch, ceilings
+        self.model, self.machine = RandomModel(name, ops, Noise(), batch, tokens), machine or GraphMachine(ops)
+
+    def decode_rows(self, context: int, parts: bool) -> list[Row]:
+        """The whole step, whose sequences see `context` keys in the middle of the measurement, and its parts if they are wanted."""
+        arrays = batch, _, limits = self.model.decode_arrays(context - REPLAYS // 2)
+        graph = self.model.decode_graph(*arrays, self.machine)
+        case = f"{self.name}, batch {self.batch}, context {context}"
+        limit = self.limit(costs.decode_step(self.model.config, self.batch, context).bytes)
+        rows = [step_row(case, "graph replay", self.step_seconds(graph, arrays), limit)]
+        with recorded_launches() as launches:
+            graph.launch_kernels()
+        with in_order(launches):
+            graph = self.model.decode_graph(*arrays, self.machine)
+            rows.append(step_row(case, "graph replay, kernels in order", self.step_seconds(graph, arrays), limit))
+        if parts:
+            graph.load(*arrays)
+            rows += self.part_rows(case, self.part_times(launches, context))
+        return rows
+
+    def step_seconds(self, graph: Any, arrays: tuple) -> float:
+        """Seconds of a replay; arrays are what the graph was made for."""
+        samples = []
+        for _ in range(ROUNDS):
+            graph.load(*arrays)
+            samples += self.clock.seconds([lambda: graph.step()] * (WARM_UP + REPLAYS))[WARM_UP:]
+        return statistics.median(samples)
+
+    def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
+        """What each kernel adds."""
+        found = divide(launches, self.model.config.num_hidden_layers)
+        return time_parts(found, moved_bytes(self.model.config, found, self.batch, context, self.ops.dtype.itemsize), self.clock)
+
+    def part_rows(self, case: str, times: Sequence[PartTime]) -> list[Row]:
+        """Two rows a kernel: what it adds to the step, and its time in a chain of its own kind."""
+        rows = []
+        for part in times:
+            limit = self.limit(part.moved)
+            for what, seconds in (("added", part.added), ("in a chain", part.in_a_chain)):
+                place = f"{case}, {part.place}, {what}"
+                value = rounded(1e6 * seconds)
+                rows.append(Row("decode step parts", place, part.kernel, value, MICROSECONDS, limit=limit, of_limit=share(limit, seconds)))
+        return rows
+
+    def prefill_rows(self, prompt: int, peers: Any) -> list[Row]:
+        """The whole prefill of one prompt, and the sum of its peers' parts."""
+        batch, layers = self.model.prompt(prompt), self.model.cache.layers
+        seconds = statistics.median(self.clock.seconds([lambda: forward(self.ops, self.model.model, batch, layers)] * (2 + PREFILLS))[2:])
+        flops, tflops = costs.prefill(self.model.config, prompt).flops, self.ceilings["bf16_tflops"]
+        limit = rounded(flops / tflops / 1e9) if tflops else None
+        row = Row(
+            "whole prefill", f"{self.name}, {prompt} tokens", "bfloat16", rounded(1e3 * seconds), "ms",
+            limit=limit, of_limit=rounded(limit / (1e3 * seconds)) if limit else None,
+        )  # fmt: skip
+        if peers is None:
+            return [row]
+        from minllm.bench.prefill_peers import prefill_seconds
+
+        of_peers = prefill_seconds(self.model, prompt, peers)
+        peer = dict(peer="torch cuBLAS + SDPA cuDNN", peer_value=rounded(1e3 * of_peers), ratio=rounded(of_peers / seconds))
+        return [Row(**{**row.__dict__, **peer})]
+
+    def limit(self, moved: int) -> float | None:
+        """Microseconds to read so many bytes at the rate of a copy; None for none."""
+        return rounded(moved / self.ceilings["copy_tb_s"] / 1e6) if moved else None
+
+
+@contextlib.contextmanager
+def in_order(launches: Sequence[RecordedLaunch]) -> Iterator[None]:
+    """As if none of these kernels might start before its predecessor has ended."""
+    loaded = {id(one): one for launch in launches for one in launch.launch.kernel.loaded.values() if one.dependent_launch}.values()
+    for one in loaded:
+        one.dependent_launch = False
+    try:
+        yield
+    finally:
+        for one in loaded:
+            one.dependent_launch = True
+
+
+def step_row(case: str, variant: str, seconds: float, limit: float | None) -> Row:
+    """The row of a whole step; limit in microseconds."""
+    return Row("decode step", case, variant, rounded(1e6 * seconds), MICROSECONDS, limit=limit, of_limit=share(limit, seconds))
+
+
+def share(limit: float | None, seconds: float) -> float | None:
+    """Of the limit, in speed."""
+    return None if limit is None or seconds <= 0 else rounded(limit / (1e6 * seconds))
+
+
+def as_line(row: Row) -> str:
+    """A row for people."""
+    of_limit = "" if row.of_limit is None else f"{100 * row.of_limit:.0f} %"
+    peer = "" if row.ratio is None else f"{row.ratio:.2f} {row.peer.removeprefix('torch ')}"
+    return LINE.format(row.case[-46:], row.variant, f"{row.value:,.2f}", row.unit, of_limit, peer).rstrip()

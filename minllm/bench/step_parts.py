@@ -1,0 +1,87 @@
+"""What each kernel of a decode step costs there, found by leaving out what comes after it.
+
+A single kernel of a few microseconds cannot be timed by events, and alone it behaves differently from within a step, where it is set up in
+its predecessor's shadow and finds what that one left in the caches. So whole steps are replayed: one in which every layer ends after its
+first kernel, one in which it ends after its second, and so on. The difference, divided by the number of layers, is what the kernel adds.
+Beside it stands the time in a chain of its own kind, one of each layer after the other, and the time of reading its bytes once.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from minllm import costs
+from minllm.bench.timing import Clock
+from minllm.models.config import ModelConfig
+from minllm.runtime.recording import RecordedLaunch
+
+WARM_UP, REPLAYS = 3, 15
+PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")  # of a layer, in their order
+
+
+class StepParts(NamedTuple):
+    """The launches of a decode step: before the layers, of each layer, after the layers."""
+
+    head: list[RecordedLaunch]
+    layers: list[list[RecordedLaunch]]
+    tail: list[RecordedLaunch]
+
+
+class PartTime(NamedTuple):
+    """One kernel of every layer, or one before or after the layers. Seconds of one launch."""
+
+    place: str
+    kernel: str
+    added: float  # to the step
+    in_a_chain: float  # of its own kind
+    moved: int  # bytes that it has to read at least; 0 where that is not what takes its time
+
+
+def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
+    """Find the layers by what is launched once in each; the first launch of a step is the embedding's."""
+    names = [launch.name for launch in launches]
+    places = [i for i, name in enumerate(names) if names.count(name) == layers and name == names[i]]
+    once_a_layer = names[places[0]]
+    mine = [i for i, name in enumerate(names) if name == once_a_layer]
+    length = mine[1] - mine[0] if layers > 1 else len(launches) - 1
+    ends = 1 + layers * length
+    return StepParts(list(launches[:1]), [list(launches[i : i + length]) for i in range(1, ends, length)], list(launches[ends:]))
+
+
+def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
+    """Bytes of weights, keys and values that each kernel of a layer, and each behind the layers, has to read."""
+    stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context, itemsize, itemsize)}
+    products = iter(PRODUCTS)
+
+    def of_layer(name: str) -> int:
+        if name.startswith("matmul"):
+            return stages[next(products)].weight_bytes // config.num_hidden_layers
+        return stages["attention"].kv_bytes // config.num_hidden_layers if name.startswith("split") else 0
+
+    head = stages["lm_head"].weight_bytes
+    return [of_layer(one.name) for one in parts.layers[0]], [head if one.name.startswith("matmul") else 0 for one in parts.tail]
+
+
+def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Clock) -> list[PartTime]:
+    """Every kernel's times, in the order of the step."""
+
+    def seconds(launches: Sequence[RecordedLaunch]) -> float:
+        replay = clock.graph(launches)
+        return statistics.median(clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:])
+
+    count, length = len(parts.layers), len(parts.layers[0])
+    found, before = [], seconds(parts.head)
+    found.append(PartTime("before the layers", parts.head[0].name, before, before, 0))
+    for i in range(length):
+        until = seconds([*parts.head, *(one for layer in parts.layers for one in layer[: i + 1])])
+        chain = seconds([layer[i] for layer in parts.layers]) / count
+        found.append(PartTime(f"layer, kernel {i + 1} of {length}", parts.layers[-1][i].name, (until - before) / count, chain, moved[0][i]))
+        before = until
+    everything = [*parts.head, *(one for layer in parts.layers for one in layer)]
+    for i, one in enumerate(parts.tail):
+        everything.append(one)
+        until = seconds(everything)
+        place = f"after the layers, kernel {i + 1} of {len(parts.tail)}"
+        found.append(PartTime(place, one.name, until - before, seconds([one]), moved[1][i]))
+        before = until
+    return found

@@ -1,0 +1,130 @@
+"""A preempted sequence comes back: swapped out and in over PCIe, or computed again? Both predicted from rates, then measured.
+
+The prediction (costs/swap.py) takes the rate of large copies in this machine and what the GPU's memory and tensor cores do. Measured is one
+sequence of a model with random weights: a prefill of its tokens, and cache/offload.py bringing the same tokens out and in, with page-locked
+and with pageable host memory. Nothing else runs, so nothing is hidden; beside other sequences the copies would cost less.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from minllm.bench.ceilings import copy_tb_s
+from minllm.bench.generate import opened_model
+from minllm.bench.memory import copy_gb_s
+from minllm.bench.record import Row, new_record, write_json
+from minllm.cache.offload import SwapSpace
+from minllm.cache.transfers import CudaTransfers
+from minllm.costs.swap import SwapRates, crossings, recompute_ms, swap_ms
+from minllm.engine.batch_arrays import prefill_chunks, to_backend
+from minllm.hardware import find_gpu
+from minllm.models.decoder import forward
+from minllm.runtime.device import current_device
+
+TOKENS = (16, 64, 256, 1024, 4096, 16384)
+KINDS = ("pinned", "pageable")
+LARGE_COPY = 1 << 28
+
+
+def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> None:
+    """Measure, print, and where `json_file` is given write the record. Raises DeviceError without a GPU."""
+    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    device, bandwidth = current_device().name, copy_tb_s()
+    gpu = find_gpu(device)
+    tflops = (gpu.measured_bf16_tflops or gpu.bf16_tflops) if gpu else 500.0
+    rates = {kind: SwapRates(both_ways_gb_s(kind == "pinned"), bandwidth, tflops) for kind in KINDS}
+    for kind, rate in rates.items():
+        out.print(f"{kind} copies: {rate.host_gb_s:.1f} GB/s; memory {bandwidth:.2f} TB/s; products {tflops:.0f} TFLOP/s")
+    counts, rows = [count for count in TOKENS if count <= most_tokens], []
+    with opened_model(model, dict(device="cuda", dtype="bfloat16", enforce_eager=True), counts[-1] + 16) as llm:
+        config, engine = llm.engine.model.config, llm.engine
+        times = {"recompute": [recompute_seconds(engine, count) for count in counts]}
+        for kind in KINDS:
+            transfers = CudaTransfers(engine.ops.memory, engine.ops.core_stream, kind == "pinned")
+            space = SwapSpace(engine.cache, engine.cache_policy, transfers, 4 << 30)
+            times[kind] = [swap_seconds(engine, space, count) for count in counts]
+    table = Table("tokens", "recompute ms (predicted)", *(f"swap, {kind}, ms (predicted)" for kind in KINDS))
+    for i, count in enumerate(counts):
+        predicted = [recompute_ms(config, count, rates["pinned"]), *(swap_ms(config, count, rates[kind]) for kind in KINDS)]
+        found = [1e3 * times[name][i] for name in ("recompute", *KINDS)]
+        table.add_row(str(count), *(f"{ms:.2f} ({floor:.2f})" for ms, floor in zip(found, predicted, strict=True)))
+        for name, ms, floor in zip(("recompute", *KINDS), found, predicted, strict=True):
+            variant = name if name == "recompute" else f"swap, {name}"
+            limit = dict(limit=round(floor, 3), of_limit=round(floor / ms, 3))
+            rows.append(Row("preemption", f"{model}, {count} tokens", variant, round(ms, 3), "ms", **limit))
+    out.print(table)
+    for kind in KINDS:
+        expected, seen = crossings(config, rates[kind], counts[-1]), measured_crossings(counts, times[kind], times["recompute"])
+        out.print(f"{kind}: swap and recompute cross at {words(expected)} (predicted), at {words(seen)} (measured)")
+        for name, values in (("predicted", expected), ("measured", seen)):
+            rows += [Row("preemption crossing", f"{model}, {kind}, {i}", name, value, "tokens") for i, value in enumerate(values or [0])]
+    if json_file is not None:
+        write_json(json_file, new_record(device, {"copy_tb_s": round(bandwidth, 3)}, rows))
+
+
+def words(tokens: list[int]) -> str:
+    """Crossings in words."""
+    return " and ".join(f"{count:,} tokens" for count in tokens) or "no length"
+
+
+def both_ways_gb_s(pinned: bool) -> float:
+    """GB/s of large copies out and in, one after the other, per direction."""
+    return 2 / sum(1 / copy_gb_s(LARGE_COPY, way, pinned) for way in ("to GPU", "from GPU"))
+
+
+def measured_crossings(counts: list[int], swap: list[float], recompute: list[float]) -> list[int]:
+    """Where the two curves cross between measured points: straight lines between them, over the logarithm of the count."""
+    found, gaps = [], np.log(np.array(swap) / np.array(recompute))
+    for i in range(len(counts) - 1):
+        if gaps[i] * gaps[i + 1] < 0:
+            part = gaps[i] / (gaps[i] - gaps[i + 1])
+            found.append(round(float(np.exp(np.log(counts[i]) + part * np.log(counts[i + 1] / counts[i])))))
+    return found
+
+
+def median_of(call: Callable[[], None], sync: Callable[[], None], turns: int = 5) -> float:
+    """Seconds of a call until the GPU is done with it, the median after one to warm up."""
+    times = []
+    for _ in range(turns + 1):
+        sync()
+        start = time.perf_counter()
+        call()
+        sync()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def recompute_seconds(engine, tokens: int) -> float:
+    """Seconds of a prefill of so many tokens."""
+    ops, policy = engine.ops, engine.cache_policy
+    prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
+    policy.reserve("recomputed", prompt)
+    chunks = prefill_chunks([prompt], [policy.table("recomputed")], engine.cache.block_size, engine.runner.max_num_batched_tokens)
+    batches = [to_backend(chunk.batch, ops) for chunk in chunks]
+
+    def compute():
+        for batch in batches:
+            forward(ops, engine.model, batch, engine.cache.layers)
+
+    seconds = median_of(compute, ops.core_stream.sync)
+    policy.free("recomputed")
+    return seconds
+
+
+def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
+    """Seconds to bring a sequence of so many tokens out and in again."""
+    engine.cache_policy.reserve("swapped", [0] * tokens)
+
+    def there_and_back():
+        space.swap_out("swapped", tokens)
+        space.reap(wait=True)
+        space.swap_in("swapped")
+
+    seconds = median_of(there_and_back, engine.ops.core_stream.sync)
+    engine.cache_policy.free("swapped")
+    return seconds

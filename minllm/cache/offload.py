@@ -1,0 +1,179 @@
+"""Host offload: the keys and values of a sequence wait in the host's memory while others use its blocks.
+
+A preempted sequence can be recomputed when it comes back, or swapped: copied out and in again over PCIe. Which is faster is a matter of
+rates (costs/swap.py predicts it, `minllm bench swap` measures it). Source: Kwon et al. 2023, "Efficient Memory Management for Large
+Language Model Serving with PagedAttention", section 4.5.
+
+The blocks of a sequence lie scattered in two arrays a layer: copied one by one they would be thousands of small transfers. A kernel gathers
+up to `chunk_blocks` of them from all layers into a buffer on the device, which then crosses in one piece; on the way back another
+scatters. All this runs on a stream of its own (transfers.py) beside the forward passes of the sequences that stay. What waits:
+
+    out   the copies wait for the kernels launched before; the blocks belong to the sequence until the copies are done (`reap`)
+    in    the copies wait for the kernels launched before, which may still use the new blocks; kernels launched later wait for the copies
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.cache.block_pool import blocks_needed
+from minllm.cache.policy import CachePolicy
+from minllm.errors import CacheError, OutOfMemoryError
+from minllm.kernels.quantization.cache import by_block
+
+CHUNK_BLOCKS = 16
+
+
+@dataclass(slots=True)
+class Swapped:
+    """A sequence in the host's memory."""
+
+    token_ids: list[int]
+    num_computed: int  # tokens whose keys and values are here
+    chunks: list[np.ndarray]  # host memory, CHUNK_BLOCKS blocks each
+
+
+class SwapSpace:
+    """Room in the host's memory for sequences of one cache and policy; at most `capacity_bytes` of it.
+
+    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py.
+    """
+
+    def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int = CHUNK_BLOCKS):
+        self.policy, self.transfers, self.chunk_blocks = policy, transfers, chunk_blocks
+        halves = [half for layer in cache.layers for half in (layer.key, layer.value)]
+        self.arrays = [array for half in halves for array in by_block(half)]  # each [num_blocks, ...]
+        self.block_bytes = sum(array.nbytes // array.shape[0] for array in self.arrays)
+        self.chunk_bytes = chunk_blocks * self.block_bytes
+        self.max_chunks = capacity_bytes // self.chunk_bytes
+        self.staging = transfers.device((self.chunk_bytes,), np.uint8)
+        self._idle: list[np.ndarray] = []  # chunks that nobody uses
+        self._num_chunks = 0
+        self._swapped: dict[Hashable, Swapped] = {}
+        self._leaving: dict[Hashable, Any] = {}  # sequences whose blocks are still read -> the event after which they are not
+        self._arriving: dict[Hashable, Any] = {}  # sequences whose blocks are still written -> the same
+        self._pairs = transfers.device((policy.num_blocks, 2), np.int32)
+        self._host_pairs: list[tuple[np.ndarray, Any]] = []  # (host memory for pairs, the event after which it may be written again)
+
+    @property
+    def bytes_used(self) -> int:
+        """Host memory that sequences fill."""
+        return (self._num_chunks - len(self._idle)) * self.chunk_bytes
+
+    def swap_out(self, sequence: Hashable, num_computed: int) -> None:
+        """Starts to copy a sequence's first `num_computed` tokens to the host; `reap` gives its blocks back to the policy.
+
+        Raises OutOfMemoryError where the host memory is full (recompute the sequence instead), CacheError for a stranger, one that is here
+        already, or more tokens than it has; nothing has changed then.
+        """
+        token_ids, table = self.policy.tokens(sequence), self.policy.table(sequence)
+        if sequence in self._swapped:
+            raise CacheError(f"sequence {sequence!r} is swapped out already: swap it in before")
+        if not 0 < num_computed <= len(token_ids):
+            raise CacheError(f"{num_computed} computed tokens of {sequence!r} cannot be swapped: it has {len(token_ids)}")
+        blocks = table[: blocks_needed(num_computed, self.policy.block_size)]
+        chunks = self._take_chunks(sequence, blocks_needed(len(blocks), self.chunk_blocks))
+        pairs = self._upload_pairs(blocks, np.arange(len(blocks)) % self.chunk_blocks)
+        self.transfers.after_compute()
+        for chunk, start in zip(chunks, range(0, len(blocks), self.chunk_blocks), strict=True):
+            count = min(self.chunk_blocks, len(blocks) - start)
+            for array, part in self._parts(count):
+                self.transfers.copy_blocks(array, part, pairs[start : start + count])
+            size = count * self.block_bytes
+            self.transfers.download(self.staging[:size], chunk[:size])
+        event = self.transfers.record()
+        self._leaving[sequence] = event
+        self._swapped[sequence] = Swapped(token_ids, num_computed, chunks)
+
+    def reap(self, wait: bool = False) -> int:
+        """Frees the sequences whose copies are done, or with `wait` all that are leaving; how many those were."""
+        done = [sequence for sequence, event in self._leaving.items() if wait or event.is_done]
+        for sequence in done:
+            self._leaving.pop(sequence).sync()
+            self.policy.free(sequence)
+        return len(done)
+
+    def swap_in(self, sequence: Hashable, max_tokens: int = 0, beside: bool = False) -> int:
+        """Reserves blocks for a sequence that is here and starts to copy its keys and values there.
+
+        Kernels launched later wait for the copies; with `beside` they do not: the sequence may run once `has_arrived` says so.
+        Returns how many of its tokens are computed. Raises as CachePolicy.reserve does, and then the sequence stays here; CacheError for a
+        stranger.
+        """
+        swapped = self._known(sequence)
+        if sequence in self._leaving:
+            self._leaving.pop(sequence).sync()
+            self.policy.free(sequence)
+        cached = self.policy.reserve(sequence, swapped.token_ids, max_tokens)
+        first, table = cached // self.policy.block_size, self.policy.table(sequence)
+        count = blocks_needed(swapped.num_computed, self.policy.block_size)
+        pairs = self._upload_pairs(np.arange(count) % self.chunk_blocks, table[:count])
+        self.transfers.after_compute()
+        for chunk, start in zip(swapped.chunks, range(0, count, self.chunk_blocks), strict=True):
+            stop = min(count, start + self.chunk_blocks)
+            begin = max(first, start)  # blocks that the policy found in the cache are shared: they stay as they are
+            if begin < stop:
+                size = (stop - start) * self.block_bytes
+                self.transfers.upload(chunk[:size], self.staging[:size])
+                for array, part in self._parts(stop - start):
+                    self.transfers.copy_blocks(part, array, pairs[begin:stop])
+        event = self._arriving[sequence] = self.transfers.record()
+        if not beside:
+            self.transfers.before_compute(event)
+        self.drop(sequence)
+        return max(cached, swapped.num_computed)
+
+    def has_arrived(self, sequence: Hashable) -> bool:
+        """Whether a sequence that was swapped in has its keys and values; true for every other one, too."""
+        if sequence in self._arriving and self._arriving[sequence].is_done:
+            del self._arriving[sequence]
+        return sequence not in self._arriving
+
+    def drop(self, sequence: Hashable) -> None:
+        """Forgets a sequence that is here. CacheError for a stranger."""
+        swapped = self._known(sequence)
+        if sequence in self._leaving:
+            self._leaving.pop(sequence).sync()
+            self.policy.free(sequence)
+        del self._swapped[sequence]
+        self._idle += swapped.chunks  # whatever uses them next does so on the same stream
+
+    def _known(self, sequence: Hashable) -> Swapped:
+        if sequence not in self._swapped:
+            raise CacheError(f"sequence {sequence!r} is not swapped out: it never was, or it came back or was dropped before")
+        return self._swapped[sequence]
+
+    def _take_chunks(self, sequence: Hashable, count: int) -> list[np.ndarray]:
+        new = count - len(self._idle)
+        if self._num_chunks + max(0, new) > self.max_chunks:
+            raise OutOfMemoryError(
+                f"{sequence!r} needs {count} chunks of {self.chunk_bytes / 2**20:.1f} MiB of host memory, and "
+                f"{self.max_chunks - self._num_chunks + len(self._idle)} of {self.max_chunks} are left: recompute it, or give more"
+            )
+        self._idle += [self.transfers.host(self.chunk_bytes) for _ in range(new)]
+        self._num_chunks += max(0, new)
+        return [self._idle.pop() for _ in range(count)]
+
+    def _upload_pairs(self, sources: Any, destinations: Any) -> Any:
+        """Pairs of block numbers, int32 [P, 2], where the kernels find them once what was started before is done."""
+        place = next((i for i, (_, event) in enumerate(self._host_pairs) if event.is_done), None)
+        if place is None:
+            host = self.transfers.host(8 * self.policy.num_blocks).view(np.int32).reshape(-1, 2)
+        else:
+            host, _ = self._host_pairs.pop(place)
+        count = len(sources)
+        host[:count, 0], host[:count, 1] = sources, destinations
+        self.transfers.upload(host[:count], self._pairs[:count])
+        self._host_pairs.append((host, self.transfers.record()))
+        return self._pairs[:count]
+
+    def _parts(self, count: int) -> list[tuple[Any, Any]]:
+        """Every array of the cache with its part of the staging buffer, one behind the other: `count` blocks [count, ...] each."""
+        parts, start = [], 0
+        for array in self.arrays:
+            size = array.nbytes // array.shape[0] * count
+            parts.append((array, self.staging[start : start + size].view(array.dtype).reshape(count, *array.shape[1:])))
+            start += size
+        return parts

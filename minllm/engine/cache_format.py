@@ -1,0 +1,43 @@
+"""Whether this model, this machine and these options go with the KV cache that was asked for, and the shape of that cache."""
+
+import numpy as np
+
+from minllm.cache.kv_cache import CacheShape
+from minllm.engine.options import EngineOptions
+from minllm.errors import InvalidOptionError, KernelArgumentError
+from minllm.kernels.attention import QUANTIZED_VARIANTS
+from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
+from minllm.models.config import ModelConfig
+
+
+def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
+    """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
+    found = None
+    if kv_cache_dtype != "auto":
+        try:
+            found = kv_format(kv_cache_dtype, config.head_dim)
+        except KernelArgumentError as error:
+            raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
+    return CacheShape(config.num_hidden_layers, block_size, config.num_key_value_heads, config.head_dim, dtype, found)
+
+
+def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
+    """Raises InvalidOptionError where this machine, this dtype or a kernel of the caller's own cannot use the quantised cache asked for."""
+    wanted = options.kv_cache_dtype
+    if wanted == "auto":
+        return
+    attention = (options.kernel_variants or {}).get("attention")
+    if attention is not None and attention not in QUANTIZED_VARIANTS:
+        raise InvalidOptionError(f"kv_cache_dtype={wanted!r} is not allowed: the attention in kernel_variants reads a plain cache.")
+    if device == "cpu":
+        return
+    from minllm.runtime.device import current_device
+
+    if dtype == "float32":
+        raise InvalidOptionError(f"kv_cache_dtype={wanted!r} goes with the dtypes float16 and bfloat16 on a GPU, and dtype is float32.")
+    capability = current_device().compute_capability
+    if full_name(wanted).startswith("fp8") and tuple(capability) < FP8_SINCE:
+        raise InvalidOptionError(
+            f"kv_cache_dtype={wanted!r} needs a GPU that converts to fp8, compute capability {FP8_SINCE[0]}.{FP8_SINCE[1]} or more, and "
+            f"this one has {capability[0]}.{capability[1]}: take int8 or int4."
+        )

@@ -1,0 +1,252 @@
+"""Flash-Decoding over a quantised KV cache: codes are read from memory, and codes are what the tensor cores multiply.
+
+The frame is split_tensor_core.py's: a ring of tiles for every warp, a line of tiles cut into fair shares, parts of heads merged in the
+same launch. What differs is what a tile is, and what is done with it, each part in a file of its own:
+
+    split_code_ring   codes and their scales travel as they lie in memory
+    split_codes       words of codes become operands, one instruction for two numbers
+    split_code_tile   products of codes; scales and zeros are applied to scores and weights, never to keys or values
+    split_code_fold   online softmax that rescales when it must only
+
+So no dequantised key or value exists anywhere, neither in memory nor in a register.
+
+FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills.
+Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) a key, read once; 8-bit floats have no groups, but 8 bytes of scales a KV head. A
+head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Beside bfloat16 that is 1.94 times less for
+int8, 2 for fp8, 3.56 for int4 in groups of 64 (head_dim 128).
+
+Sources: split_tensor_core.py's; Hooper et al. 2024, "KVQuant", and Liu et al. 2024, "KIVI", sections 3 and 4, for the fused products.
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_code_fold import make_code_folds
+from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
+from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
+from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
+from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
+from minllm.kernels.attention.split_plan import (
+    CURSOR_FIELDS,
+    CUT_FIELDS,
+    FIRST,
+    HEAD,
+    LEFT,
+    LINE,
+    SEQUENCE,
+    TILE,
+    TILES,
+    make_fair_plan,
+    make_fixed_plan,
+    make_walk,
+    quotient,
+    visible_keys,
+)
+from minllm.kernels.attention.split_shape import grid_of, head_tiles_of
+from minllm.kernels.attention.split_tile import make_tile_products
+from minllm.kernels.attention.split_tiles import columns_of, make_block_steps
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.ptx import shared_address
+from minllm.runtime.kernel import check, kernel, launch
+
+
+@functools.cache
+def make_kernel(kv_format, dtype, block_size, group, splits, shape):
+    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares."""
+    head_dim, groups = kv_format.head_dim, kv_format.groups
+    head_tiles, heads_here = head_tiles_of(group, head_dim)
+    heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
+    begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
+    _, advance = make_walk(tile)
+    aim, fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
+    load_query, prepare_query = make_query_preparation(kv_format, dtype, heads)
+    score_tile, multiply_values = make_code_products(kv_format, keys, heads)
+    mask_tile = make_tile_products(dtype, head_dim, keys, heads)[2]
+    clear, fold, share_states = make_code_folds(kv_format, keys, heads)
+    (prefetch_block_tables, heads_of, _), write_zeros = make_block_steps(head_dim, group, shape), make_write_zeros(head_dim, threads)
+    _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
+    shared_bytes = code_ring_bytes_of(kv_format, shape)
+    warp_bytes = shared_bytes // warps
+    stage_bytes, place_fields = warp_bytes // stages, place_fields_of(block_size, keys)
+    floats = kv_format.is_float
+    steps, columns = head_dim // 16, heads // 8
+    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
+    query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
+    sum_count, pair_count = 2 * groups * columns, keys // 8 * groups
+    state_shape, out_shape = (2, warps, heads_here), (2, warps, heads_here, pitch_of(head_dim))
+
+    @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
+    def split_quantized_kernel(
+        query,  # [tokens, heads, head_dim]
+        key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
+        value_codes,  # the same
+        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
+        value_scales,  # the same
+        out,  # [tokens, heads, head_dim]
+        part_max,  # [2 * blocks, heads of a block]
+        part_sum,  # the same
+        part_out,  # [2 * blocks, heads of a block, head_dim]
+        arrivals,  # [blocks], zeros before and after
+        query_start,  # [sequences + 1]
+        context_lens,  # [sequences]
+        block_tables,  # [sequences, max_blocks]
+        scale,  # times log2(e): exponentials are to base 2
+        sliding_window,
+    ):
+        wait_for_predecessors()
+        rings = cuda.shared.array(0, uint32, alignment=1024)
+        warp_max = cuda.shared.array(state_shape, float32)
+        warp_sum = cuda.shared.array(state_shape, float32)
+        warp_out = cuda.shared.array(out_shape, float32)
+        arrived = cuda.shared.array(1, int32)
+        turn, parts_in_memory = uint32(0), (part_max, part_sum, part_out, arrivals)
+        batch = (query_start, context_lens, sliding_window, int32(0))
+        cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
+        warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
+        line_heads = int32(key_codes.shape[1] * head_tiles)
+        ring = uint32(shared_address(rings, 0) + warp * warp_bytes)
+
+        prefetch_block_tables(block_tables)
+        ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
+        now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
+        following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
+        cut = cuda.local.array(CUT_FIELDS, int32)
+        place = cuda.local.array(place_fields, int32)
+        place[PLACE_SEQUENCE] = -1
+        begin(ahead, cut, line_heads, batch)
+        aim(ahead, place, batch, cache, warp)
+        for i in range(CURSOR_FIELDS):
+            now[i] = ahead[i]
+        line = cut[LINE]
+        for stage in range(stages - 1):
+            fetch(ahead, place, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
+        stage, free_stage, stage_word = ring, uint32(ring + warp_bytes - stage_bytes), uint32(warp * (warp_bytes // 4))
+
+        fragments, loaded = cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32)
+        units = cuda.local.array(state_count, float32)
+        query_sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
+        scores, pairs = cuda.local.array(score_count, float32), cuda.local.array(pair_count, uint32)
+        maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
+        acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
+        state = (maxima, sums, zero_sums, acc, ceiling)
+        if load_early and now[LEFT] > 0:
+            first_head, heads_left = heads_of(now[HEAD])
+            load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
+        while now[LEFT] > 0:  # a head, or a part of one
+            row = query_start[uint32(now[SEQUENCE])]
+            first_head, heads_left = heads_of(now[HEAD])
+            tiles = int32(min(now[TILES] - now[TILE], now[LEFT]))
+            start, stop = visible_keys(now[SEQUENCE], batch)
+            position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
+            clear(state)
+            if not load_early:
+                load_query(loaded, query, row, first_head, heads_left, lane)
+            prepare_query(fragments, loaded, units, query_sums, lane)
+            value_scale = float32(1.0)
+            if floats:
+                kv_head = uint32(quotient(now[HEAD], head_tiles))
+                value_scale = value_scales[kv_head]
+                for i in range(state_count):
+                    units[i] *= key_scales[kv_head]
+            for i in range(CURSOR_FIELDS):
+                following[i] = now[i]
+            advance(following, tiles, line_heads, batch)
+            if load_early and following[LEFT] > 0:  # its queries travel while this head's keys are computed on
+                next_head, next_heads = heads_of(following[HEAD])
+                load_query(loaded, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
+            for _ in range(tiles):
+                fetch(ahead, place, line_heads, batch, cache, warp, lane, free_stage)
+                wait(rings, stage_word, position, start, stop, lane)
+                score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane)
+                mask_tile(scores, position, start, stop, lane)
+                fold(scores, pairs, state, units, scale, rings, stage_word, lane)
+                multiply_values(state, scores, pairs, stage, lane)
+                cuda.syncwarp()  # all lanes have read the stage, which is filled next
+                position = int32(position + tile)
+                free_stage = stage
+                stage, stage_word = uint32(stage + stage_bytes), uint32(stage_word + stage_bytes // 4)
+                if stage == ring + warp_bytes:
+                    stage, stage_word = ring, uint32(stage_word - warp_bytes // 4)
+
+            # Two places in turn: who writes the next head's state need not wait for those who read this one's.
+            shared_states = (warp_max[turn], warp_sum[turn], warp_out[turn])
+            turn = uint32(1 - turn)
+            share_states(state, units, value_scale, shared_states, heads_left)
+            cuda.syncthreads()
+            if tiles == now[TILES]:
+                write_whole(shared_states, out, row, first_head, heads_left, scale)
+            else:
+                part = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
+                write_part(shared_states, parts_in_memory, part, heads_left, scale)
+                first_place, parts = parts_of_head(now, cut, line)
+                if arrive(parts_in_memory, first_place, arrived) == parts - 1:
+                    merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
+            line = int32(line + tiles)
+            for i in range(CURSOR_FIELDS):
+                now[i] = following[i]
+        write_zeros(out, batch)
+
+    return split_quantized_kernel, threads, shared_bytes
+
+
+def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None):
+    """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
+    sizes = sizes_of(query, key_cache, block_tables)
+    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, key_cache.format, sm_count))
+    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    return {
+        "part_max": ((2 * blocks, heads), "float32"),
+        "part_sum": ((2 * blocks, heads), "float32"),
+        "part_out": ((2 * blocks, heads, sizes.head_dim), "float32"),
+        "arrivals": ((blocks,), "int32"),
+    }
+
+
+def attention(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    workspace=None,
+    stream=None,
+    splits=None,
+    sm_count=132,
+    shape=None,
+):
+    """Attention of one new token a sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
+
+    key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape: as
+    in split_tensor_core.attention. Raises KernelArgumentError for more than one new token a sequence, for float32, for caches with gaps
+    between tokens, and for blocks of integers that are no multiple of 4 tokens.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
+    check_single_tokens("split_quantized", sizes, max_query_len, splits)
+    kv_format = key_cache.format
+    caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
+    check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
+    shape = shape or shape_of(sizes, kv_format, sm_count)
+    scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
+    states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
+    chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape)
+    batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
+    arguments = (query, *caches, out, *states, *batch)
+    launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
+
+
+def check_caches(caches, kv_format, dtype, block_size):
+    """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
+    check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
+    contiguous = [cache.flags.c_contiguous if isinstance(cache, np.ndarray) else cache.is_contiguous for cache in caches]
+    check(all(contiguous), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
+    chunks = kv_format.is_float or block_size % 4 == 0
+    check(chunks, f"a cache in {kv_format.name} has blocks of {block_size} tokens; split_quantized takes multiples of 4")

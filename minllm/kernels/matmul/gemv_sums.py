@@ -1,0 +1,248 @@
+"""The sums of gemv: how a warp multiplies its rows of weight by the rows of x, and how the parts of a sum meet.
+
+A step of a warp is `unroll` vectors of each of its rows, all asked for before the first is used. Where x is still to be normalised (RMSNorm
+in front of a product), that happens on the way: a warp multiplies by x * norm, adds up the squares of x as it passes, and divides its sums
+by the root of their mean at the end, because
+
+    sum of (x / rms) * norm * w  =  (sum of x * norm * w) / rms
+
+so that the norm costs neither a kernel nor a pass over x of its own.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import cuda, float32, int64, uint32
+from numba.cuda import libdevice
+
+from minllm.kernels.reduction import warp_sum
+from minllm.kernels.vector import VECTOR_BYTES
+from minllm.ptx import (
+    griddepcontrol_wait,
+    load_128,
+    load_128_streaming,
+    uint_as_float,
+    unpack_bf16x2,
+    unpack_f16x2,
+)
+
+WARP = 32
+
+
+class GemvTiling(NamedTuple):
+    """How a block divides the weights: output features a warp, warps a block, loads in flight a row, and warps that share a row."""
+
+    rows: int
+    warps: int
+    unroll: int
+    splits: int = 1
+
+
+@cuda.jit(device=True)
+def dot_float32(a, b, total):
+    """total + a * b, for two float32 in 32-bit words."""
+    return total + uint_as_float(a) * uint_as_float(b)
+
+
+@cuda.jit(device=True)
+def dot_bf16x2(a, b, total):
+    """total + the dot product of two pairs of bfloat16, each pair in a 32-bit word."""
+    a_low, a_high = unpack_bf16x2(a)
+    b_low, b_high = unpack_bf16x2(b)
+    return total + a_low * b_low + a_high * b_high
+
+
+@cuda.jit(device=True)
+def dot_f16x2(a, b, total):
+    """total + the dot product of two pairs of float16, each pair in a 32-bit word."""
+    a_low, a_high = unpack_f16x2(a)
+    b_low, b_high = unpack_f16x2(b)
+    return total + a_low * b_low + a_high * b_high
+
+
+@cuda.jit(device=True)
+def scaled_dot_float32(a, b, scale, total):
+    """total + a * (b * scale), for float32 in 32-bit words."""
+    return total + uint_as_float(a) * (uint_as_float(b) * uint_as_float(scale))
+
+
+@cuda.jit(device=True)
+def scaled_dot_bf16x2(a, b, scale, total):
+    """total + the dot product of a and b * scale, pairs of bfloat16."""
+    a_low, a_high = unpack_bf16x2(a)
+    b_low, b_high = unpack_bf16x2(b)
+    scale_low, scale_high = unpack_bf16x2(scale)
+    return total + a_low * (b_low * scale_low) + a_high * (b_high * scale_high)
+
+
+@cuda.jit(device=True)
+def scaled_dot_f16x2(a, b, scale, total):
+    """total + the dot product of a and b * scale, pairs of float16."""
+    a_low, a_high = unpack_f16x2(a)
+    b_low, b_high = unpack_f16x2(b)
+    scale_low, scale_high = unpack_f16x2(scale)
+    return total + a_low * (b_low * scale_low) + a_high * (b_high * scale_high)
+
+
+DOT_OF_WORDS = {"float32": dot_float32, "bfloat16": dot_bf16x2, "float16": dot_f16x2}
+SCALED_DOT_OF_WORDS = {"float32": scaled_dot_float32, "bfloat16": scaled_dot_bf16x2, "float16": scaled_dot_f16x2}
+
+
+def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row, guarded: bool = False, waits: bool = False):
+    """The device function of one step of a warp along K; weight_row(first, r, last): the device function that says which row of weight is
+    the warp's r-th.
+
+    guarded: it may reach beyond the rows' end. waits: x may not be written yet, so wait for it once the loads of weights are on their way.
+    """
+    rows, unroll = tiling.rows, tiling.unroll
+    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
+    warp_step = WARP * vector  # elements of a row that one load of a warp covers
+    words_in_flight = rows * unroll * 4
+    dot, scaled_dot = DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
+
+    @cuda.jit(device=True)
+    def accumulate_step(x, norm, weight, total, squares, first, last, element):
+        """total[i, r] += x[i, :] (* norm) . (the warp's r-th row) over `unroll` vectors, a warp's load apart, from `element` on."""
+        words = cuda.local.array(words_in_flight, uint32)
+        for u in range(unroll):
+            if not guarded or element + u * warp_step < k:
+                for r in range(rows):
+                    w = load_128_streaming(weight, weight_row(first, r, last) * k + element + u * warp_step)
+                    for word in range(4):
+                        words[(u * rows + r) * 4 + word] = w[word]
+        if waits:
+            griddepcontrol_wait()
+        # Without this ptxas would save registers by moving each load down to where its value is used, and one load would be in flight
+        # at a time. It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
+        cuda.syncwarp()
+        for u in range(unroll):
+            if not guarded or element + u * warp_step < k:
+                for i in range(m):
+                    x_words = load_128(x, i * k + element + u * warp_step)
+                    if norm is not None:
+                        scales = load_128(norm, element + u * warp_step)
+                        for word in range(4):
+                            squares[i] = dot(x_words[word], x_words[word], squares[i])
+                            for r in range(rows):
+                                w_word = words[(u * rows + r) * 4 + word]
+                                total[i, r] = scaled_dot(w_word, x_words[word], scales[word], total[i, r])
+                    else:
+                        for r in range(rows):
+                            for word in range(4):
+                                total[i, r] = dot(words[(u * rows + r) * 4 + word], x_words[word], total[i, r])
+
+    return accumulate_step
+
+
+def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row):
+    """The device functions (begin, go_on) that add a warp's share of the products to its sums by 128-bit loads; rows are whole vectors.
+
+    begin() waits for x; what a kernel needs at its end, it should ask for between the two.
+    """
+    unroll, splits = tiling.unroll, tiling.splits
+    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
+    step = WARP * vector * unroll  # elements of a row that a warp has in flight
+    full_steps = k // (step * splits)
+    some_are_left = k % (step * splits) > 0
+    accumulate_first_step = make_accumulate_step(m, k, dtype, tiling, weight_row, guarded=not full_steps, waits=True)
+    accumulate_step = make_accumulate_step(m, k, dtype, tiling, weight_row)
+    accumulate_last_step = make_accumulate_step(m, k, dtype, tiling, weight_row, guarded=True)
+
+    @cuda.jit(device=True)
+    def begin(x, norm, weight, total, squares, first, last, split, lane):
+        """The first step of this lane's elements."""
+        accumulate_first_step(x, norm, weight, total, squares, first, last, int64(split * step + lane * vector))
+
+    @cuda.jit(device=True)
+    def go_on(x, norm, weight, total, squares, first, last, split, lane):
+        """All steps behind the first."""
+        element = int64(split * step + lane * vector + step * splits)
+        for _ in range(full_steps - 1):
+            accumulate_step(x, norm, weight, total, squares, first, last, element)
+            element += step * splits
+        if some_are_left and full_steps:  # constants: no code at all where K is whole steps
+            accumulate_last_step(x, norm, weight, total, squares, first, last, element)
+
+    return begin, go_on
+
+
+def make_accumulate_elements(m: int, k: int, tiling: GemvTiling, weight_row):
+    """The same device functions by single elements, for rows that do not begin on a multiple of 16 bytes."""
+    rows, splits = tiling.rows, tiling.splits
+
+    @cuda.jit(device=True)
+    def begin(x, norm, weight, total, squares, first, last, split, lane):
+        """Wait for x."""
+        griddepcontrol_wait()
+
+    @cuda.jit(device=True)
+    def go_on(x, norm, weight, total, squares, first, last, split, lane):
+        """total[i, r] += x[i, :] (* norm) . (the warp's r-th row of weight) over this lane's elements."""
+        element = split * WARP + lane
+        while element < k:
+            for r in range(rows):
+                w = float32(weight[weight_row(first, r, last), element])
+                if norm is not None:
+                    w *= float32(norm[element])
+                for i in range(m):
+                    total[i, r] += float32(x[i, element]) * w
+            if norm is not None:
+                for i in range(m):
+                    squares[i] += float32(x[i, element]) * float32(x[i, element])
+            element += WARP * splits
+
+    return begin, go_on
+
+
+def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, weight_row):
+    """The device functions (begin, finish) of a block of gemv: after both, every lane has the sums of its warp's rows in total [m, rows].
+
+    begin(x, norm, weight, total, squares, first, last, warp, lane) does the first step and waits for x; norm is a row of weights or None.
+    finish(..., epsilon) does the others, adds what lanes and warps have, and divides by the root mean square of x.
+    """
+    rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
+    columns = rows + 1  # beside the sums of a row of x, that of its squares
+    shared_columns = m * columns
+    make = make_accumulate_vectors(m, k, dtype, tiling, weight_row) if vectorized else make_accumulate_elements(m, k, tiling, weight_row)
+    first_step, other_steps = make
+
+    @cuda.jit(device=True)
+    def begin(x, norm, weight, total, squares, first, last, warp, lane):
+        for i in range(m):
+            squares[i] = float32(0.0)
+            for r in range(rows):
+                total[i, r] = float32(0.0)
+        first_step(x, norm, weight, total, squares, first, last, warp % splits, lane)
+
+    @cuda.jit(device=True)
+    def finish(x, norm, weight, total, squares, first, last, warp, lane, epsilon):
+        other_steps(x, norm, weight, total, squares, first, last, warp % splits, lane)
+        for i in range(m):
+            if norm is not None:
+                squares[i] = warp_sum(squares[i])
+            for r in range(rows):
+                total[i, r] = warp_sum(total[i, r])
+        if splits > 1:
+            shared_totals = cuda.shared.array((warps, shared_columns), float32)
+            if lane == 0:
+                for i in range(m):
+                    shared_totals[warp, i * columns + rows] = squares[i]
+                    for r in range(rows):
+                        shared_totals[warp, i * columns + r] = total[i, r]
+            cuda.syncthreads()
+            for i in range(m):
+                squares[i] = float32(0.0)
+                for r in range(rows):
+                    total[i, r] = float32(0.0)
+                for other in range(splits):
+                    of_group = warp // splits * splits + other
+                    squares[i] += shared_totals[of_group, i * columns + rows]
+                    for r in range(rows):
+                        total[i, r] += shared_totals[of_group, i * columns + r]
+        if norm is not None:
+            for i in range(m):
+                inverse_rms = libdevice.rsqrtf(squares[i] * float32(1 / k) + epsilon)
+                for r in range(rows):
+                    total[i, r] *= inverse_rms
+
+    return begin, finish

@@ -1,0 +1,41 @@
+"""The larger operations of a layer, composed of smaller ones: what every machine can do that has not fused them.
+
+A layer adds to the residual stream, which is carried as a pair (x, residual): two arrays whose sum it is, or x alone with None. A machine
+that fuses these operations decides for itself which of the two it returns.
+"""
+
+from typing import Any
+
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+
+
+class ComposedOps:
+    """Part of an implementation of `ops.protocol.Ops`; arguments as there."""
+
+    def normed_qkv(
+        self,
+        x: Any,
+        residual: Any,
+        norm: NormWeights,
+        weight: Any,
+        bias: Any,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        cos_sin: Any = None,
+    ) -> tuple[Any, Any]:
+        """Norm, projection, rotation and cache write, one after the other."""
+        normalised, residual = self.add_norm(x, residual, norm)
+        qkv = self.linear(normalised, weight, bias)  # [T, (heads + 2 * kv_heads) * head_dim]
+        return self.qkv_rope_append(qkv, batch, layer_cache, attention_config, q_norm, k_norm, cos_sin), residual
+
+    def linear_add(self, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
+        """The product; the next normalisation adds it to the residual."""
+        return self.linear(x, weight, bias), residual
+
+    def normed_gated_mlp(self, x: Any, residual: Any, norm: NormWeights, gate_up: Any, down: Any, activation: str) -> tuple[Any, Any]:
+        """Norm and feed-forward, one after the other."""
+        normalised, residual = self.add_norm(x, residual, norm)
+        return self.gated_mlp(normalised, gate_up, down, activation), residual

@@ -1,0 +1,81 @@
+"""Stream-ordered allocation: memory that is valid from one point in a stream to another, and so needs no waiting.
+
+cuMemAllocAsync takes from a pool of the driver's what was freed earlier in the same stream, at once and without a call to the operating
+system; cuMemFreeAsync returns at once too. The pool keeps what it has (its release threshold is set to all of it) instead of giving it
+back whenever the host waits for the GPU. CUDA C++ Programming Guide, "Stream Ordered Memory Allocator".
+
+Blocks of a graph must keep their addresses, while an allocation on a stream that is being captured would become a node of the graph: those
+are allocated as usual, and frees wait until the capture is over.
+"""
+
+from minllm.runtime.device import check_driver
+from minllm.runtime.memory import CudaMemory
+from minllm.runtime.stream import compute_stream, stream_handle
+
+EVERYTHING = (1 << 64) - 1
+
+
+class StreamOrderedMemory(CudaMemory):
+    """CudaMemory that allocates and frees in the order of the compute stream."""
+
+    def __init__(self):
+        from cuda.bindings import driver
+
+        super().__init__()
+        self.stream = stream_handle(compute_stream())
+        self.pool = check_driver(driver.cuDeviceGetDefaultMemPool(self.device.index), "find the device's memory pool")
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        status = driver.cuMemPoolSetAttribute(self.pool, threshold, driver.cuuint64_t(EVERYTHING))
+        check_driver(status, "have the memory pool keep its memory")
+        self._plain: set[int] = set()  # allocated during a capture
+        self._late: list[int] = []  # freed during a capture
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The address of memory that work launched from now on may use, or None if there is not enough."""
+        from cuda.bindings import driver
+
+        if self._is_capturing():
+            pointer = super().allocate(nbytes)
+            if pointer is not None:
+                self._plain.add(pointer)
+            return pointer
+        self._free_late()
+        status, pointer = driver.cuMemAllocAsync(nbytes, self.stream)
+        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            return None
+        return int(check_driver((status, pointer), f"allocate {nbytes} bytes"))
+
+    def free(self, pointer: int) -> None:
+        """Give memory back once the work launched so far is done with it; returns at once."""
+        from cuda.bindings import driver
+
+        if pointer in self._plain:
+            self._plain.remove(pointer)
+            super().free(pointer)
+        elif self._is_capturing():
+            self._late.append(pointer)
+        else:
+            self._free_late()
+            check_driver(driver.cuMemFreeAsync(pointer, self.stream), "free memory")
+
+    def trim(self) -> int:
+        """Give what the pool keeps back to the driver; how many bytes that were."""
+        from cuda.bindings import driver
+
+        self._free_late()
+        check_driver(driver.cuStreamSynchronize(self.stream), "wait for the GPU")
+        before, _ = self.info()
+        check_driver(driver.cuMemPoolTrimTo(self.pool, 0), "trim the memory pool")
+        return max(0, self.info()[0] - before)
+
+    def _is_capturing(self) -> bool:
+        from cuda.bindings import driver
+
+        status = check_driver(driver.cuStreamIsCapturing(self.stream), "tell whether a graph is captured")
+        return status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def _free_late(self) -> None:
+        from cuda.bindings import driver
+
+        while self._late:
+            check_driver(driver.cuMemFreeAsync(self._late.pop(), self.stream), "free memory")

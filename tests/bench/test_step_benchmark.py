@@ -1,0 +1,71 @@
+"""The benchmark of a whole step, on paper: it times what the engine launches, finds the layers, and counts the bytes of each part."""
+
+import numpy as np
+import pytest
+
+from minllm import costs
+from minllm.bench import launch, step
+from minllm.bench.shapes import named_config
+from minllm.bench.step import StepBench
+from minllm.errors import InvalidOptionError
+from minllm.models.weights import load_weights
+from minllm.runtime import tensor_map
+from minllm.runtime.recording import recorded_launches
+from tests.bench.paper_machine import NO_MAPS, CountingClock, PaperMachine, PaperOps
+
+SHAPE, CONTEXT, COPY_TB_S = "llama-3.2-1b", 640, 4.0
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def rows(request):
+    """(batch, the rows of a step and its parts)"""
+    with pytest.MonkeyPatch.context() as patch, recorded_launches() as launches:
+        patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        for name, value in NO_MAPS.items():
+            patch.setattr(tensor_map, name, value)
+        ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": None}
+        bench = StepBench(SHAPE, PaperOps(), CountingClock(launches), request.param, CONTEXT + 64, ceilings, PaperMachine())
+        yield request.param, bench.decode_rows(CONTEXT, parts=True)
+
+
+def paper_weights(ops, config, checkpoint):
+    """The weights' shapes, without drawing a number."""
+    checkpoint.tensor = lambda name: np.broadcast_to(np.float32(0), checkpoint.entry(name).shape)
+    return load_weights(ops, config, checkpoint)
+
+
+def test_the_step_is_held_against_its_bytes(rows):
+    batch, (whole, in_order, *_) = rows
+    layers, kernels = named_config(SHAPE).num_hidden_layers, {1: 5, 2: 8}[batch]
+    behind = {1: 4, 2: 5}[batch]  # head, two of argmax, advance; for two sequences the final norm too
+    assert in_order.value == whole.value == 1 + layers * kernels + behind  # µs, one for each launch
+    assert whole.limit == pytest.approx(costs.decode_step(named_config(SHAPE), batch, CONTEXT).bytes / COPY_TB_S / 1e6, rel=1e-3)
+    assert whole.of_limit == pytest.approx(whole.limit / whole.value, rel=1e-3)
+
+
+def test_every_part_adds_what_it_takes_and_the_bytes_are_the_steps(rows):
+    _, (whole, _, *parts) = rows
+    assert all(row.value == 1 for row in parts)
+    added = [row for row in parts if row.case.endswith("added")]
+    assert len(parts) == 2 * len(added) == len({(row.case, row.variant) for row in parts})
+    layers = named_config(SHAPE).num_hidden_layers
+    total = sum((layers if ", layer," in row.case else 1) * (row.limit or 0) for row in added)
+    assert total == pytest.approx(whole.limit, rel=2e-3)  # norms, and the row that the embedding reads, are not in the parts
+
+
+def test_names_that_do_not_exist_are_refused():
+    with pytest.raises(InvalidOptionError, match="llama-3.1-8b"):
+        step.run(["llama-9"], [], 1024, 0, False, None, None)
+    with pytest.raises(InvalidOptionError, match="torch"):
+        step.run([], [], 1024, 0, False, "jax", None)
+
+
+def test_host_time_counts_launches_and_not_the_wait_for_them():
+    waits, calls = [], []
+
+    class Stream:
+        def sync(self):
+            waits.append(len(calls))
+
+    assert 0 < launch.host_seconds(lambda: calls.append(1), Stream()) < 1e-3
+    assert waits == [launch.LAUNCHES * (i + 1) for i in range(launch.WARM_UP + launch.SERIES)]
