@@ -104,7 +104,7 @@ def recompute_seconds(engine, tokens: int) -> float:
     ops, policy = engine.ops, engine.cache_policy
     prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
     policy.reserve("recomputed", prompt)
-    chunks = prefill_chunks([prompt], [policy.table("recomputed")], engine.cache.block_size, engine.runner.max_num_batched_tokens)
+    chunks = prefill_chunks([prompt], [policy.table("recomputed")], engine.cache.block_size, engine.runner.max_num_batched_tokens, [0], [0])
     batches = [to_backend(chunk.batch, ops) for chunk in chunks]
 
     def compute():
