@@ -218,7 +218,8 @@ def flash_attention_2_quantized_specimens():
         ("int8", 128, "bfloat16", LONG), ("int8", 96, "float16", LONG), ("int4", 128, "bfloat16", LONG), ("int4", 256, "float16", LONG),
         ("int4", 64, "bfloat16", SHORT), ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "float16", LONG),
     ):  # fmt: skip
-        found, tiles = kv_format(name, head_dim), flash_attention_2_quantized.tiles_for(head_dim, longest)
+        found = kv_format(name, head_dim)
+        tiles = flash_attention_2_quantized.tiles_for(found, longest)
         kernel, threads, shared_bytes = flash_attention_2_quantized.make_kernel(dtype, found, BLOCK_SIZE, *tiles)
         codes, rows = array(UINT8, 4), array(dtype, 3)
         scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
