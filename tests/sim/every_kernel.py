@@ -571,12 +571,24 @@ def split_tensor_core_of_a_decode_step():
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     states = splits * heads * 4
     asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=splits * warps * heads * D * b)
-    parts_at_once = 8  # the last part is asked for again in place of those that are missing
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
+    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=heads * D * b)
     different = dict(query=heads * D * b, part_out=2 * states * D)
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+
+
+@row
+def split_cluster_of_a_short_sequence():
+    context, heads, kv_heads, D, b, blocks, warps = 256, 4, 2, 64, 2, 8, 4
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=blocks * warps * heads * D * b)
+    asked |= dict(out=heads * D * b)
+    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
+    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
+    return run, {"split_cluster_kernel": Expected(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
 
 
 @row
@@ -588,8 +600,8 @@ def split_quantized_of_a_decode_step():
     states, rows = splits * heads * 4, heads * D * 2
     codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
     asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales, query=splits * warps * rows)
-    parts_at_once = 8  # the last part is asked for again in place of those that are missing
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=rows)
+    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
     different = dict(query=rows, part_out=2 * states * D)
     shape = SplitShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
