@@ -132,13 +132,13 @@ policy.check()  # every invariant: no block with two writers, free and used add 
 # computed; what the lookups cost has to be measured.
 
 # %% tags=["fold"]
-from minllm.costs import CachePolicy, wasted_share
+from minllm.costs import AllocationPolicy, wasted_share
 
 sizes = [8, 16, 32, 64, 128, 256]
 short = [length for length in lengths if length <= 100]
 curves(
     {
-        name: [(size, 100 * wasted_share(CachePolicy("paged", size), some, 1)) for size in sizes]
+        name: [(size, 100 * wasted_share(AllocationPolicy("paged", size), some, 1)) for size in sizes]
         for name, some in (("this traffic", lengths), ("only texts of 100 tokens or less", short))
     },
     "tokens in a block",

@@ -15,7 +15,7 @@ Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an in
 architectures", CACM 52 (2009), section 3.
 """
 
-from minllm.costs.cache_policies import CachePolicy, batch_bytes, wasted_share
+from minllm.costs.cache_policies import AllocationPolicy, batch_bytes, wasted_share
 from minllm.costs.parallel import all_reduce_bytes, shard
 from minllm.costs.parameters import (
     head_parameters,
@@ -31,7 +31,7 @@ from minllm.costs.stages import Stage, decode_stages, prefill_stages
 from minllm.costs.steps import Cost, decode_step, prefill
 
 __all__ = [
-    "CachePolicy",
+    "AllocationPolicy",
     "Cost",
     "Stage",
     "all_reduce_bytes",

@@ -24,7 +24,7 @@ PAGE_BYTES = 2 * 2**20  # the smallest piece of physical memory that a GPU's dri
 
 
 @dataclass(frozen=True)
-class CachePolicy:
+class AllocationPolicy:
     """A policy and its sizes. block_size matters to paged, max_model_len to contiguous alone, which must have it."""
 
     name: str = "paged"
@@ -50,7 +50,7 @@ class CachePolicy:
         return self.max_model_len * token_bytes
 
 
-def batch_bytes(policy: CachePolicy, lengths: Iterable[int], token_bytes: int, shared_prefix: int = 0) -> int:
+def batch_bytes(policy: AllocationPolicy, lengths: Iterable[int], token_bytes: int, shared_prefix: int = 0) -> int:
     """Bytes set aside for sequences of those lengths. shared_prefix: tokens that all begin with; paged caches keep its full blocks once."""
     lengths = list(lengths)
     # exercise: costs.batch_bytes
@@ -62,7 +62,7 @@ def batch_bytes(policy: CachePolicy, lengths: Iterable[int], token_bytes: int, s
     # end exercise
 
 
-def wasted_share(policy: CachePolicy, lengths: Iterable[int], token_bytes: int) -> float:
+def wasted_share(policy: AllocationPolicy, lengths: Iterable[int], token_bytes: int) -> float:
     """The share of what is set aside for sequences of those lengths that holds no token, 0 to 1."""
     lengths = list(lengths)
     return 1 - sum(lengths) * token_bytes / batch_bytes(policy, lengths, token_bytes)

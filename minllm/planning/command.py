@@ -50,7 +50,7 @@ def run(
     weights = format_name(dtype, "--dtype") if dtype else config.dtype or "bfloat16"
     cached = format_name(kv_dtype, "--kv-dtype") if kv_dtype else weights if WEIGHT_FORMATS[weights].matrix_itemsize >= 2 else "bfloat16"
     context = wishes.pop("context") or min(4096, config.max_position_embeddings)
-    policy = costs.CachePolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
+    policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
     plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
     number = f"{plan.wishes.tensor_parallel} x " if plan.wishes.tensor_parallel > 1 else ""
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan)))

@@ -34,7 +34,7 @@ class Wishes:
     tensor_parallel: int = 1
     price_per_hour: float | None = None  # of one GPU, in any currency
     memory_share: float = 0.9
-    policy: costs.CachePolicy = costs.CachePolicy()
+    policy: costs.AllocationPolicy = costs.AllocationPolicy()
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel"):

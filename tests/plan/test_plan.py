@@ -71,8 +71,8 @@ def test_quantised_caches_count_their_scales_and_hold_more():
 
 def test_policies_change_what_is_set_aside_and_nothing_else():
     paged = plan_of(context=1000)
-    contiguous = plan_of(context=1000, policy=costs.CachePolicy("contiguous", max_model_len=4096))
-    virtual = plan_of(context=1000, policy=costs.CachePolicy("virtual"))
+    contiguous = plan_of(context=1000, policy=costs.AllocationPolicy("contiguous", max_model_len=4096))
+    virtual = plan_of(context=1000, policy=costs.AllocationPolicy("virtual"))
     assert (paged.kv_bytes, contiguous.kv_bytes, virtual.kv_bytes) == (1008 * 131072, 4096 * 131072, 1024 * 131072)
     assert contiguous.kv_wasted_share == pytest.approx(1 - 1000 / 4096)
     assert contiguous.decode == paged.decode and contiguous.largest_batch < virtual.largest_batch <= paged.largest_batch

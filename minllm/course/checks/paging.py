@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from minllm.costs import CachePolicy
+from minllm.costs import AllocationPolicy
 from minllm.course.checks.arithmetic import expect_number
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.checks.traffic import expect_bytes
@@ -16,7 +16,7 @@ TEXT = [5, 6, 7, 8, 1, 2, 3, 4, 9, 9]  # two full blocks of 4, and half a block
 
 def set_aside(batch_bytes, lengths, shared=0, block_size=16, token_bytes=10):
     """Bytes of a paged cache for sequences of those lengths."""
-    policy = CachePolicy("paged", block_size)
+    policy = AllocationPolicy("paged", block_size)
     blocks = [-(-length // block_size) for length in lengths]
     common = min(shared, *lengths) // block_size if len(lengths) > 1 else 0
     unit = block_size * token_bytes
@@ -37,7 +37,7 @@ def set_aside(batch_bytes, lengths, shared=0, block_size=16, token_bytes=10):
 
 def other_policy(batch_bytes):
     """A contiguous cache shares nothing."""
-    policy = CachePolicy("contiguous", max_model_len=100)
+    policy = AllocationPolicy("contiguous", max_model_len=100)
     suspects = [("only paged caches share; a contiguous one keeps each sequence apart.", 3000 - 2 * 48 * 10)]
     expect_number("bytes set aside", batch_bytes(policy, [50, 60, 70], 10, 48), 3000, suspects, " bytes")
 
