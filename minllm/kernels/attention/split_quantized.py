@@ -13,7 +13,7 @@ So no dequantised key or value exists anywhere, neither in memory nor in a regis
 FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills.
 Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) a key, read once; 8-bit floats have no groups, but 8 bytes of scales a KV head. A
 head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Beside bfloat16 that is 1.94 times less for
-int8, 2 for fp8, 3.56 for int4 in groups of 64 (head_dim 128).
+int8, 2 for fp8, 3.2 for int4 in groups of 32 (head_dim 128).
 
 Sources: split_tensor_core.py's; Hooper et al. 2024, "KVQuant", and Liu et al. 2024, "KIVI", sections 3 and 4, for the fused products.
 """
