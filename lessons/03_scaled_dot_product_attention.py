@@ -302,6 +302,7 @@ show_source(
         "key = cuda.blockIdx.x": "A thread for each key.",
         "cuda.blockIdx.z // heads": "The grid's other two dimensions: the query's row, and sequence and head together.",
         "kv_head = kv_head_of": "Heads in groups.",
+        "token, first, stop": "Which row of the batch this is, and which keys it sees: from first up to, but without, stop.",
         "if first <= key": "The mask: beyond the row's own position nothing is computed, and nothing stored.",
         "total += ": "The dot product: d multiplications and d additions. K lies transposed, so that threads beside each other "
         "read numbers beside each other.",

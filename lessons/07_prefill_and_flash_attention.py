@@ -538,22 +538,23 @@ print(f"tensor cores at work: {one:.0%} with one consumer, {two:.0%} with two")
 assert 0.6 < one < 0.7 and two > 0.95
 
 # %% [markdown]
-# The package's kernel does this. A consumer's loop over tiles of keys, with the two products started one after the
-# other, and the softmax between the waits for them:
+# The package's kernel does this. A consumer walks over the tiles of keys of one tile of queries after another, with the
+# two products started one after the other, and the softmax between the waits for them:
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention import hopper_consumer
 
 show_source(
-    hopper_consumer.make_consumer,
-    part="attend",
+    hopper_consumer.make_consume,
+    part="consume",
     notes={
-        "for _ in range(1": "The loop over tiles of keys, from the last to the first.",
+        "while True": "The walk over tiles of keys. Those of a tile of queries come from the last to the first.",
+        "begins = left == 0": "The first scores of another tile of queries come beside the last output of the one before.",
         "wait_for_turn(consumer)": "Ping-pong: only one consumer starts products at a time.",
         "start_output(acc, weights": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are on their way now.",
         "pass_turn(consumer)": "The other consumer may start its own.",
         "wgmma_wait_group_1": "All products but the newest are done: the scores are here, and P V is still being computed ...",
-        "last_seen_by_all = ": "... while the softmax goes on.",
+        "origins, from_origins, row_sums": "... while the softmax goes on.",
         "rescale(acc, factors)": "o is rescaled when P V is done. The kernel leaves that out where no maximum has risen by much.",
     },
     docstring=False,

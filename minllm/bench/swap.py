@@ -2,7 +2,8 @@
 
 The prediction (costs/swap.py) takes the rate of large copies in this machine and what the GPU's memory and tensor cores do. Measured is one
 sequence of a model with random weights: a prefill of its tokens, and cache/offload.py bringing the same tokens out and in, with page-locked
-and with pageable host memory. Nothing else runs, so nothing is hidden; beside other sequences the copies would cost less.
+and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of a copy hides behind another sequence's prefill is
+measured last.
 """
 
 import statistics
@@ -48,6 +49,8 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
             transfers = CudaTransfers(engine.ops.memory, engine.ops.core_stream, kind == "pinned")
             space = SwapSpace(engine.cache, engine.cache_policy, transfers, 4 << 30)
             times[kind] = [swap_seconds(engine, space, count) for count in counts]
+            if kind == "pinned":
+                overlap = hidden_share(engine, space, counts[-1] // 4)
     table = Table("tokens", "recompute ms (predicted)", *(f"swap, {kind}, ms (predicted)" for kind in KINDS))
     for i, count in enumerate(counts):
         predicted = [recompute_ms(config, count, rates["pinned"]), *(swap_ms(config, count, rates[kind]) for kind in KINDS)]
@@ -58,6 +61,8 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
             limit = dict(limit=round(floor, 3), of_limit=round(floor / ms, 3))
             rows.append(Row("preemption", f"{model}, {count} tokens", variant, round(ms, 3), "ms", **limit))
     out.print(table)
+    out.print(f"{overlap:.0%} of a swap out hides behind a prefill of another sequence")
+    rows.append(Row("preemption overlap", f"{model}, {counts[-1] // 4} tokens", "pinned", round(100 * overlap, 1), "%"))
     for kind in KINDS:
         expected, seen = crossings(config, rates[kind], counts[-1]), measured_crossings(counts, times[kind], times["recompute"])
         out.print(f"{kind}: swap and recompute cross at {words(expected)} (predicted), at {words(seen)} (measured)")
@@ -101,19 +106,23 @@ def median_of(call: Callable[[], None], sync: Callable[[], None], turns: int = 5
 
 def recompute_seconds(engine, tokens: int) -> float:
     """Seconds of a prefill of so many tokens."""
-    ops, policy = engine.ops, engine.cache_policy
+    seconds = median_of(prefill_of(engine, tokens), engine.ops.core_stream.sync)
+    engine.cache_policy.free("recomputed")
+    return seconds
+
+
+def prefill_of(engine, tokens: int) -> Callable[[], None]:
+    """What computes a prompt of so many tokens, the sequence "recomputed" of the cache."""
     prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
-    policy.reserve("recomputed", prompt)
-    chunks = prefill_chunks([prompt], [policy.table("recomputed")], engine.cache.block_size, engine.runner.max_num_batched_tokens)
-    batches = [to_backend(chunk.batch, ops) for chunk in chunks]
+    engine.cache_policy.reserve("recomputed", prompt)
+    tables, most = [engine.cache_policy.table("recomputed")], engine.runner.max_num_batched_tokens
+    batches = [to_backend(chunk.batch, engine.ops) for chunk in prefill_chunks([prompt], tables, engine.cache.block_size, most, [0], [0])]
 
     def compute():
         for batch in batches:
-            forward(ops, engine.model, batch, engine.cache.layers)
+            forward(engine.ops, engine.model, batch, engine.cache.layers)
 
-    seconds = median_of(compute, ops.core_stream.sync)
-    policy.free("recomputed")
-    return seconds
+    return compute
 
 
 def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
@@ -128,3 +137,28 @@ def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
     seconds = median_of(there_and_back, engine.ops.core_stream.sync)
     engine.cache_policy.free("swapped")
     return seconds
+
+
+def hidden_share(engine, space: SwapSpace, tokens: int) -> float:
+    """How much of swapping a sequence out hides behind a prefill of another one, both of so many tokens: 0 to 1."""
+    policy, sync = engine.cache_policy, engine.ops.core_stream.sync
+    compute = prefill_of(engine, tokens)
+
+    def way_out(beside: Callable[[], None] | None) -> float:
+        """Seconds of the way out, with something computed meanwhile."""
+        policy.reserve("swapped", [0] * tokens)
+        sync()
+        start = time.perf_counter()
+        space.swap_out("swapped", tokens)
+        if beside:
+            beside()
+        space.reap(wait=True)
+        sync()
+        seconds = time.perf_counter() - start
+        space.drop("swapped")
+        return seconds
+
+    alone = median_of(compute, sync)
+    out, both = (statistics.median(way_out(beside) for _ in range(5)) for beside in (None, compute))
+    policy.free("recomputed")
+    return max(0.0, (alone + out - both) / min(alone, out))

@@ -25,6 +25,8 @@ from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_cache import VirtualKVCache
 from minllm.kernels.attention import split_tensor_core
 from minllm.kernels.attention.arguments import make_workspace
+from minllm.kernels.kv.layout import layer_of
+from minllm.ops.protocol import LayerCache
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.virtual_memory import CudaPages
 
@@ -78,46 +80,77 @@ def microseconds(call: Callable[[], Any]) -> float:
     return 1e6 * (time.perf_counter() - start)
 
 
-def decode_row(sequences: int, context: int) -> Row:
-    """Attention of one new token a sequence on both caches, in TB/s of keys and values."""
+def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool = True) -> Row:
+    """Attention of one new token a sequence on both caches, in TB/s of keys and values.
+
+    layers: how many lie side by side in the virtual cache. mapped False puts the same layout into ordinary memory, to tell what the
+    layout costs and what the pages do.
+    """
     from minllm.ops.cuda_ops import CudaOps
 
     ops, clock = CudaOps("bfloat16"), CudaClock()
-    shape = CacheShape(LAYERS, context, KV_HEADS, HEAD_DIM, BFLOAT16)
-    backend = CudaPages()
-    cache = VirtualKVCache(backend, shape, sequences, context, num_pairs=1 << 20)
-    policy = VirtualPolicy(cache, background=False)
-    policy.estimate.tokens = 0
-    noise = ops.array(np.random.default_rng(0).standard_normal(1 << 24, np.float32).astype(BFLOAT16))
-    for sequence in range(sequences):
-        policy.reserve(sequence, [0] * context)
-    for memory in (cache.keys, cache.values):
-        repeat(noise, memory.address, sequences * context * cache.layout.token_bytes)
-    whole = (sequences, context, KV_HEADS, HEAD_DIM)
-    plain = [tuple(ops.empty(whole, BFLOAT16) for _ in range(2)) for _ in range(CONTIGUOUS_LAYERS)]
-    for pair in plain:
-        for array in pair:
-            repeat(noise, array.pointer, array.nbytes)
-    query = ops.array(np.random.default_rng(1).standard_normal((sequences, HEADS, HEAD_DIM), np.float32).astype(BFLOAT16))
-    batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
-    own = ops.array(np.array([policy.table(sequence) for sequence in range(sequences)], np.int32))
-    others = ops.array(np.arange(sequences, dtype=np.int32)[:, None])
-
-    def launch(key, value, table) -> Callable[[], None]:
-        shapes = split_tensor_core.workspace_shapes(query, key, table)
-        workspace, out = make_workspace(shapes, ops.empty, ops.zeros), ops.empty(query.shape, BFLOAT16)
-        arguments = (query, key, value, out, *batch, table, HEAD_DIM**-0.5)
-        return lambda: split_tensor_core.attention(*arguments, max_query_len=1, workspace=workspace, stream=ops.stream)
-
-    virtual = [launch(cache.layers[i].key, cache.layers[i].value, own) for i in range(0, LAYERS, LAYERS // CONTIGUOUS_LAYERS)]
-    contiguous = [launch(*pair, others) for pair in plain]
-    seconds = medians_in_turn([(virtual, clock), (contiguous, clock)])
-    policy.close()
-    total = 2 * sequences * context * KV_HEADS * HEAD_DIM * 2
+    policy = mapped_policy(ops, sequences, context, layers) if mapped else None
+    side_by_side = policy.cache.layers if mapped else layers_of(*random_halves(ops, sequences, context, layers, KV_HEADS, HEAD_DIM))
+    rows = ops.array(np.arange(sequences, dtype=np.int32)[:, None])
+    own = ops.array(np.array([policy.table(sequence) for sequence in range(sequences)], np.int32)) if mapped else rows
+    chosen = [side_by_side[i * layers // CONTIGUOUS_LAYERS] for i in range(CONTIGUOUS_LAYERS)]
+    plain = [LayerCache(*random_halves(ops, sequences, context, KV_HEADS, HEAD_DIM)) for _ in range(CONTIGUOUS_LAYERS)]
+    launch = make_launch(ops, sequences, context)
+    contenders = [[launch(layer, own) for layer in chosen], [launch(layer, rows) for layer in plain]]
+    seconds = medians_in_turn([(launches, clock) for launches in contenders])
+    if mapped:
+        policy.close()
+    total = 2 * sequences * context * KV_HEADS * HEAD_DIM * BFLOAT16.itemsize
     rates = [total / one / 1e12 for one in seconds]
     case = f"{sequences} x {context}, {HEADS}/{KV_HEADS} heads, d {HEAD_DIM}, bfloat16"
     values = dict(peer="contiguous", peer_value=round(rates[1], 3), ratio=round(seconds[1] / seconds[0], 3))
-    return Row("decode attention", case, f"virtual, {LAYERS} layers side by side", round(rates[0], 3), "TB/s", **values)
+    variant = f"{'virtual' if mapped else 'ordinary memory'}, {layers} layers side by side"
+    return Row("decode attention", case, variant, round(rates[0], 3), "TB/s", **values)
+
+
+def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
+    """launch(layer, block tables) makes a call that launches attention of one new token for each sequence."""
+    query = ops.array(np.random.default_rng(1).standard_normal((sequences, HEADS, HEAD_DIM), np.float32).astype(BFLOAT16))
+    batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
+
+    def launch(layer: LayerCache, table: Any) -> Callable[[], None]:
+        shapes = split_tensor_core.workspace_shapes(query, layer.key, table)
+        workspace, out = make_workspace(shapes, ops.empty, ops.zeros), ops.empty(query.shape, BFLOAT16)
+        arguments = (query, layer.key, layer.value, out, *batch, table, HEAD_DIM**-0.5)
+        return lambda: split_tensor_core.attention(*arguments, max_query_len=1, workspace=workspace, stream=ops.stream)
+
+    return launch
+
+
+def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> VirtualPolicy:
+    """A virtual cache in which so many sequences have so many tokens of noise."""
+    shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
+    cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
+    policy = VirtualPolicy(cache, background=False)
+    policy.estimate.tokens = 0
+    for sequence in range(sequences):
+        policy.reserve(sequence, [0] * context)
+    for memory in (cache.keys, cache.values):
+        repeat(noise_of(ops), memory.address, sequences * context * cache.layout.token_bytes)
+    return policy
+
+
+def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
+    """Keys and values of a cache of ordinary memory, of this shape."""
+    halves = tuple(ops.empty(shape, BFLOAT16) for _ in range(2))
+    for half in halves:
+        repeat(noise_of(ops), half.pointer, half.nbytes)
+    return halves
+
+
+def layers_of(keys: Any, values: Any) -> list[LayerCache]:
+    """The layers of keys and values [sequences, context, layers, kv_heads, head_dim]."""
+    return [LayerCache(layer_of(keys, i), layer_of(values, i)) for i in range(keys.shape[2])]
+
+
+def noise_of(ops: Any) -> Any:
+    """32 MB of noise on the device."""
+    return ops.array(np.random.default_rng(0).standard_normal(1 << 24, np.float32).astype(BFLOAT16))
 
 
 def repeat(noise: Any, address: int, nbytes: int) -> None:

@@ -23,7 +23,7 @@ from minllm.cache.policy import CachePolicy
 from minllm.errors import CacheError, OutOfMemoryError
 from minllm.kernels.quantization.cache import by_block
 
-CHUNK_BLOCKS = 16
+CHUNK_BYTES = 32 << 20  # of the buffer on the device, and of a piece of host memory: launches then take less time than the copy
 
 
 @dataclass(slots=True)
@@ -32,21 +32,23 @@ class Swapped:
 
     token_ids: list[int]
     num_computed: int  # tokens whose keys and values are here
-    chunks: list[np.ndarray]  # host memory, CHUNK_BLOCKS blocks each
+    chunks: list[np.ndarray]  # host memory, each for as many blocks as the buffer holds
 
 
 class SwapSpace:
     """Room in the host's memory for sequences of one cache and policy; at most `capacity_bytes` of it.
 
-    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py.
+    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py. chunk_blocks: how many
+    blocks cross at a time; by default CHUNK_BYTES of them.
     """
 
-    def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int = CHUNK_BLOCKS):
-        self.policy, self.transfers, self.chunk_blocks = policy, transfers, chunk_blocks
+    def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int | None = None):
+        self.policy, self.transfers = policy, transfers
         halves = [half for layer in cache.layers for half in (layer.key, layer.value)]
         self.arrays = [array for half in halves for array in by_block(half)]  # each [num_blocks, ...]
         self.block_bytes = sum(array.nbytes // array.shape[0] for array in self.arrays)
-        self.chunk_bytes = chunk_blocks * self.block_bytes
+        self.chunk_blocks = chunk_blocks or max(1, CHUNK_BYTES // self.block_bytes)
+        self.chunk_bytes = self.chunk_blocks * self.block_bytes
         self.max_chunks = capacity_bytes // self.chunk_bytes
         self.staging = transfers.device((self.chunk_bytes,), np.uint8)
         self._idle: list[np.ndarray] = []  # chunks that nobody uses

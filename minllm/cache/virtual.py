@@ -11,7 +11,8 @@ What paging does with block tables in every kernel, the GPU's own page tables do
 No mapping changes under a kernel or a graph that runs: room is made before a step is launched, what running sequences may write is
 never taken, and before any page is taken VirtualRange.unmap waits for everything that was launched.
 
-Kernels fetch whole tiles of keys (READ_TILE tokens at most) of which only the visible ones count; so tiles are mapped as a whole.
+Kernels fetch whole tiles of keys, of which only the visible ones count; so tiles are mapped as a whole: of up to READ_TILE tokens where
+several are computed at a time, a prompt, and of STEP_TILE in a step of one new token.
 
 A fork copies its parent's pages: addresses are contiguous, so two sequences cannot share a page and then go on apart in it.
 """
@@ -29,7 +30,9 @@ from minllm.cache.virtual_check import check_virtual
 from minllm.cache.virtual_slots import MappingCounts, Slots
 from minllm.errors import CacheError, OutOfMemoryError
 
-READ_TILE = 128  # tokens: the most keys that an attention kernel fetches at a time
+READ_TILE = 128  # tokens: the most keys that an attention kernel of a prompt fetches at a time
+STEP_TILE = 16  # tokens: the same for a kernel of one new token a sequence
+STEPS_AHEAD = 2  # tokens that are not known yet of a sequence for which room is made step by step
 LOOK_AHEAD = 16  # tokens: pages are asked for so long before a sequence reaches them
 
 
@@ -43,23 +46,25 @@ class Occupied:
     promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
     expected_tokens: int  # prompt and estimated answer
     room: int  # tokens that it may write now
+    tiles_end: int  # tokens: where the last tile ends that a prompt's kernels fetch
     asked_pairs: int = 0  # up to here it is to be mapped in the background
 
 
 class VirtualPolicy(CachePolicy):
     """A slot of a VirtualKVCache for each sequence.
 
-    background: map ahead in a thread; False does it at once in the calling one. read_tile, look_ahead: in tokens, see above.
+    background: map ahead in a thread; False does it at once in the calling one. read_tile, step_tile, look_ahead: in tokens, see above; an
+    engine that computes several tokens of a sequence in a step, to verify them, gives as step_tile what it gives as read_tile.
     max_retained_pairs: how many pairs of pages idle slots may keep in all; None is any number.
     """
 
     def __init__(
-        self, cache: VirtualKVCache, background: bool = True, read_tile: int = READ_TILE, look_ahead: int = LOOK_AHEAD,
-        max_retained_pairs: int | None = None, estimate: LengthEstimate | None = None,
+        self, cache: VirtualKVCache, background: bool = True, read_tile: int = READ_TILE, step_tile: int = STEP_TILE,
+        look_ahead: int = LOOK_AHEAD, max_retained_pairs: int | None = None, estimate: LengthEstimate | None = None,
     ):  # fmt: skip
         self.cache, self.layout, self.slots = cache, cache.layout, Slots(cache)
         self.block_size, self.num_blocks = cache.block_size, cache.num_blocks
-        self.read_tile, self.look_ahead, self.max_retained_pairs = read_tile, look_ahead, max_retained_pairs
+        self.read_tile, self.step_tile, self.look_ahead, self.max_retained_pairs = read_tile, step_tile, look_ahead, max_retained_pairs
         self.estimate = estimate or LengthEstimate()
         self.prefix_hits = PrefixHits()
         self._held: dict[Hashable, Occupied] = {}
@@ -74,9 +79,9 @@ class VirtualPolicy(CachePolicy):
 
     @property
     def max_sequence_tokens(self) -> int:
-        """What a slot's addresses and all pages hold."""
+        """What a slot's addresses hold, or as many whole tiles as all pages do."""
         pages_hold = self.cache.num_pairs * self.layout.page_bytes // self.layout.token_bytes
-        return min(self.layout.slot_tokens, pages_hold)
+        return min(self.layout.slot_tokens, pages_hold // self.read_tile * self.read_tile)
 
     def reserve(self, sequence: Hashable, token_ids: Many[int], max_tokens: int = 0, tenant: str = "") -> int:
         """See CachePolicy. Nothing is shared, so that no token is there already."""
@@ -94,12 +99,16 @@ class VirtualPolicy(CachePolicy):
             if num_tokens <= occupied.room:
                 return False
             self._check_length(sequence, num_tokens)
-            missing = self._pairs_read(max(num_tokens, occupied.promised_tokens)) - self._claim(occupied)
+            takes_steps = num_tokens - len(occupied.token_ids) <= STEPS_AHEAD
+            tiles_end = max(occupied.tiles_end, 0 if takes_steps else self._end_of_tile(num_tokens))
+            needed = self._pairs_read(num_tokens, tiles_end)
+            missing = needed - self._claim(occupied)
             if missing > 0 and missing > self.num_available:
                 raise self._no_room(sequence, num_tokens, missing)
-            late = self._back(occupied, self._pairs_read(num_tokens))
-            self.counts.waits += late > 0
-            occupied.room = num_tokens
+            if needed > self.slots.mapped[occupied.slot]:  # seldom: most steps end here, with nothing but numbers compared
+                self._back(occupied, needed)
+                self.counts.waits += 1
+            occupied.room, occupied.tiles_end = num_tokens, tiles_end
             self._ask(sequence, occupied)
         return False
 
@@ -157,7 +166,7 @@ class VirtualPolicy(CachePolicy):
     def check(self) -> None:
         """See CachePolicy."""
         with self._lock:
-            check_virtual(self.slots, self._held, self._pairs_read)
+            check_virtual(self.slots, self._held, {name: self._pairs_read(has.room, has.tiles_end) for name, has in self._held.items()})
             if self.num_available < 0:
                 raise CacheError(f"{-self.num_available} pairs of pages more are promised than there are")
 
@@ -200,13 +209,17 @@ class VirtualPolicy(CachePolicy):
                 kept[source] = min(self.slots.mapped[source], self.slots.mapped[copy])
         return kept
 
-    def _pairs_read(self, tokens: int) -> int:
-        """Pairs of the tiles that kernels fetch to see so many tokens, or all there are."""
-        return min(self.cache.num_pairs, self.layout.pairs_for(-(-tokens // self.read_tile) * self.read_tile))
+    def _end_of_tile(self, tokens: int) -> int:
+        """Where the last tile ends that a prompt's kernels fetch to see so many tokens."""
+        return -(-tokens // self.read_tile) * self.read_tile
+
+    def _pairs_read(self, tokens: int, tiles_end: int) -> int:
+        """Pairs of what kernels fetch: steps to see so many tokens, and prompts up to the end of their last tile."""
+        return self.layout.pairs_for(max(tiles_end, -(-tokens // self.step_tile) * self.step_tile))
 
     def _claim(self, occupied: Occupied) -> int:
         """Pairs that a sequence must have, now or later: for what it may write, and for what it was promised."""
-        return self._pairs_read(max(occupied.room, occupied.promised_tokens))
+        return self._pairs_read(max(occupied.room, occupied.promised_tokens), occupied.tiles_end)
 
     def _enter(self, sequence: Hashable, token_ids: list[int], prompt_tokens: int, promised: int) -> Occupied:
         """Give a sequence a slot with memory for its tokens."""
@@ -215,8 +228,9 @@ class VirtualPolicy(CachePolicy):
         self._check_length(sequence, max(promised, len(token_ids)))
         limit = promised or self.max_sequence_tokens
         expected = max(len(token_ids), min(limit, prompt_tokens + round(self.estimate.tokens)))
-        occupied = Occupied(-1, token_ids, prompt_tokens, promised, expected, room=len(token_ids))
-        claim, needed = self._claim(occupied), self._pairs_read(len(token_ids))
+        tiles_end = self._end_of_tile(len(token_ids))
+        occupied = Occupied(-1, token_ids, prompt_tokens, promised, expected, len(token_ids), tiles_end)
+        claim, needed = self._claim(occupied), self._pairs_read(len(token_ids), tiles_end)
         slot = self.slots.take(needed, self._kept) if claim <= self.num_available else None
         if slot is None:
             raise self._no_room(sequence, max(promised, len(token_ids)), claim)
@@ -230,16 +244,14 @@ class VirtualPolicy(CachePolicy):
         self._ask(sequence, occupied)
         return occupied
 
-    def _back(self, occupied: Occupied, pairs: int) -> int:
-        """Memory behind the first pairs of a sequence, now; how many were missing."""
-        if pairs <= self.slots.mapped[occupied.slot]:
-            return 0
-        return self.slots.back(occupied.slot, pairs, self._kept)
+    def _back(self, occupied: Occupied, pairs: int) -> None:
+        """Memory behind the first pairs of a sequence, now."""
+        self.slots.back(occupied.slot, pairs, self._kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:
         """Have the thread map to the expected end, or on from there when that comes near."""
         wanted = max(occupied.expected_tokens, occupied.room + self.look_ahead)
-        pairs = self._pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens))
+        pairs = self._pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens), occupied.tiles_end)
         if pairs <= max(occupied.asked_pairs, self.slots.mapped[occupied.slot]):
             return
         occupied.asked_pairs = pairs

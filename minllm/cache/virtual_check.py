@@ -1,6 +1,5 @@
 """The invariants of the virtual policy, verified from the ranges of memory themselves."""
 
-from collections.abc import Callable
 from typing import Any
 
 from minllm.cache.virtual_slots import Slots
@@ -12,7 +11,7 @@ def _require(condition: bool, broken: str) -> None:
         raise CacheError(f"the KV cache's books are wrong: {broken}")
 
 
-def check_virtual(slots: Slots, held: dict[Any, Any], pairs_read: Callable[[int], int]) -> None:
+def check_virtual(slots: Slots, held: dict[Any, Any], needed: dict[Any, int]) -> None:
     """Raises CacheError unless
 
     - every slot is idle or one sequence's: no address has two writers;
@@ -20,7 +19,7 @@ def check_virtual(slots: Slots, held: dict[Any, Any], pairs_read: Callable[[int]
     - every running sequence has memory for all that kernels may read or write for it;
     - the pages in use are those of the slots, and no more than there are.
 
-    held: sequence -> what it has (slot, token_ids, room, promised_tokens); pairs_read: tokens -> pairs of pages that kernels touch.
+    held: sequence -> what it has (slot, token_ids, room, promised_tokens); needed: sequence -> pairs of pages that kernels touch.
     """
     cache, layout = slots.cache, slots.cache.layout
     occupied = [has.slot for has in held.values()]
@@ -32,8 +31,8 @@ def check_virtual(slots: Slots, held: dict[Any, Any], pairs_read: Callable[[int]
             expected = [True] * count + [False] * (layout.slot_pairs - count)
             _require(found == expected, f"slot {slot} has {found} for {name}, not {count} pages")
     for name, has in held.items():
-        needed = pairs_read(has.room)
         _require(len(has.token_ids) <= has.room, f"{name!r} has {len(has.token_ids)} tokens and room for {has.room}")
-        _require(slots.mapped[has.slot] >= needed, f"{name!r} has {slots.mapped[has.slot]} pairs of pages and needs {needed}")
+        mapped = slots.mapped[has.slot]
+        _require(mapped >= needed[name], f"{name!r} has {mapped} pairs of pages and needs {needed[name]}")
     _require(cache.pages.in_use == 2 * sum(slots.mapped), f"{cache.pages.in_use} pages are in use and the slots have {slots.mapped} pairs")
     _require(sum(slots.mapped) <= cache.num_pairs, f"{sum(slots.mapped)} pairs are mapped, more than {cache.num_pairs}")

@@ -49,14 +49,14 @@ class Slots:
             self.counts.reused += min(pairs, self.mapped[slot])
         return slot
 
-    def back(self, slot: int, pairs: int, kept: dict[int, int]) -> int:
-        """Put memory behind the first `pairs` pairs of a slot, now; how many were missing. OutOfMemoryError where there is none.
+    def back(self, slot: int, pairs: int, kept: dict[int, int]) -> None:
+        """Put memory behind the first `pairs` pairs of a slot, now. OutOfMemoryError where there is none.
 
         kept: what other slots must keep; what idle slots have is taken first, then what others have beyond that.
         """
         missing = pairs - self.mapped[slot]
         if missing <= 0:
-            return 0
+            return
         kept = kept | {slot: self.mapped[slot]}
         self.reclaim(missing - self.num_left, kept)
         try:
@@ -66,7 +66,6 @@ class Slots:
             self.cache.map(slot, self.mapped[slot], missing)
         self.mapped[slot] = pairs
         self.counts.mapped_late += missing
-        return missing
 
     def map_one(self, slot: int) -> bool:
         """Map a slot's next pair in the background; whether there was memory."""

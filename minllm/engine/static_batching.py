@@ -14,6 +14,8 @@ from minllm.engine.sequence import Sequence
 from minllm.errors import EngineBusyError, OutOfMemoryError
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
+STEPS_OF_ROOM = 16  # room is made for so many steps at a time: block tables of a large batch would otherwise change at every step
+
 
 class StaticBatching:
     """Runs sequences on a model runner, batch after batch; one `run` may be open at a time."""
@@ -88,23 +90,23 @@ class StaticBatching:
         self.policy.commit(name, len(prompt))  # prompts are computed in the order of admission: the next one may count on this one
         return True
 
-    def _make_room(self, sequence: Sequence, step: int) -> bool:
-        """Room for what decode step `step` (0 is the prefill) of a sequence writes, position p + step - 1 after a prompt of p tokens,
-        and for the token that it chooses: one that turns out to have ended is switched off a step late. Whether its table changed."""
-        length = min(len(sequence.prompt_token_ids) + step + 1, sequence.num_reserved_tokens)
+    def _make_room(self, sequence: Sequence, step: int, steps: int = 1) -> bool:
+        """Room for what `steps` decode steps from `step` on (0 is the prefill) write: step i of a sequence with a prompt of p tokens
+        writes position p + i - 1. Also for the token that the last one chooses: a sequence that turns out to have ended is switched off
+        a step late. Returns whether its block table changed."""
+        length = min(len(sequence.prompt_token_ids) + step + steps, sequence.num_reserved_tokens)
         return self.policy.make_room(sequence.request_id, length)
 
     def _decode_step(self, running: dict[int, Sequence], number: int):
         """Launches the decode step of this number, counted from 1."""
-        changed = []
-        for row, sequence in running.items():
-            if self._make_room(sequence, number):
-                sequence.block_table = self.policy.table(sequence.request_id)
-                changed.append(row)
+        if number % STEPS_OF_ROOM == 1:
+            changed = [row for row, sequence in running.items() if self._make_room(sequence, number, STEPS_OF_ROOM)]
+            for row in changed:
+                running[row].block_table = self.policy.table(running[row].request_id)
+            if changed:
+                self.runner.block_tables_changed(changed)
         if copies := self.policy.take_copies():
             self.runner.copy_blocks(copies)
-        if changed:
-            self.runner.block_tables_changed(changed)
         return self.runner.decode_step()
 
     def _steps(self, batch: list[Sequence], first_step) -> Iterator[list[Sequence]]:

@@ -147,7 +147,7 @@ class CudaOps(ComposedOps):
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
-        variant = self._attention_variant(batch.max_query_len, is_quantized(layer_cache.key))
+        variant = self._attention_variant(batch.max_query_len, layer_cache.key)
         own = self.own.get("attention")
         launch_attention = variant.attention
         if own is not None and own.takes(batch.max_query_len):
@@ -270,10 +270,10 @@ class CudaOps(ComposedOps):
         """A stage's launcher: the package's, or the one that was given instead."""
         return self.own[stage].launch if stage in self.own else launcher
 
-    def _attention_variant(self, max_query_len: int, quantized: bool) -> Any:
+    def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
         """The module that was asked for where it takes this cache and so many new tokens, else the one for them on this GPU."""
-        if quantized:
-            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len)
+        if is_quantized(key_cache):
+            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len, key_cache)
         else:
             variants, best = attention_kernels.VARIANTS, attention_kernels.choose(max_query_len, self.dtype, self.capability)
         name = self.variants.get("attention")

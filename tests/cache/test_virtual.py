@@ -27,7 +27,7 @@ SHAPE = CacheShape(num_layers=2, block_size=1, kv_heads=1, head_dim=4, dtype=np.
 def make_policy(slots=3, max_tokens=16, pairs=24, page_bytes=64, read_tile=1, backend=None, **options):
     """A policy over guarded memory of the host: a page holds two tokens."""
     cache = VirtualKVCache(backend or GuardedPages(page_bytes), SHAPE, slots, max_tokens, pairs)
-    options = {"background": False, "look_ahead": 0, "estimate": LengthEstimate(tokens=4.0)} | options
+    options = {"background": False, "look_ahead": 0, "step_tile": 1, "estimate": LengthEstimate(tokens=4.0)} | options
     return VirtualPolicy(cache, read_tile=read_tile, **options)
 
 
@@ -176,11 +176,27 @@ def test_idle_slots_keep_no_more_than_they_may():
 
 
 def test_whole_tiles_are_mapped_because_kernels_fetch_them():
-    policy = make_policy(read_tile=8, estimate=LengthEstimate(tokens=0.0))
-    policy.reserve("a", tokens(1), 1)
-    assert policy.slots.mapped == [4, 0, 0]
-    assert policy.max_sequence_tokens == 16
-    policy.reserve("b", tokens(15), 1)  # the last tile ends with the slot
+    policy = make_policy(read_tile=8, step_tile=4, max_tokens=20, estimate=LengthEstimate(tokens=0.0))
+    policy.reserve("a", tokens(1))
+    assert policy.slots.mapped == [4, 0, 0] and policy.max_sequence_tokens == 20
+    for token in range(7):
+        policy.append("a", [token])
+    assert policy.slots.mapped == [4, 0, 0]  # steps, within the prompt's tile
+    policy.append("a", [8])
+    assert policy.slots.mapped == [6, 0, 0]  # a step's tile
+    policy.append("a", tokens(3))
+    assert policy.slots.mapped == [8, 0, 0]  # several tokens at a time: a prompt's tile
+    policy.reserve("b", tokens(17), 1)  # the last tile ends with the slot
+    assert policy.slots.mapped == [8, 10, 0]
+    policy.check()
+
+
+def test_a_sequence_is_no_longer_than_the_tiles_for_which_there_are_pages():
+    policy = make_policy(read_tile=8, step_tile=4, pairs=7)
+    assert policy.max_sequence_tokens == 8
+    policy.reserve("a", tokens(8))
+    with pytest.raises(OutOfMemoryError, match="up to 8"):
+        policy.append("a", [1])
     policy.check()
 
 
@@ -289,12 +305,12 @@ class VirtualTraffic(AnyTraffic):
 
     @initialize(slots=st.integers(1, 4), pairs=st.integers(1, 12), page_bytes=st.sampled_from([32, 64, 128]), tile=st.sampled_from([1, 4]))
     def begin(self, slots, pairs, page_bytes, tile):
-        self.policy, shadow = self.make(slots, pairs, page_bytes, tile)
+        self.policy, shadow = self.make(slots, max(pairs, 4), page_bytes, tile)
         self.shadow, self.promised = shadow(self.policy), {}
 
     def make(self, slots, pairs, page_bytes, tile):
         """A policy, and the shadow that follows it."""
-        return make_policy(slots, 12, pairs, page_bytes, tile, background=self.background), MemoryShadow
+        return make_policy(slots, 12, pairs, page_bytes, tile, background=self.background, step_tile=1 + tile // 4), MemoryShadow
 
     @rule(parent=NAMES, child=NAMES)
     def fork(self, parent, child):

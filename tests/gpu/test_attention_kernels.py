@@ -18,6 +18,7 @@ from minllm.kernels.attention import (
 )
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.attention.split_shape import SplitShape
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT32_CASES,
@@ -42,6 +43,8 @@ from tests.kernels.attention.cases import AttentionCase, run_variant
 from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
 from tests.kernels.attention.test_split_cascade import CASES as CASCADE_CASES
 from tests.kernels.attention.test_split_cascade import run_cascade
+from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
+from tests.kernels.attention.test_split_cluster import run_clusters
 
 
 @pytest.mark.parametrize("case", LADDER_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
@@ -115,6 +118,17 @@ def test_split_tensor_core(device, case, splits):
 @pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
 def test_split_tensor_core_by_tensor_copies(device, case, options):
     run_variant(device, split_tensor_core, case, workspace_options=options, **options)
+
+
+@pytest.mark.parametrize(("case", "splits", "shape"), CLUSTER_CASES, ids=str)
+def test_split_cluster(device, case, splits, shape):
+    run_clusters(device, case, splits, shape)
+
+
+@pytest.mark.parametrize("case", [case for case in REAL_DECODES if case.head_dim <= 128 and case.dtype is not np.float32], ids=str)
+@pytest.mark.parametrize("splits", [2, 8])
+def test_split_cluster_of_real_sizes(device, case, splits):
+    run_clusters(device, case, splits, SplitShape(4, 16, 2, 2))
 
 
 STRIDED_STEPS = [(name, case, {}, {}) for name in ("split_kv", "split_tensor_core") for case in REAL_DECODES[:3] + REAL_DECODES[5:9]]

@@ -39,7 +39,6 @@ def make_range(backend, pages, limit=64):
 
 def test_pages_of_the_driver(backend):
     assert backend.page_bytes == 2 << 20
-    free, _ = backend.device.memory_info()
     memory = make_range(backend, 1 << 19)  # a terabyte of addresses
     memory.map(5, 3)
     page = memory.array((8, backend.page_bytes), np.uint8)[5:8]
@@ -55,8 +54,7 @@ def test_pages_of_the_driver(backend):
     assert (page[0].copy_to_host() == 7).all() and (page[2].copy_to_host() == 7).all()
     pool = memory.pages
     memory.close()
-    assert pool.in_use == 0 and pool.trim() == 3
-    assert abs(backend.device.memory_info()[0] - free) <= 64 << 20
+    assert pool.in_use == 0 and pool.trim() == 3 and pool.created == 0
 
 
 def test_more_than_there_is(backend):
@@ -206,7 +204,7 @@ class DeviceTraffic(VirtualTraffic):
         from minllm.runtime.virtual_memory import CudaPages
 
         cache = VirtualKVCache(CudaPages(), self.shape, slots, 12, pairs)
-        return VirtualPolicy(cache, read_tile=tile, look_ahead=0), DeviceShadow
+        return VirtualPolicy(cache, read_tile=tile, step_tile=1, look_ahead=0), DeviceShadow
 
     def teardown(self):
         for sequence, token_ids in getattr(self, "shadow", None).written.items() if hasattr(self, "shadow") else ():
@@ -218,7 +216,7 @@ class DeviceTraffic(VirtualTraffic):
 
 
 def test_the_policy_under_any_traffic(backend):
-    patient = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    patient = settings(max_examples=5, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(DeviceTraffic, settings=patient)
 
 

@@ -7,7 +7,7 @@ docstrings leave out, are listed by name, so that no array goes uncounted.
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from minllm.kernels.attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_2_float32,
+    flash_attention_2_quantized,
     flash_attention_3,
     materialized,
     split_cascade,
@@ -47,6 +48,8 @@ from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.quantization.cache import allocate
+from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.rope.rotate import rope, rope_table
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
@@ -224,6 +227,40 @@ def append_by_elements():
     copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
     run = partial(append, numbers(T, 3, 7), numbers(T, 3, 7), numbers(2, 4, 3, 7), numbers(2, 4, 3, 7), integers(6, -1, 1))
     return run, {"append_kernel": Expected(copied)}, ("slot_mapping",)
+
+
+def quantized_caches(name, kv_heads, D):
+    found = kv_format(name, D)
+    caches = [allocate(found, 2, 4, kv_heads, np.zeros, np.array) for _ in range(2)]
+    return replace(caches[0], smoothing=np.ones((3, kv_heads, D), np.float32)), caches[1]
+
+
+@row
+def append_to_a_quantized_cache():
+    T, kv_heads, D, b = 3, 2, 64, 2  # the second token has no slot
+    caches = quantized_caches("int8", kv_heads, D)
+    rows = (T - 1) * kv_heads
+    asked = {name: rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D for name in ("key", "value")}
+    asked |= {f"{name}_scales": rows * 4 for name in ("key", "value")} | dict(smoothing=rows * 2 * D * 4)
+    run = partial(append, numbers(T, kv_heads, D), numbers(T, kv_heads, D), *caches, integers(6, -1, 1))
+    return run, {"append_quantized_kernel": Expected(asked, dict(smoothing=kv_heads * 2 * D * 4))}, ("slot_mapping",)
+
+
+@row
+def qkv_rope_and_append_to_a_quantized_cache():
+    T, heads, kv_heads, D, b = 3, 4, 2, 64, 2
+    N = heads + 2 * kv_heads
+    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
+    caches = quantized_caches("int4", kv_heads, D)
+    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b)
+    moved |= {f"{name}_codes": T * kv_heads * D // 2 for name in ("key", "value")}
+    moved |= {f"{name}_scales": T * kv_heads * 2 * 4 for name in ("key", "value")}
+    # Both halves of a head ask for the angles of its pairs.
+    repeated = dict(cos_sin=2 * T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    repeated |= dict(smoothing=T * (2 * kv_heads + heads) * D * 4)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b, smoothing=3 * kv_heads * D * 4)
+    return run, {"qkv_rope_append_quantized_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 @row
@@ -466,6 +503,24 @@ def flash_attention_2_of_a_prompt():
 
 
 @row
+def flash_attention_2_over_a_quantized_cache():
+    T, heads, kv_heads, D, b, query_tile, key_tile, chunks = 40, 2, 1, 32, 2, 16, 16, 2
+    loaded, rows = heads * keys_of_tiles(T, query_tile), T * heads * D * b
+    products = heads * sum(-(-min(T, first + query_tile) // key_tile) for first in range(0, T, query_tile))
+    # Each of the threads that load 16 bytes of a row asks for its scale.
+    asked = dict(query=rows, out=rows, key_codes=loaded * D, value_codes=loaded * D)
+    asked |= dict(key_scales=loaded * chunks * 4, value_scales=loaded * chunks * 4)
+    different = {f"{name}_codes": T * kv_heads * D for name in ("key", "value")} | {f"{name}_scales": T * 4 for name in ("key", "value")}
+    arrays = make_arrays(AttentionCase((T,), (T,), heads, kv_heads, D, dtype=BFLOAT16))
+    batch = (arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables, arrays.scale)
+    run = partial(
+        flash_attention_2_quantized.attention, arrays.query, *quantize_case(arrays, "int8")[:2], *batch, tiles=(query_tile, key_tile, 1)
+    )
+    expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
+    return run, {"flash_attention_2_quantized_kernel": expected}, LENS
+
+
+@row
 def flash_attention_3_of_a_prompt():
     T, heads, kv_heads, D, b, query_tile, key_tile, page = 70, 2, 1, 32, 2, 64, 32, 16
     ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # of the keys that each tile of queries sees
@@ -516,12 +571,24 @@ def split_tensor_core_of_a_decode_step():
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     states = splits * heads * 4
     asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=splits * warps * heads * D * b)
-    parts_at_once = 8  # the last part is asked for again in place of those that are missing
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=heads * D * b)
+    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=heads * D * b)
     different = dict(query=heads * D * b, part_out=2 * states * D)
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+
+
+@row
+def split_cluster_of_a_short_sequence():
+    context, heads, kv_heads, D, b, blocks, warps = 256, 4, 2, 64, 2, 8, 4
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=blocks * warps * heads * D * b)
+    asked |= dict(out=heads * D * b)
+    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
+    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
+    return run, {"split_cluster_kernel": Expected(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
 
 
 @row
@@ -533,8 +600,8 @@ def split_quantized_of_a_decode_step():
     states, rows = splits * heads * 4, heads * D * 2
     codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
     asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales, query=splits * warps * rows)
-    parts_at_once = 8  # the last part is asked for again in place of those that are missing
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * D * 4, out=rows)
+    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
     different = dict(query=rows, part_out=2 * states * D)
     shape = CodeShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)

@@ -35,7 +35,7 @@ def test_every_kernel_of_the_package_has_a_row():
 
 
 # What costs.py counts: weights, the rows of the embedding, keys and values.
-WEIGHTS = ("weight", "bias", "q_norm", "k_norm", "embedding", "position_embedding")
+WEIGHTS = ("weight", "norm", "bias", "q_norm", "k_norm", "embedding", "position_embedding")
 CACHES = ("key_cache", "value_cache")
 
 

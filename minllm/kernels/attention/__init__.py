@@ -75,6 +75,7 @@ def choose(max_query_len, dtype=None, compute_capability=None):
     return "flash_attention_3" if compute_capability == (9, 0) and sixteen_bits else "flash_attention_2"
 
 
-def choose_quantized(max_query_len):
-    """The fastest variant's name over a quantised cache."""
-    return "split_quantized" if max_query_len == 1 else "flash_attention_2_quantized"
+def choose_quantized(max_query_len, key_cache):
+    """The fastest variant's name over a quantised cache; split_quantized wants the scales of a block to be whole 16 bytes."""
+    whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0
+    return "split_quantized" if max_query_len == 1 and whole_chunks else "flash_attention_2_quantized"

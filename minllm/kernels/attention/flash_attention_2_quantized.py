@@ -33,13 +33,17 @@ def workspace_shapes(query, key_cache, block_tables):
     return {}
 
 
-def tiles_for(head_dim, max_query_len):
-    """(query rows, keys, warps) of a block's tiles: 128 rows share the work of dequantising where there are as many."""
+def tiles_for(kv_format, max_query_len):
+    """(query rows, keys, warps) of a block's tiles: 128 rows share the work of dequantising where there are as many.
+
+    Measured on an H200 for one prompt of 4,096 tokens with heads of 128; a shared memory of 99 KB (Ada) holds all of them.
+    """
+    head_dim = kv_format.head_dim
     if head_dim > 128:
         return 64, 32, 4
     if max_query_len <= 64:
         return 64, 64, 4
-    return (128, 64, 4) if head_dim <= 64 else (128, 96, 8)
+    return (128, 64, 4) if head_dim <= 64 else (128, 64 if kv_format.bits == 4 else 96, 8)
 
 
 @functools.cache
@@ -184,7 +188,7 @@ def attention(
     dtype = str(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
     longest = query_len_bound(max_query_len, sizes)
-    query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim, longest)
+    query_tile, key_tile, warps = tiles or tiles_for(key_cache.format, longest)
     chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps)
     grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
     arrays = (query, key_cache.codes, key_cache.scales, value_cache.codes, value_cache.scales, *batch)

@@ -8,7 +8,7 @@ The maths is FlashAttention-2's (flash_attention_2.py), tile by tile of queries 
     softmax     runs while a product is in flight, in one warpgroup while another multiplies (hopper_consumer.py)
 
 A block has two consumers of 64 rows, three where head_dim is at most 64, and one where prompts are that short. There is one block for
-each multiprocessor, and each goes through many tiles of queries: the next one's copies start while the last one is being stored.
+each multiprocessor, and each goes through many tiles of queries: the next one's first products start beside the last one's end.
 
 FLOPs: 4 * heads * head_dim a visible (query, key) pair; tiles on the diagonal are computed whole. Bytes: Q and out once; K and V once a
 tile of queries and head, visible pages only, nearly all of it from L2: 2 * head_dim * 2 bytes a key. At 128 rows that is 128 FLOP a byte.
@@ -16,16 +16,18 @@ tile of queries and head, visible pages only, nearly all of it from L2: 2 * head
 Causal, 32/8 heads, bfloat16, contiguous, on an H200, in TFLOP/s (PyTorch's FlashAttention-2 and cuDNN in the same run):
 
                  head_dim 128: ours, FA-2, cuDNN     head_dim 64: ours, FA-2, cuDNN
-    16 x 512              284, 191, 359                       177, 153, 252
-     4 x 2048             507, 269, 519                       365, 245, 380
-     4 x 4096             590, 301, 598                       431, 274, 435
-     1 x 16384            603, 335, 578                       483, 298, 445
+    16 x 512              384, 190, 361                       239, 152, 251
+     4 x 2048             590, 288, 528                       385, 248, 381
+     4 x 4096             645, 326, 599
+     1 x 16384            619, 339, 584                       505, 299, 462
 
-Out of blocks of 16 keys, head_dim 128: 288, 487, 531 and 558.
+Out of blocks of 16 keys, head_dim 128: 371, 561, 611 and 586. The longest prompts run at the GPU's power limit: their first milliseconds
+make 700 TFLOP/s at 1,980 MHz, and what remains is 620 at 1,650 MHz.
 
 What that took, read off the machine code: ptxas put all exponentials behind the wait for the product that they were to hide under, until
-each tile's sums were stored before it (`leave_sums`); and it kept addresses and column numbers in registers over the loop, and spilled,
-until they were computed afresh where they are needed. The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
+each tile's sums were stored before it (`leave_sums`); it kept addresses and column numbers in registers over the loop, and spilled, until
+they were computed afresh where they are needed; and it computed wgmma's descriptors in every lane, until it was told that a warp's lanes
+share them (`shfl_sync`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
 
 Where the copy engine cannot gather a tile, `why_not` says so, and flash_attention_2 computes instead.
 """
@@ -37,15 +39,13 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import flash_attention_2
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
-from minllm.kernels.attention.hopper_consumer import make_consumer
-from minllm.kernels.attention.hopper_producer import COUNT, WORK_WORDS, make_produce
+from minllm.kernels.attention.hopper_consumer import make_consume, make_turns
+from minllm.kernels.attention.hopper_producer import WORK_SLOTS, WORK_WORDS, make_produce
+from minllm.kernels.attention.hopper_rows import sum_count
 from minllm.kernels.attention.hopper_tiles import ATOM_BYTES, BARRIER_BYTES, TileShape, map_of
 from minllm.ptx import (
     fence_mbarrier_init,
-    keep_registers,
-    mbarrier_arrive,
     mbarrier_init,
-    mbarrier_wait_parity,
     setmaxnreg_dec,
     setmaxnreg_inc,
     shared_address,
@@ -95,24 +95,25 @@ def why_not(query, key_cache, block_tables, shape=None):
 @functools.cache
 def make_kernel(dtype, shape, block_size, page_rows):
     """(kernel, threads) for 16-bit `dtype`; block_size and page_rows (of one copy) say how the cache lies."""
-    consumers, stages, out_count = shape.consumers, shape.stages, shape.head_dim // 2
+    consumers, stages, query_slots = shape.consumers, shape.stages, shape.query_slots
     threads, consumer_threads = 128 * (consumers + 1), 128 * consumers
-    sum_count, work_count = 2 * consumer_threads, 2 * WORK_WORDS
+    row_sum_count, work_count = sum_count(shape), WORK_SLOTS * WORK_WORDS
     barriers_at, ring_barrier_bytes = shape.barriers_at, shape.ring_barrier_bytes
     # Of the producer's threads and of the consumers': together what a multiprocessor has, 65,536.
     producer_registers, consumer_registers = (32, 160) if consumers == 3 else (40, 232)
     parts = 1 if page_rows == shape.key_tile else 2  # threads that fetch the pages of a tile
     produce = make_produce(shape, block_size, page_rows, parts)
-    attend, store_rows, wait_for_turn, pass_turn = make_consumer(dtype, shape)
+    consume, (wait_for_turn, pass_turn) = make_consume(dtype, shape), make_turns(consumers)
 
     @cuda.jit(device=True)
     def make_barriers(barriers):
         """The mbarriers. Full: an arrival for each issuing thread. Empty: one for each consumer, but of all its threads for the queries,
         with which comes the description of the work, that all threads read."""
-        mbarrier_init(barriers, 1)
-        mbarrier_init(barriers + BARRIER_BYTES, consumer_threads)
+        for slot in range(query_slots):
+            mbarrier_init(barriers + BARRIER_BYTES * slot, 1)
+            mbarrier_init(barriers + BARRIER_BYTES * (query_slots + slot), consumer_threads)
         for ring in range(2):
-            full = uint32(barriers + 2 * BARRIER_BYTES + ring * ring_barrier_bytes)
+            full = uint32(barriers + 2 * query_slots * BARRIER_BYTES + ring * ring_barrier_bytes)
             for stage in range(stages):
                 mbarrier_init(full + BARRIER_BYTES * stage, parts)
                 mbarrier_init(full + BARRIER_BYTES * (stages + stage), consumers)
@@ -134,7 +135,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
         window,
     ):
         words = cuda.shared.array(0, uint32, alignment=ATOM_BYTES)
-        row_sums = cuda.shared.array(sum_count, float32)
+        row_sums = cuda.shared.array(row_sum_count, float32)
         work = cuda.shared.array(work_count, int32)
         base = uint32((shared_address(words, 0) + uint32(ATOM_BYTES - 1)) & uint32(0xFFFFFFFF ^ (ATOM_BYTES - 1)))
         queries_full = uint32(base + barriers_at)
@@ -151,7 +152,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
                     0, part, query_map, key_map, query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window,
                     base, work,
                 )  # fmt: skip
-            if thread % 64 == 32 and part < parts:
+            elif thread % 64 == 32 and part < parts:
                 produce(
                     1, part, query_map, value_map, query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window,
                     base, work,
@@ -160,30 +161,10 @@ def make_kernel(dtype, shape, block_size, page_rows):
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)
             own = int32(thread - 128)
-            acc = cuda.local.array(out_count, float32)
-            opaque = cuda.local.array(2, int32)
-            tile, at = int32(0), int32(0)  # tiles of keys that went by; where the piece of work in hand is described
-            if own // 128 == consumers - 1:
-                pass_turn(own // 128)
-            mbarrier_wait_parity(queries_full, 0)
-            while work[at + COUNT] >= 0:
-                for i in range(out_count // 4):
-                    for j in range(4):
-                        acc[4 * i + j] = float32(0.0)
-                if work[at + COUNT] > 0:
-                    attend(acc, row_sums, words, base, work, at, tile, own, scale, window)
-                    tile += work[at + COUNT]
-                else:  # rows that see no key
-                    for half in range(2):
-                        row_sums[half * consumer_threads + own] = float32(0.0)
-                    mbarrier_arrive(queries_full + BARRIER_BYTES)
-                # What follows is computed from these afresh: ptxas would keep addresses in registers that `attend` needs.
-                opaque[0], opaque[1] = own, at
-                keep_registers(opaque, 2)
-                store_rows(acc, row_sums, out, work, opaque[1], opaque[0])
-                at ^= WORK_WORDS
-                mbarrier_wait_parity(queries_full, at // WORK_WORDS)
-            if own // 128 == 0:
+            if own // 128 == consumers - 1:  # the first turn is the first consumer's
+                pass_turn(consumers - 1)
+            consume(row_sums, words, base, work, out, own, scale, window)
+            if own // 128 == 0:  # the last turn that was passed
                 wait_for_turn(0)
 
     return flash_attention_3_kernel, threads

@@ -1,8 +1,9 @@
 """The producer of a Hopper attention block: one warpgroup that says what is to be done next, and fetches the tiles for it.
 
 The grid has a block for each multiprocessor, and each goes through many pieces of work: a tile of queries of one head. While consumers
-finish one piece, the producer already fetches the next. Pieces are numbered from the longest to the shortest (the last tile of every
-sequence first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much.
+are at one piece, the producer already fetches the queries of the next, and goes on with its keys where those of the first end, so that
+consumers find what they need for the next step (hopper_consumer.py). Pieces are numbered from the longest to the shortest (the last tile
+of every sequence first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much.
 
 Keys and values travel in rings of their own, each with an issuing thread (two, where a tile is gathered from many pages): it waits
 until consumers have emptied a stage, and starts the copies that fill it.
@@ -16,16 +17,16 @@ from minllm.kernels.attention.hopper_tiles import BARRIER_BYTES, make_fetches
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.ptx import fence_proxy_tensormap_acquire, mbarrier_arrive, mbarrier_wait_parity
 
-WORK_WORDS = 8  # that describe a piece of work in shared memory; two pieces are there, the one in hand and the next
+WORK_WORDS = 8  # that describe a piece of work in shared memory
+WORK_SLOTS = 4  # pieces that may be described at a time: one that is being stored, the one in hand, the next, and the one behind it
 COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS = range(WORK_WORDS)
 # COUNT: tiles of keys, -1 behind the last piece. STOP_TILE: the tile behind the last one. FIRST_POSITION: of the first row of queries.
 # VISIBLE_START: the first key that any row sees. TOKEN: the first row of queries. ROWS: of the sequence from that row on.
 
 
 @functools.cache
-def make_ring(shape):
-    """slot_of: (stage, parity) of the n-th tile that goes through a ring."""
-    stages = shape.stages
+def make_ring(stages):
+    """slot_of: (stage, parity) of the n-th tile that goes through a ring of so many stages."""
 
     @cuda.jit(device=True)
     def slot_of(tile):
@@ -56,12 +57,12 @@ def make_work(shape):
 
     @cuda.jit(device=True)
     def key_range(first_position, context_len, window):
-        """(first key that a row of the tile sees, the end of those keys, first tile of keys, number of tiles)."""
+        """(first key that a row of the tile sees, the end of those keys, first tile of keys, number of tiles, one at least)."""
         visible_start = int32(max(0, first_position - window + 1) if window > 0 else 0)
         visible_stop = int32(max(0, min(context_len, first_position + query_tile)))
         first_tile = int32(uint32(visible_start) // uint32(key_tile))
         stop_tile = int32(uint32(visible_stop + key_tile - 1) // uint32(key_tile))
-        return visible_start, visible_stop, first_tile, int32(max(0, stop_tile - first_tile))
+        return visible_start, visible_stop, first_tile, int32(max(1, stop_tile - first_tile))
 
     return item_of, place_of, key_range
 
@@ -73,12 +74,13 @@ def make_produce(shape, block_size, page_rows, parts):
     ring_bytes, barriers_at, ring_barrier_bytes, stages = shape.ring_bytes, shape.barriers_at, shape.ring_barrier_bytes, shape.stages
     fetch_query_tile, fetch_cache_part = make_fetches(shape, block_size, page_rows, parts)
     item_of, place_of, key_range = make_work(shape)
-    slot_of = make_ring(shape)
+    query_slots = shape.query_slots
+    slot_of, queries_slot_of = make_ring(stages), make_ring(query_slots)
 
     @cuda.jit(device=True)
     def hand_out(work, handed, count, first_tile, first_position, visible_start, context_len, token, head, rows):
         """Describe a piece of work in shared memory, where consumers find it once the queries are there."""
-        at = WORK_WORDS * (handed & 1)
+        at = WORK_WORDS * (handed & (WORK_SLOTS - 1))
         work[at + COUNT], work[at + STOP_TILE] = count, first_tile + count
         work[at + FIRST_POSITION], work[at + VISIBLE_START], work[at + CONTEXT_LEN] = first_position, visible_start, context_len
         work[at + TOKEN], work[at + HEAD], work[at + ROWS] = token, head, rows
@@ -92,9 +94,9 @@ def make_produce(shape, block_size, page_rows, parts):
         fence_proxy_tensormap_acquire(cache_map)
         leads = ring == 0 and part == 0
         queries_full = uint32(base + barriers_at)
-        queries_empty = uint32(queries_full + BARRIER_BYTES)
-        tiles = uint32(base + query_bytes + ring * ring_bytes)
-        full = uint32(queries_full + 2 * BARRIER_BYTES + ring * ring_barrier_bytes)
+        queries_empty = uint32(queries_full + query_slots * BARRIER_BYTES)
+        tiles = uint32(base + query_slots * query_bytes + ring * ring_bytes)
+        full = uint32(queries_full + 2 * query_slots * BARRIER_BYTES + ring * ring_barrier_bytes)
         empty = uint32(full + stages * BARRIER_BYTES)
         tile, handed, round_number = int32(0), int32(0), int32(0)
         item = item_of(round_number)
@@ -106,15 +108,15 @@ def make_produce(shape, block_size, page_rows, parts):
                 first_position = int32(context_len - rows)
                 visible_start, visible_stop, first_tile, count = key_range(first_position, context_len, window)
                 if leads:
-                    mbarrier_wait_parity(queries_empty, (handed & 1) ^ 1)
+                    slot, parity = queries_slot_of(handed)
+                    mbarrier_wait_parity(queries_empty + BARRIER_BYTES * slot, parity ^ 1)
                     hand_out(work, handed, count, first_tile, first_position, visible_start, context_len, token, head, rows)
-                    fetch_query_tile(base, query_map, token, head, queries_full)
+                    fetch_query_tile(uint32(base + slot * query_bytes), query_map, token, head, uint32(queries_full + BARRIER_BYTES * slot))
                     handed += 1
                 block_table = block_tables[sequence]
                 kv_head = int32(kv_head_of(head, heads, kv_heads))
-                first_key = int32((first_tile + count) * key_tile)
-                while first_key > visible_start:  # the last tile of keys first; the one with visible_start is the last
-                    first_key -= key_tile
+                for i in range(count):  # the last tile of keys first
+                    first_key = int32((first_tile + count - 1 - i) * key_tile)
                     stage, parity = slot_of(tile)
                     mbarrier_wait_parity(empty + BARRIER_BYTES * stage, parity ^ 1)
                     fetch_cache_part(
@@ -125,8 +127,9 @@ def make_produce(shape, block_size, page_rows, parts):
             round_number += 1
             item = item_of(round_number)
         if leads:
-            mbarrier_wait_parity(queries_empty, (handed & 1) ^ 1)
-            work[WORK_WORDS * (handed & 1) + COUNT] = -1
-            mbarrier_arrive(queries_full)
+            slot, parity = queries_slot_of(handed)
+            mbarrier_wait_parity(queries_empty + BARRIER_BYTES * slot, parity ^ 1)
+            work[WORK_WORDS * (handed & (WORK_SLOTS - 1)) + COUNT] = -1
+            mbarrier_arrive(queries_full + BARRIER_BYTES * slot)
 
     return produce

@@ -1,4 +1,4 @@
-"""Tiles of queries, keys and values for Hopper: fetched by its copy engine (TMA), multiplied by warpgroups (wgmma), for 16-bit types.
+"""Tiles of queries, keys and values for Hopper: how they are cut, and how its copy engine (TMA) fetches them, for 16-bit types.
 
 A tile [rows, head_dim] lies in shared memory in pieces of 64 columns, 128 bytes a row, or of 32 where that wastes less (head_dim 80, 96);
 the copy engine permutes the 16-byte chunks of a piece ("swizzle"), so that no access meets a bank conflict, and fills columns beyond
@@ -16,23 +16,19 @@ from numba import cuda, int32, uint32
 
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.ptx import (
-    advance_descriptor,
     bar_sync,
     cp_async_bulk_tensor_3d_shared_global,
     cp_async_bulk_tensor_4d_shared_global,
     fence_proxy_async,
-    make_wgmma,
-    matrix_descriptor,
     mbarrier_arrive_expect_tx,
     shared_address,
-    wgmma_commit_group,
-    wgmma_fence,
 )
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.tensor_map import tensor_map
 
 ATOM_BYTES = 1024  # swizzled pieces begin at multiples of this
 BARRIER_BYTES = 8
+TILE_BYTES = 208 * 1024  # that tiles may take of a block's 227 KB of shared memory
 CLEARED = 1  # the named barrier of consumers that have cleared rows
 
 
@@ -40,8 +36,8 @@ CLEARED = 1  # the named barrier of consumers that have cleared rows
 class TileShape:
     """How a block's tiles are cut, and where they lie: `consumers` warpgroups of 64 query rows each share tiles of `key_tile` keys.
 
-    Shared memory, from a multiple of ATOM_BYTES on: a tile of queries; a ring of `stages` tiles of keys, one of values; the mbarriers
-    "queries full" and "queries empty", then for each ring those of its stages, full and empty.
+    Shared memory, from a multiple of ATOM_BYTES on: `query_slots` tiles of queries; a ring of `stages` tiles of keys, one of values; the
+    mbarriers of the tiles of queries, full and empty, then for each ring those of its stages, full and empty.
     """
 
     head_dim: int
@@ -85,9 +81,25 @@ class TileShape:
         return self.stages * self.key_bytes
 
     @property
+    def query_registers(self):
+        """Registers of a thread that a warpgroup's 64 rows of queries take as operands of wgmma."""
+        return -(-self.head_dim // 16) * 4
+
+    @property
+    def queries_in_registers(self):
+        """Whether queries stay in registers beside output, scores and weights: it spares a third of what Q K^T reads of shared memory."""
+        others = self.head_dim // 2 + self.key_tile // 2 + self.key_tile // 4
+        return self.consumers < 3 and self.query_registers + others <= 192
+
+    @property
+    def query_slots(self):
+        """Tiles of queries in shared memory: two if they stay there, of this piece of work and of the next, where two fit; else one."""
+        return 2 if not self.queries_in_registers and 2 * self.query_bytes + 2 * self.ring_bytes <= TILE_BYTES else 1
+
+    @property
     def barriers_at(self):
         """Where the mbarriers begin."""
-        return self.query_bytes + 2 * self.ring_bytes
+        return self.query_slots * self.query_bytes + 2 * self.ring_bytes
 
     @property
     def ring_barrier_bytes(self):
@@ -97,7 +109,7 @@ class TileShape:
     @property
     def shared_bytes(self):
         """Dynamic shared memory of a block, with what it takes to align its start."""
-        return ATOM_BYTES + self.barriers_at + 2 * BARRIER_BYTES + 2 * self.ring_barrier_bytes
+        return ATOM_BYTES + self.barriers_at + 2 * self.query_slots * BARRIER_BYTES + 2 * self.ring_barrier_bytes
 
     def page_rows(self, block_size, max_blocks):
         """Rows of a tile that one copy fetches, or None where the copy engine cannot gather a tile from blocks of this size."""
@@ -153,42 +165,6 @@ def make_fetches(shape, block_size, page_rows, parts):
                 cp_async_bulk_tensor_4d_shared_global(to, cache_map, j * piece, kv_head, slot, block, barrier)
 
     return fetch_query_tile, fetch_cache_part
-
-
-@functools.cache
-def make_products(shape, dtype):
-    """(start_scores, start_output): device functions in which a warpgroup starts a tile's products and closes their group.
-
-    dtype: "bf16" or "f16".
-    """
-    head_dim, key_tile, row_bytes, piece = shape.head_dim, shape.key_tile, shape.row_bytes, shape.piece
-    query_piece_bytes, key_piece_bytes = shape.query_tile * row_bytes, key_tile * row_bytes
-    multiply_query_key = make_wgmma(key_tile, dtype)
-    multiply_weights_values = make_wgmma(head_dim, dtype, a="registers", b_major="mn")
-
-    @cuda.jit(device=True)
-    def start_scores(scores, query, keys):
-        """scores [64, key_tile] = Q K^T, 16 columns of head_dim a product; query, keys: shared addresses."""
-        left = matrix_descriptor(query, 16, 8 * row_bytes, row_bytes)
-        right = matrix_descriptor(keys, 16, 8 * row_bytes, row_bytes)
-        wgmma_fence()
-        for step in range((head_dim + 15) // 16):
-            within = step * 16 % piece * 2
-            a = advance_descriptor(left, step * 16 // piece * query_piece_bytes + within)
-            b = advance_descriptor(right, step * 16 // piece * key_piece_bytes + within)
-            multiply_query_key(scores, a, b, step)
-        wgmma_commit_group()
-
-    @cuda.jit(device=True)
-    def start_output(acc, weights, values):
-        """acc [64, head_dim] += P V, 16 keys a product; P in registers, V where its rows are the depth ("mn")."""
-        right = matrix_descriptor(values, key_piece_bytes, 8 * row_bytes, row_bytes)
-        wgmma_fence()
-        for step in range(key_tile // 16):
-            multiply_weights_values(acc, weights, 4 * step, advance_descriptor(right, 16 * row_bytes * step), 1)
-        wgmma_commit_group()
-
-    return start_scores, start_output
 
 
 @functools.cache

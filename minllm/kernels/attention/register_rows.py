@@ -21,7 +21,7 @@ HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would 
 def make_row_functions(keys, columns, dtype):
     """Device functions for a warpgroup's scores [64, keys] and output [64, columns].
 
-    (mask_scores, choose_origins, raise_maxima, weigh_scores, rescale, pack_weights). maxima, sums, factors and origins
+    (mask_scores, subtract_origins, move_origins, raise_maxima, weigh_scores, rescale, pack_weights). maxima, sums, factors and origins
     have an element for each half; dtype is that of the 16-bit weights.
     """
     pack = pack_bf16x2 if dtype == "bfloat16" else pack_f16x2
@@ -48,20 +48,24 @@ def make_row_functions(keys, columns, dtype):
         return max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 2))
 
     @cuda.jit(device=True)
-    def choose_origins(scores, maxima, origins, scale):
-        """Let scores count from their rows' origins; where a maximum is huge, it becomes the origin. Whether a row of the warp has one.
+    def subtract_origins(scores, origins):
+        """Let scores count from their rows' origins."""
+        for block in range(key_blocks):
+            for i in range(4):
+                scores[4 * block + i] -= origins[i // 2]
+
+    @cuda.jit(device=True)
+    def move_origins(scores, maxima, origins, scale):
+        """Where a maximum is huge, it becomes its row's origin. Whether a row of the warp has one.
 
         scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
         a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
         """
-        for block in range(key_blocks):
-            for i in range(4):
-                scores[4 * block + i] -= origins[i // 2]
         for half in range(2):
-            highest = finite_or_zero(max(maxima[half], highest_of(scores, half)))
+            highest = finite_or_zero(maxima[half])
             if abs(highest * scale) > float32(HUGE):
                 origins[half] += highest
-                maxima[half] -= highest
+                maxima[half] = float32(0.0)
                 for block in range(key_blocks):
                     scores[4 * block + 2 * half] -= highest
                     scores[4 * block + 2 * half + 1] -= highest
@@ -110,7 +114,7 @@ def make_row_functions(keys, columns, dtype):
             for half in range(2):
                 weights[2 * block + half] = pack(scores[4 * block + 2 * half], scores[4 * block + 2 * half + 1])
 
-    return mask_scores, choose_origins, raise_maxima, weigh_scores, rescale, pack_weights
+    return mask_scores, subtract_origins, move_origins, raise_maxima, weigh_scores, rescale, pack_weights
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from minllm.kernels.attention import (
     materialized,
     materialized_projection,
     split_cascade,
+    split_cluster,
     split_kv,
     split_merge,
     split_quantized,
@@ -133,8 +134,7 @@ def flash_attention_3_specimens(dtype):
         layout = "paged" if block_size == paged else "whole"
         name = f"attention/flash_attention_3/{head_dim}/{shape.query_tile}x{shape.key_tile}/{layout}/{dtype}"
         contains = ("HGMMA*", "UTMALDG.4D*", "MUFU.EX2")
-        spills = {(9, 0): 4} if head_dim == 256 else {}  # one register short
-        yield Specimen(name, kernel, arguments, threads, 1, shape.shared_bytes, contains, spills=spills, targets=((9, 0),))
+        yield Specimen(name, kernel, arguments, threads, 1, shape.shared_bytes, contains, targets=((9, 0),))
 
 
 def split_kv_specimens(dtype):
@@ -179,6 +179,14 @@ def split_tensor_core_specimens(dtype):
         name = f"attention/split_tensor_core/engine/{head_dim}/group_4/{blocks}x4x{stages}/{dtype}"
         contains, targets = ("UTMALDG.5D*", *TENSOR_CORES[:3], "MOVM.16.MT88"), ((9, 0), (10, 0))
         yield Specimen(name, kernel, (*arguments[:-2], *maps), threads, blocks, shared_bytes, contains, targets=targets)
+    for head_dim, keys, tensor_copies in ((64, 32, True), (128, 16, True), (128, 16, False)):
+        shape = SplitShape(4, keys, 4, 1, tensor_copies)
+        clusters, threads, shared_bytes = split_cluster.make_cluster_kernel(dtype, head_dim, BLOCK_SIZE, 4, 8, shape)
+        name = f"attention/split_cluster/{head_dim}/group_4/{'engine/' * tensor_copies}{dtype}"
+        maps = (types.uint64 if tensor_copies else types.none,) * 2
+        types_of_cluster = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32, *maps)
+        contains = (*TENSOR_CORES[:3], "MOVM.16.MT88", "UCGABAR_ARV")
+        yield Specimen(name, clusters, types_of_cluster, threads, 1, shared_bytes, contains, targets=hopper)
     for head_dim in (64, 128):
         prefix, threads, shared_bytes = split_cascade.make_prefix_kernel(dtype, head_dim, BLOCK_SIZE, 4)
         batch = (array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
@@ -210,15 +218,16 @@ def split_quantized_specimens(dtype):
 def flash_attention_2_quantized_specimens():
     """Tiles for long prompts, and for short ones; one block of 8 warps, or two of 4, fills a multiprocessor's registers."""
     for name, head_dim, dtype, longest in (
-        ("int8", 128, "bfloat16", LONG), ("int8", 128, "float16", LONG), ("int8", 64, "bfloat16", SHORT), ("int8", 96, "bfloat16", LONG),
-        ("int4", 128, "bfloat16", LONG), ("int4", 256, "bfloat16", LONG), ("int4", 64, "bfloat16", SHORT), ("int4", 128, "float16", LONG),
-        ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "bfloat16", LONG),
+        ("int8", 128, "bfloat16", LONG), ("int8", 96, "float16", LONG), ("int4", 128, "bfloat16", LONG), ("int4", 256, "float16", LONG),
+        ("int4", 64, "bfloat16", SHORT), ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "float16", LONG),
     ):  # fmt: skip
-        found, tiles = kv_format(name, head_dim), flash_attention_2_quantized.tiles_for(head_dim, longest)
+        found = kv_format(name, head_dim)
+        tiles = flash_attention_2_quantized.tiles_for(found, longest)
         kernel, threads, shared_bytes = flash_attention_2_quantized.make_kernel(dtype, found, BLOCK_SIZE, *tiles)
         codes, rows = array(UINT8, 4), array(dtype, 3)
         scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
         targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
+        targets = targets if dtype == "bfloat16" else (targets[-2],)  # they differ in how queries come and outputs go
         yield Specimen(
             f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}",
             kernel,

@@ -36,7 +36,7 @@ def row_bytes_of(kv_format):
 
 
 def run_of(block_size, keys):
-    """How many keys of a warp's tile, from its first on, certainly lie in one block of the cache; and so on for the following."""
+    """How many keys of a warp's tile, from its first on, certainly lie in one block of the cache; so do as many that follow, and so on."""
     return math.gcd(block_size, keys)
 
 

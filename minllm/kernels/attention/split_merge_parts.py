@@ -17,11 +17,12 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_plan import quotient
 from minllm.kernels.reduction import warp_sum
+from minllm.kernels.vector import load_4_float32, store_4_float32
 from minllm.ptx import ex2
 
 FULL_WARP = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
-PARTS_AT_ONCE = 8  # parts of a head whose loads are in flight together
+DIMS_AT_ONCE = 4  # of a thread: 16 bytes of float32
 
 
 @cuda.jit(device=True)
@@ -53,21 +54,25 @@ def pitch_of(head_dim):
 
 @functools.cache
 def make_warp_merge(warps):
-    """The device function merge_warps: one number of the block's state, of those of its `warps` warps."""
+    """The device function merge_warps for a block of `warps` warps."""
 
     @cuda.jit(device=True)
-    def merge_warps(warp_max, warp_sum, warp_out, head, dim, scale):
-        """(maximum, sum, output at `dim`) of the block's state of one head."""
+    def merge_warps(shared_states, head, dim, scale, results):
+        """(maximum, sum) of the block's state of one head; results: DIMS_AT_ONCE numbers of its output from `dim` on."""
+        warp_max, warp_sum, warp_out = shared_states
         maximum = float32(MINUS_INFINITY)
         for w in range(warps):
             maximum = max(maximum, warp_max[w, head])
         shift = finite_or_zero(maximum)
-        total, result = float32(0.0), float32(0.0)
+        total = float32(0.0)
+        for j in range(DIMS_AT_ONCE):
+            results[j] = float32(0.0)
         for w in range(warps):
             weight = ex2((warp_max[w, head] - shift) * scale)
             total += weight * warp_sum[w, head]
-            result += weight * warp_out[w, head, dim]
-        return maximum, total, result
+            for j in range(DIMS_AT_ONCE):
+                results[j] += weight * warp_out[w, head, uint32(dim + j)]
+        return maximum, total
 
     return merge_warps
 
@@ -99,8 +104,10 @@ def make_merges(head_dim, heads, warps):
     """(share_states, write_whole, write_part, arrive, merge_parts) for up to `heads` query heads a block, a multiple of 8."""
     threads = 32 * warps
     steps, columns = -(-head_dim // 16), heads // 8
-    dims_each = -(-head_dim // 32)  # of a lane
-    buffer_count = PARTS_AT_ONCE * dims_each
+    vectors_each = -(-head_dim // (32 * DIMS_AT_ONCE))  # of a lane
+    dims_each = DIMS_AT_ONCE * vectors_each
+    parts_at_once = 16 // vectors_each  # parts of a head whose loads are in flight together
+    buffer_count = parts_at_once * dims_each
     merge_warps = make_warp_merge(warps)
 
     @cuda.jit(device=True)
@@ -125,30 +132,32 @@ def make_merges(head_dim, heads, warps):
     @cuda.jit(device=True)
     def write_whole(shared_states, out, row, first_head, heads_left, scale):
         """The output of a head whose keys this block has taken alone."""
-        warp_max, warp_sum, warp_out = shared_states
-        i = int32(cuda.threadIdx.x)
+        results = cuda.local.array(DIMS_AT_ONCE, float32)
+        i = int32(cuda.threadIdx.x * DIMS_AT_ONCE)
         while i < heads_left * head_dim:
             head = uint32(quotient(i, head_dim))
             dim = uint32(i - head * head_dim)
-            _, total, result = merge_warps(warp_max, warp_sum, warp_out, head, dim, scale)
-            out[uint32(row), uint32(first_head + head), dim] = result * reciprocal_or_zero(total)
-            i = int32(i + threads)
+            _, total = merge_warps(shared_states, head, dim, scale, results)
+            inverse = reciprocal_or_zero(total)
+            for j in range(DIMS_AT_ONCE):
+                out[uint32(row), uint32(first_head + head), uint32(dim + j)] = results[j] * inverse
+            i = int32(i + threads * DIMS_AT_ONCE)
 
     @cuda.jit(device=True)
     def write_part(shared_states, parts_in_memory, place, heads_left, scale):
         """The block's state of a head that it shares with other blocks."""
-        warp_max, warp_sum, warp_out = shared_states
         part_max, part_sum, part_out, _ = parts_in_memory
-        i = int32(cuda.threadIdx.x)
+        results = cuda.local.array(DIMS_AT_ONCE, float32)
+        i = int32(cuda.threadIdx.x * DIMS_AT_ONCE)
         while i < heads_left * head_dim:
             head = uint32(quotient(i, head_dim))
             dim = uint32(i - head * head_dim)
-            maximum, total, result = merge_warps(warp_max, warp_sum, warp_out, head, dim, scale)
-            part_out[place, head, dim] = result
+            maximum, total = merge_warps(shared_states, head, dim, scale, results)
+            store_4_float32(part_out, uint32((place * part_out.shape[1] + head) * head_dim + dim), results, 0)
             if dim == 0:
                 part_max[place, head] = maximum
                 part_sum[place, head] = total
-            i = int32(i + threads)
+            i = int32(i + threads * DIMS_AT_ONCE)
 
     @cuda.jit(device=True)
     def arrive(parts_in_memory, first_place, arrived):
@@ -178,16 +187,18 @@ def make_merges(head_dim, heads, warps):
             for i in range(dims_each):
                 acc[i] = float32(0.0)
             chunk = int32(0)
-            while chunk < parts:  # online softmax over PARTS_AT_ONCE parts at a time, whose loads are all issued at once
+            while chunk < parts:  # online softmax over parts_at_once parts at a time, whose loads are all issued at once
                 part_maximum, part_total = float32(MINUS_INFINITY), float32(0.0)
-                if lane < PARTS_AT_ONCE and chunk + lane < parts:  # a lane a part
+                if lane < parts_at_once and chunk + lane < parts:  # a lane a part
                     place = place_of_part(first_place, int32(chunk + lane))
                     part_maximum = part_max[place, uint32(head)]
                     part_total = part_sum[place, uint32(head)]
-                for j in range(PARTS_AT_ONCE):
+                for j in range(parts_at_once):
                     place = place_of_part(first_place, min(int32(chunk + j), int32(parts - 1)))
-                    for i in range(dims_each):
-                        numbers[j * dims_each + i] = part_out[place, uint32(head), uint32(min(int32(lane + 32 * i), head_dim - 1))]
+                    for i in range(vectors_each):
+                        dim = uint32(min(int32(DIMS_AT_ONCE * (lane + 32 * i)), head_dim - DIMS_AT_ONCE))
+                        index = uint32((place * part_out.shape[1] + head) * head_dim + dim)
+                        load_4_float32(part_out, index, numbers, j * dims_each + i * DIMS_AT_ONCE)
                 largest = max(maximum, warp_max(part_maximum))
                 shift = finite_or_zero(largest)
                 correction = ex2((maximum - shift) * scale)
@@ -196,14 +207,14 @@ def make_merges(head_dim, heads, warps):
                 total = total * correction + weight * part_total
                 for i in range(dims_each):
                     acc[i] *= correction
-                for j in range(PARTS_AT_ONCE):
+                for j in range(parts_at_once):
                     part_weight = cuda.shfl_sync(FULL_WARP, weight, j)
                     for i in range(dims_each):
                         acc[i] += part_weight * numbers[j * dims_each + i]
-                chunk += PARTS_AT_ONCE
+                chunk += parts_at_once
             inverse = reciprocal_or_zero(warp_sum(total))
             for i in range(dims_each):
-                dim = int32(lane + 32 * i)
+                dim = int32(DIMS_AT_ONCE * (lane + 32 * (i // DIMS_AT_ONCE)) + i % DIMS_AT_ONCE)
                 if dim < head_dim:
                     out[uint32(row), uint32(first_head + head), uint32(dim)] = acc[i] * inverse
             head += warps

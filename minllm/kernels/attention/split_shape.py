@@ -11,7 +11,6 @@ from minllm.runtime.device import current_device, is_available
 
 DEFAULT_CAPABILITY = (9, 0)
 RESERVED_BYTES = 1024  # that the system keeps of shared memory for every block
-LONG_BLOCK = 256  # keys: in blocks of so many or more, addresses are looked up so rarely that tensor copies gain nothing
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,10 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=132, tens
 
 
 def shape_of(sizes, sm_count=132, unified=False):
-    """The SplitShape of a call. Short blocks are fetched by tensor copies where the GPU has them; the unified maximum's kernel, which may
+    """The SplitShape of a call. Keys are fetched by tensor copies where GPU and cache allow it; the unified maximum's kernel, which may
     have to fetch a run again, does without."""
     head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
-    by_engine = capability_here() >= (9, 0) and can_fetch(sizes.head_dim, sizes.block_size) and sizes.block_size < LONG_BLOCK
+    by_engine = capability_here() >= (9, 0) and can_fetch(sizes.head_dim, sizes.block_size)
     line_heads = sizes.sequences * sizes.kv_heads * head_tiles
     return shape_for(sizes.head_dim, sizes.group, line_heads, sm_count=sm_count, tensor_copies=by_engine and not unified)
 

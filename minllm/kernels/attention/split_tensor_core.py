@@ -5,22 +5,26 @@ that counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/
 lose no time before the first and after the last of them. What this rung does about it, each part in a file of its own:
 
     split_ring    every warp has a ring of 16-key tiles in shared memory, filled by cp.async: 100 KB and more a multiprocessor are under
-                  way, and no warp ever waits for another. split_tensor_ring: for short blocks the copy engine fills it, on Hopper
+                  way, and no warp ever waits for another. split_tensor_ring: on Hopper the copy engine fills it
     split_tile    both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns
     split_fold    online softmax in the registers of the scores
     split_plan    ragged contexts laid on a line of tiles and cut into equal runs, a block each, planned on the device; the ring runs on
                   over the end of a head, so that memory works while a head is finished
     split_merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
     split_shape   warps, stages and blocks
+    split_tiles   the loop over a head's tiles
+    split_cluster for one short sequence, a kernel of its own whose blocks merge through each other's shared memory
 
 FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
 * itemsize a key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
 
-What was measured on an H200 (32/8 heads of 128, bfloat16, contiguous; in brackets cuDNN): one sequence of 8192 keys 2.1 TB/s (2.2), one
-of 131072 4.0 (4.3), 16 of 8192 4.1 (4.4), 64 of 4096 4.2 (4.5), 256 of 1024 4.1 (4.5): some 9 us that do not depend on the context, and
-4.2 TB/s. Small things that mattered: 32-bit instead of 64-bit divisions in the plan and block tables fetched to L2 meanwhile took 2.5 of 11
-us off a short context; the queries of the next head are loaded ahead; a launch in the predecessor's shadow gives 3 %. What made no
-difference: copies by the copy engine where blocks are long, other prefetch and eviction hints, K before V, one KV head a sequence.
+What was measured on an H200 (32/8 heads of 128, bfloat16, contiguous; in brackets cuDNN in the same run): one sequence of 8192 keys
+2.34 TB/s (2.18), 16 of 1024 3.28 (3.40), 16 of 8192 4.29 (4.36), 64 of 4096 4.33 (4.43), 256 of 1024 4.16 (4.37). A copy engine that only
+reads reaches 4.5, in whatever order. What mattered: sectors that the L2 cache fetches ahead are looked up twice, so tensor copies that ask
+for 128 bytes at a time beat cp.async (split_tensor_ring.py); 32-bit instead of 64-bit divisions in the plan and block tables fetched to L2
+meanwhile took 2.5 of 11 us off a short context, and merging 16 bytes a lane and 16 parts at a time 1.2; the queries of the next head are
+loaded ahead; a launch in the predecessor's shadow gives 3 %. What made no difference: K before V, one KV head a sequence, L2 prefetches
+before the predecessor's end.
 """
 
 import functools
@@ -30,6 +34,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_cluster import choose_cluster, launch_clusters
 from minllm.kernels.attention.split_fold import make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
 from minllm.kernels.attention.split_plan import (
@@ -239,15 +244,20 @@ def attention(
 ):
     """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    float32 goes to split_kv. splits: cut every context into so many shares, for results that do not depend on the batch; by default
-    the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares. shape: a SplitShape. phi: the unified
-    maximum of split_unified_maximum.py. Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
+    float32 goes to split_kv, one short sequence on Hopper to split_cluster. splits: cut every context into so many shares, for results
+    that do not depend on the batch; by default the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares.
+    shape: a SplitShape. phi: the unified maximum of split_unified_maximum.py. Raises KernelArgumentError for more than one new token a
+    sequence: flash_attention_2 takes those.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
     if str(query.dtype) == "float32":
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        return
+    cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None else None
+    if cluster:
+        launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
         return
     phi = None if phi is None else phi / scale  # in units of q . k
     launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi)

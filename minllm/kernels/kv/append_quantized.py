@@ -65,17 +65,15 @@ def append_quantized_kernel(dtype, kv_format, block_size, is_smooth):
         lane, head = cuda.threadIdx.x % uint32(lanes), cuda.blockIdx.y * (THREADS // lanes) + cuda.threadIdx.x // uint32(lanes)
         slot = slot_mapping[token]
         values = cuda.local.array(EACH, float32)
-        component, inside = min(lane, uint32(last)) * EACH, head < kv_heads
-        stores = inside and lane <= last and slot >= 0
-        row = (token * kv_heads + (head if inside else 0)) * head_dim + component
-        if cuda.blockIdx.z == 0:
-            load_components(key, row, values)
-            if is_smooth and inside:
+        component, is_key, is_written = min(lane, uint32(last)) * EACH, cuda.blockIdx.z == 0, head < kv_heads and slot >= 0
+        for k in range(EACH):
+            values[k] = float32(0)
+        if is_written:
+            load_components(key if is_key else value, (token * kv_heads + head) * head_dim + component, values)
+            if is_smooth and is_key:
                 smooth(smoothing, head, component, values)
-            store_quantized(key_codes, key_scales, slot, head, lane, values, stores)
-        else:
-            load_components(value, row, values)
-            store_quantized(value_codes, value_scales, slot, head, lane, values, stores)
+        codes, scales = key_codes if is_key else value_codes, key_scales if is_key else value_scales
+        store_quantized(codes, scales, slot, head, lane, values, is_written and lane <= last)
 
     return append_quantized_kernel
 

@@ -37,8 +37,8 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
 
     @cuda.jit(device=True)
-    def normalize(values, weight, component, lane, epsilon):
-        """RMSNorm over the head, times weight [head_dim]; the whole warp takes part."""
+    def normalize(values, weight, component, lane, epsilon, is_turned):
+        """RMSNorm over the head, times weight [head_dim], where the head is a query or a key; the whole warp takes part."""
         total = float32(0)
         for k in range(EACH):
             total += values[k] * values[k]
@@ -49,21 +49,26 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             total += cuda.shfl_xor_sync(FULL_WARP, total, distance)
             distance >>= 1
         inverse_rms = libdevice.rsqrtf(total * float32(1 / head_dim) + epsilon)
-        weights = cuda.local.array(EACH, float32)
-        load_components(weight, component, weights)
-        for k in range(EACH):
-            values[k] *= inverse_rms * weights[k]
+        if is_turned:
+            weights = cuda.local.array(EACH, float32)
+            load_components(weight, component, weights)
+            for k in range(EACH):
+                values[k] *= inverse_rms * weights[k]
 
     @cuda.jit(device=True)
-    def turn(values, cos_sin, position, lane):
-        """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart; the whole warp takes part."""
+    def turn(values, cos_sin, position, lane, is_turned):
+        """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, where the head is a query or a key; the whole warp takes
+        part."""
         first_half = lane < half_lanes
         partner = lane + half_lanes if first_half else (lane - half_lanes if lane < active else lane)
         pair = (lane if first_half else lane - half_lanes) * EACH if lane < active else uint32(0)
         cosine, sine = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
-        for k in range(0, EACH, 4):
-            load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
-            load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
+        for k in range(EACH):
+            cosine[k], sine[k] = float32(1), float32(0)
+        if is_turned:
+            for k in range(0, EACH, 4):
+                load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
+                load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
         source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
         for k in range(EACH):
             other = cuda.shfl_sync(FULL_WARP, values[k], source)
@@ -102,18 +107,16 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         is_query, is_turned, is_any = head < heads, head < heads + kv_heads, head < all_heads
         position, slot = positions[token], slot_mapping[token]
         component = min(lane, uint32(active - 1)) * EACH
-        values, plain = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
-        load_components(qkv, (token * all_heads + (head if is_any else 0)) * head_dim + component, values)
+        values = cuda.local.array(EACH, float32)
         for k in range(EACH):
-            plain[k] = values[k]
-        # All lanes of a warp normalise, turn and look for scales together, because they exchange; a value's are put back.
+            values[k] = float32(0)
+        if is_any:
+            load_components(qkv, (token * all_heads + head) * head_dim + component, values)
+        # All lanes of a warp normalise, turn and look for scales together, because they exchange; those of values change nothing.
         if has_norm:
-            normalize(values, q_norm if is_query else k_norm, component, lane, epsilon)
+            normalize(values, q_norm if is_query else k_norm, component, lane, epsilon, is_turned)
         if has_positions:
-            turn(values, cos_sin, position, lane)
-        if not is_turned:
-            for k in range(EACH):
-                values[k] = plain[k]
+            turn(values, cos_sin, position, lane, is_turned)
         if is_smooth and is_query:
             unsmooth(smoothing, kv_head_of(head, heads, kv_heads), component, values)
         if is_query and lane < active:

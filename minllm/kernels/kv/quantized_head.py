@@ -6,8 +6,7 @@ Threads to data: eight neighbouring components a lane, as many as one 128-bit lo
 lanes that hold its last components once more: they change no minimum, and store nothing.
 
 A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a head lie side by side. The first lane of each group stores its scale and
-zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does,
-which goes four times as fast as a conversion to an integer.
+zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.
 """
 
 import functools

@@ -28,9 +28,10 @@ VECTOR_HEADS = {
 # (format, head_dim, dtype) of those that write quantised caches.
 BFLOAT16 = FLOAT_DTYPES[-1]
 QUANTIZED = (
-    *(("int8", 128, dtype) for dtype in FLOAT_DTYPES),
-    *(("int4", head_dim, BFLOAT16) for head_dim in (64, 128, 256)),
-    ("int8", 96, BFLOAT16),
+    ("int8", 128, BFLOAT16),
+    ("int8", 96, FLOAT_DTYPES[0]),
+    ("int4", 64, BFLOAT16),
+    ("int4", 256, BFLOAT16),
     ("fp8_e4m3", 128, BFLOAT16),
     ("fp8_e5m2", 64, BFLOAT16),
 )

@@ -14,7 +14,8 @@ What remains is to keep memory busy: a ring of tiles in shared memory, tens of K
     flat_tiles    every generation from 8.0 on: cp.async and mma.sync, warps of a block divide K
 
 On an H200, in bfloat16, a weight of 4096 x 14336 takes 28.2 µs for 8 rows, 29.7 for 32 and 36.1 for 128 (cuBLAS 31.5, 32.9, 36.7): 4.2
-TB/s up to 16 rows. Of 6144 x 4096, 128 rows take 19.3 µs (cuBLAS 16.2), and sharing x among blocks does not help: why is not known yet.
+TB/s up to 16 rows. Of 6144 x 4096, 128 rows take 19.3 µs (cuBLAS 16.2). Sharing x among blocks does not help, nor do larger tiles of weight
+with K divided more often (192 rows by 4 blocks, which are 128 blocks of equal work, take 35 µs): why is not known yet.
 
 Bytes: N K weights once, and M K of x for every block of 64 or 128 rows of weight, which come from L2.
 

@@ -12,7 +12,6 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.fragments import make_store_pair
 
-ITEMS = 4  # pairs of outputs that a thread writes at a time, where it has so many
 PADDING = 4  # float32 behind the sums of a token, so that the 32 lanes of a warp write to 32 different banks
 
 
@@ -32,49 +31,36 @@ def make_keep_sums(rows: int, blocks_n: int):
     return keep_sums
 
 
-def make_write(rows: int, tokens: int, writers: int, dtype: str, gated: bool, paired: bool, make_added):
-    """The device function with which `writers` threads write what `rows` rows of weight come to, for up to `tokens` tokens.
+def make_write(rows: int, writers: int, dtype: str, gated: bool, paired: bool, added):
+    """The device function with which `writers` threads write what `rows` rows of weight come to.
 
-    make_added(count): the device function added(sums, start, places, values), which adds `count` sums over the parts of K. It is given
-    several outputs at once, so that its loads travel together: one after another, those from other blocks took as long as the product.
-    gated: the first half of the rows is a gate's, the second what it gates. paired: as in make_store_pair.
+    added(sums, start, place): the device function that adds one sum over the parts of K. gated: the first half of the rows is a gate's, the
+    second what it gates. paired: as in make_store_pair.
     """
     columns, stride = rows // 2 if gated else rows, rows + PADDING
-    pairs = columns // 2
-    items = min(ITEMS, -(-tokens * pairs // writers))  # pairs of outputs that a thread writes at a time
-    each = 4 if gated else 2  # sums of a pair
-    count = items * each
-    added, store_pair = make_added(count), make_store_pair(dtype, paired)
+    store_pair = make_store_pair(dtype, paired)
 
     @cuda.jit(device=True, forceinline=True)
-    def output(values, at, bias, column):
-        """One output: from the sum values[at], in this column of out."""
-        value = values[at]
+    def output(sums, start, place, bias, column):
+        """One output: from the sum at `place`, in this column of out."""
+        value = added(sums, start, place)
         if gated:
-            return value * sigmoid(value) * values[at + 2]
+            return value * sigmoid(value) * added(sums, start, place + columns)
         if bias is not None:
             if column < bias.shape[0]:
                 return value + float32(bias[column])
         return value
 
     @cuda.jit(device=True, forceinline=True)
-    def write(bias, out, sums, start, first_token, tokens_here, first_column, writer):
-        """out[first_token : + tokens_here, first_column : + columns]; neighbouring writers write neighbouring pairs."""
-        places, values = cuda.local.array(count, uint32), cuda.local.array(count, float32)
-        item, end = int32(writer), int32(tokens_here * pairs)
-        while item < end:
-            for i in range(items):
-                here = int32(min(item + i * writers, end - 1))
-                place = uint32(here // pairs * stride + here % pairs * 2)
-                for k in range(each):
-                    places[i * each + k] = uint32(place + (k & 1) + (k >> 1) * columns)
-            added(sums, start, places, values)
-            for i in range(items):
-                here = int32(item + i * writers)
-                if here < end:
-                    token, column = here // pairs, int32(first_column + here % pairs * 2)
-                    low, high = output(values, i * each, bias, column), output(values, i * each + 1, bias, column + 1)
-                    store_pair(out, first_token + token, column, low, high)
-            item = int32(item + items * writers)
+    def write(bias, out, sums, start, first_token, tokens, first_column, writer):
+        """out[first_token : + tokens, first_column : + columns]; neighbouring writers write neighbouring pairs."""
+        pairs = columns // 2
+        item = int32(writer)
+        while item < tokens * pairs:
+            token, pair = item // pairs, item % pairs
+            place, column = uint32(token * stride + 2 * pair), int32(first_column + 2 * pair)
+            low, high = output(sums, start, place, bias, column), output(sums, start, place + 1, bias, column + 1)
+            store_pair(out, first_token + token, column, low, high)
+            item = int32(item + writers)
 
     return write

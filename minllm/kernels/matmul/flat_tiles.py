@@ -69,15 +69,15 @@ class FlatTiling(NamedTuple):
         check(tokens % 8 == 0 and tokens <= MOST_TOKENS, f"{tokens} tokens a block: a multiple of 8 up to {MOST_TOKENS}")
 
 
-def make_added(splits: int, split_words: int, count: int):
-    """The device function that adds `count` sums over the groups of warps that divide K."""
+def make_added(splits: int, split_words: int):
+    """The device function that adds a sum over the groups of warps that divide K."""
 
     @cuda.jit(device=True, forceinline=True)
-    def added(sums, start, places, values):
-        for i in range(count):
-            values[i] = sums[start + places[i]]
-            for split in range(1, splits):
-                values[i] += sums[start + split * split_words + places[i]]
+    def added(sums, start, place):
+        total = sums[start + place]
+        for split in range(1, splits):
+            total += sums[start + split * split_words + place]
+        return total
 
     return added
 
@@ -100,8 +100,7 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
     weight_copies, x_copies = -(-half * TILE_K // CHUNK // threads), -(-tokens * TILE_K // CHUNK // threads)
     multiply_step = make_multiply_step(warp_rows, tokens, TILE_K, dtype)
     keep_sums = make_keep_sums(rows, blocks_b)
-    added = functools.partial(make_added, splits, split_words)
-    write = make_write(rows, tokens, threads, dtype, gated, paired, added)
+    write = make_write(rows, threads, dtype, gated, paired, make_added(splits, split_words))
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
     @cuda.jit(device=True, forceinline=True)

@@ -136,26 +136,18 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
     return consume
 
 
-def make_added(splits: int, sharers: int, count: int):
-    """The device function that adds `count` sums over the blocks of a cluster that divide K."""
-    loads = count * splits
+def make_added(splits: int, sharers: int):
+    """The device function that adds a sum over the blocks of a cluster that divide K."""
 
     @cuda.jit(device=True, forceinline=True)
-    def added(sums, start, places, values):
+    def added(sums, start, place):
         if splits == 1:
-            for i in range(count):
-                values[i] = sums[start + places[i]]
-        else:
-            parts = cuda.local.array(loads, float32)
-            first, sharer = ptx.shared_address(sums, start), ptx.cluster_ctarank() % uint32(sharers)
-            for split in range(splits):
-                of_block = ptx.mapa(first, split * sharers + sharer)
-                for i in range(count):
-                    parts[i * splits + split] = ptx.ld_shared_cluster_f32(uint32(of_block + 4 * places[i]))
-            for i in range(count):
-                values[i] = float32(0.0)
-                for split in range(splits):
-                    values[i] += parts[i * splits + split]
+            return sums[start + place]
+        address, sharer = ptx.shared_address(sums, start + place), ptx.cluster_ctarank() % uint32(sharers)
+        total = float32(0.0)
+        for split in range(splits):
+            total += ptx.ld_shared_cluster_f32(ptx.mapa(address, split * sharers + sharer))
+        return total
 
     return added
 
@@ -183,8 +175,7 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
     ring_bytes = max(stages * tiling.stage_bytes(tokens), tiling.sums_bytes(tokens))
     begin, produce = make_produce(tokens, tiling, gated)
     consume = make_consume(tokens, tiling, dtype)
-    added = functools.partial(make_added, splits, sharers)
-    write = make_write(tiling.rows, tokens, splits * consumers, dtype, gated, paired, added)
+    write = make_write(tiling.rows, splits * consumers, dtype, gated, paired, make_added(splits, sharers))
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_wgmma_kernel(x_map, weight_map, bias, out, k_steps):

@@ -47,7 +47,7 @@ class FlatWgmmaTiling(NamedTuple):
 
     def check(self, tokens: int) -> None:
         """Raise KernelArgumentError unless it can be launched for so many padded rows of x."""
-        check(self.warpgroups in (1, 2, 3, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1 to 4 warpgroups, and 1, 2, 4 or 8 splits")
+        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
         room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
         check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
         check(self.stages >= 2 and self.shared_bytes(tokens) <= SHARED_BYTES_OF_A_BLOCK, room)

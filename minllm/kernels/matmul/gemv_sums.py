@@ -226,7 +226,8 @@ def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, 
             shared_totals = cuda.shared.array((warps, shared_columns), float32)
             if lane == 0:
                 for i in range(m):
-                    shared_totals[warp, i * columns + rows] = squares[i]
+                    if norm is not None:
+                        shared_totals[warp, i * columns + rows] = squares[i]
                     for r in range(rows):
                         shared_totals[warp, i * columns + r] = total[i, r]
             cuda.syncthreads()
@@ -236,7 +237,8 @@ def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, 
                     total[i, r] = float32(0.0)
                 for other in range(splits):
                     of_group = warp // splits * splits + other
-                    squares[i] += shared_totals[of_group, i * columns + rows]
+                    if norm is not None:
+                        squares[i] += shared_totals[of_group, i * columns + rows]
                     for r in range(rows):
                         total[i, r] += shared_totals[of_group, i * columns + r]
         if norm is not None:

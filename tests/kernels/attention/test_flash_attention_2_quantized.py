@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import flash_attention_2_quantized
+from minllm.kernels.attention import choose_quantized, flash_attention_2_quantized
+from minllm.kernels.quantization.cache import allocate
+from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 from tests.kernels.attention.cases import AttentionCase
 from tests.kernels.attention.quantized_cases import run_quantized
@@ -38,3 +40,11 @@ def test_every_format(device, name, dtype):
 def test_float32_queries_are_refused(device):
     with pytest.raises(KernelArgumentError, match="takes float16 and bfloat16"):
         run_quantized(device, flash_attention_2_quantized, AttentionCase((2,), (2,), head_dim=32, dtype=np.float32), "int8")
+
+
+def test_decode_steps_go_to_split_quantized_where_scales_are_whole_chunks():
+    def cache(name, block_size):
+        return allocate(kv_format(name, 64), 1, block_size, 1, np.zeros, np.asarray)
+
+    assert choose_quantized(1, cache("int8", 16)) == choose_quantized(1, cache("fp8", 7)) == "split_quantized"
+    assert choose_quantized(1, cache("int4", 6)) == choose_quantized(2, cache("int4", 16)) == "flash_attention_2_quantized"

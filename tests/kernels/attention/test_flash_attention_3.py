@@ -7,6 +7,8 @@ import pytest
 
 from minllm.inspection import has_nvdisasm
 from minllm.kernels.attention import flash_attention_3
+from minllm.kernels.attention.hopper_producer import WORK_SLOTS, WORK_WORDS
+from minllm.kernels.attention.hopper_rows import sum_count
 from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.specimens import flash_attention_3_specimens
 from minllm.machine import missing_compilers
@@ -67,8 +69,18 @@ def test_tile_shapes():
     assert [shape_for(head_dim, 4096).key_tile for head_dim in (8, 128, 136, 256)] == [128, 128, 64, 64]
     for head_dim in range(8, 257, 8):
         shape = shape_for(head_dim, 4096)
-        assert shape.pieces * shape.piece >= head_dim and shape.shared_bytes + 4096 <= 227 * 1024
+        static_bytes = 4 * (sum_count(shape) + WORK_SLOTS * WORK_WORDS)
+        assert shape.pieces * shape.piece >= head_dim and shape.shared_bytes + static_bytes <= 227 * 1024
     assert (shape_for(80, 1).piece, shape_for(96, 1).piece, shape_for(128, 1).piece) == (32, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "in_registers", "slots"), [(64, 512, True, 1), (64, 2048, False, 2), (128, 2048, True, 1), (256, 2048, False, 1)]
+)
+def test_where_queries_are(head_dim, length, in_registers, slots):
+    """In registers where they fit; else two tiles of them in shared memory, where they fit."""
+    shape = flash_attention_3.shape_for(head_dim, length)
+    assert (shape.queries_in_registers, shape.query_slots) == (in_registers, slots)
 
 
 @pytest.mark.skipif(bool(missing_compilers()) or not has_nvdisasm(), reason="needs the CUDA toolkit's compiler and nvdisasm")
