@@ -9,6 +9,9 @@ lie side by side: a page of 2 MB then holds 32 tokens of Llama-3.1-8B (64 KiB of
 make it 1,024, and the last page of a sequence is half empty on average. Prabhu et al., "vAttention: Dynamic Memory Management for
 Serving LLMs without PagedAttention", arXiv 2405.04437, sections 5 and 6.2.
 
+On an H200 decode attention reads it at 96 to 98 % of the speed of a contiguous cache (1 x 8192 keys: 1.96 TB/s against 2.04, 256 x 1024:
+4.00 against 4.07); the same keys are spread over 32 times as many pages.
+
 Kernels see the view [blocks, block_size, kv_heads, head_dim] of a layer, whose tokens are layers * kv_heads * head_dim elements apart. A
 slot is one block, or several of equal size where one would have too many elements for the kernels' 32-bit offsets.
 """

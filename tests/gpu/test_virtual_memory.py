@@ -216,7 +216,7 @@ class DeviceTraffic(VirtualTraffic):
 
 
 def test_the_policy_under_any_traffic(backend):
-    patient = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    patient = settings(max_examples=5, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(DeviceTraffic, settings=patient)
 
 
