@@ -236,14 +236,23 @@ def _device_memory(allocation: str) -> DeviceMemory:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A NumPy array in page-locked memory, which the GPU copies to and from by itself; freed with its last view."""
+    """A NumPy array in page-locked memory, which the GPU copies to and from by itself; freed with its last view.
+
+    Raises OutOfMemoryError where the host has not as much that could be locked.
+    """
     from cuda.bindings import driver
 
     current_device()
     dtype = np.dtype(dtype)
     count = math.prod(shape)
     nbytes = max(1, count * dtype.itemsize)
-    address = int(check_driver(driver.cuMemHostAlloc(nbytes, 0), f"lock {nbytes} bytes of host memory"))
+    status, *pointer = driver.cuMemHostAlloc(nbytes, 0)
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise OutOfMemoryError(
+            f"{nbytes / 2**20:.1f} MiB of host memory were to be page-locked, and the driver gives no more: end other programs, raise the "
+            "limit of locked memory (ulimit -l), or use pageable memory (pinned=False)"
+        )
+    address = int(check_driver((status, *pointer), f"lock {nbytes} bytes of host memory"))
     buffer = (ctypes.c_uint8 * nbytes).from_address(address)
     weakref.finalize(buffer, driver.cuMemFreeHost, address).atexit = False
     return np.frombuffer(buffer, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)

@@ -229,6 +229,15 @@ def test_a_machine_without_memory_is_explained_and_nothing_is_lost():
 # The thread
 
 
+def test_a_thread_that_does_not_get_on_is_an_error():
+    policy = make_policy(background=True)
+    with policy._lock, pytest.raises(DeviceError, match="pages of 1 sequences are still not mapped"):
+        policy.reserve("a", tokens(3))
+        policy._thread.wait(0.01)
+    policy.wait()
+    policy.close()
+
+
 def test_the_thread_maps_ahead():
     policy = make_policy(background=True)
     policy.reserve("a", tokens(3))

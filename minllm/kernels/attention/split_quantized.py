@@ -24,9 +24,9 @@ reads: it takes 90 us from L2 alone, and 97 from memory.
 
 import functools
 
-import numpy as np
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.arguments import is_contiguous
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
 from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
@@ -256,7 +256,6 @@ def attention(
 def check_caches(caches, kv_format, dtype, block_size):
     """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
     check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
-    contiguous = [cache.flags.c_contiguous if isinstance(cache, np.ndarray) else cache.is_contiguous for cache in caches]
-    check(all(contiguous), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
+    check(all(map(is_contiguous, caches)), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
     chunks = kv_format.is_float or block_size % 4 == 0
     check(chunks, f"a cache in {kv_format.name} has blocks of {block_size} tokens; split_quantized takes multiples of 4")
