@@ -93,3 +93,9 @@ def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch, name):
 def test_a_quantised_cache_takes_16_bits_on_a_gpu():
     with pytest.raises(InvalidOptionError, match="goes with the dtypes float16 and bfloat16 on a GPU, and dtype is float32"):
         check_cache_dtype("cuda", "float32", EngineOptions(kv_cache_dtype="int8"))
+
+
+def test_a_kernel_of_quantised_caches_needs_one():
+    wanted = dict(kernel_variants={"attention": "split_quantized"})
+    with pytest.raises(InvalidOptionError, match="'split_quantized' in kernel_variants reads a quantised cache: choose a kv_cache_dtype"):
+        check_cache_dtype("cuda", "bfloat16", EngineOptions(**wanted))
