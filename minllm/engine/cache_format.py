@@ -22,7 +22,7 @@ def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
-    """Raises InvalidOptionError where this machine, this dtype or the attention in kernel_variants cannot use the cache that was asked for."""
+    """Raises InvalidOptionError where this machine, this dtype or the attention in kernel_variants do not go with the cache asked for."""
     wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
     if wanted == "auto":
         if attention in QUANTIZED_VARIANTS.names:
