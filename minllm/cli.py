@@ -6,67 +6,41 @@ Text goes to standard output as it is generated and nothing else does, so that i
 
 import dataclasses
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from minllm.errors import InvalidOptionError
+from minllm.cli_bench import bench_app
+from minllm.cli_options import (
+    DeviceName,
+    DeviceOption,
+    DtypeName,
+    DtypeOption,
+    JsonOption,
+    KvCacheDtypeOption,
+    MaxTokensOption,
+    MinPOption,
+    ModelOption,
+    PenaltyOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    VariantOption,
+    variants,
+)
 from minllm.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The LLM inference engine that you can read."
 )
-bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(bench_app, name="bench")
 
 SAMPLE_PROMPT = "def fibonacci(n):"
 LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
-
-
-class DeviceName(StrEnum):
-    """Where to compute; auto is a GPU where one can be used."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class DtypeName(StrEnum):
-    """What weights and activations are stored as; auto is what the checkpoint holds."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
-
-ModelOption = Annotated[
-    Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.")
-]
-DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
-DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
-KvCacheDtypeOption = Annotated[
-    str, typer.Option("--kv-cache-dtype", metavar="FORMAT", help="Of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2.")
-]
-VariantOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--variant",
-        metavar="STAGE=NAME",
-        help="Use this kernel for a stage (GPU), or that of an exercise's FILE.py (simulated without a GPU). May be repeated.",
-    ),
-]
-MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to generate.")]
-TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
-TopPOption = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens that sum to this.", show_default=False)]
-TopKOption = Annotated[int | None, typer.Option(help="Sample among this many likeliest tokens; 0 is all.", show_default=False)]
-MinPOption = Annotated[float | None, typer.Option(help="Drop tokens less likely than this times the likeliest.", show_default=False)]
-PenaltyOption = Annotated[float | None, typer.Option(help="Above 1, tokens that occurred become less likely.", show_default=False)]
-SeedOption = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default=False)]
-StopOption = Annotated[list[str] | None, typer.Option(help="End before this text. May be repeated.", show_default=False)]
 
 
 def main() -> None:
@@ -164,195 +138,6 @@ def chat(
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
 
 
-@bench_app.command("generate")
-def bench_generate(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or random weights: llama-3.2-1b, llama-3.1-8b."),
-    ] = "bundled",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 5,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
-    variant: VariantOption = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """Time to the first token, and decode speed held against the memory's limit: one sequence, greedy."""
-    with user_errors():
-        from minllm.bench import generate as benchmark
-
-        options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant))
-        benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
-
-
-@bench_app.command("kernels")
-def bench_kernels(
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="STAGE", help="Measure this stage's kernels. May be repeated.", show_default=False)
-    ] = None,
-    against: Annotated[str | None, typer.Option(metavar="torch", help="Measure PyTorch's kernels beside ours.", show_default=False)] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """Every kernel, checked and then timed, held against the speed of a copy and of the tensor cores (needs a GPU)."""
-    with user_errors():
-        from minllm.bench import kernels as benchmark
-
-        if not benchmark.run(only or (), against, json_file):
-            raise typer.Exit(1)
-
-
-@bench_app.command("step")
-def bench_step(
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME", help="llama-3.2-1b or llama-3.1-8b; both by default.", show_default=False),
-    ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1. May be repeated.", show_default=False)
-    ] = None,
-    context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
-    parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
-    against: Annotated[
-        str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """A whole decode step by graph replay and a whole prefill, with random weights, held against the hardware's limits (needs a GPU)."""
-    with user_errors():
-        from minllm.bench import step as benchmark
-
-        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file)
-
-
-@bench_app.command("launch")
-def bench_launch(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """What a launch costs the host, by the way it is made and by what it is given (needs a GPU)."""
-    with user_errors():
-        from minllm.bench import launch as benchmark
-
-        benchmark.run(json_file)
-
-
-@bench_app.command("perplexity")
-def bench_perplexity(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, or a directory.")] = "bundled",
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.BFLOAT16,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """How well a model predicts the Python source that comes with minllm and that its models have never seen."""
-    with user_errors():
-        from minllm.bench import perplexity as benchmark
-
-        benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
-
-
-@bench_app.command("accuracy")
-def bench_accuracy(
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.BFLOAT16,
-    tokens: Annotated[
-        int | None, typer.Option(min=2, help="Of the text to read; default all, which takes a CPU long.", show_default=False)
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """What each format of a quantised KV cache costs in quality: perplexity, logit error, and how often the likeliest token stays."""
-    with user_errors():
-        from minllm.bench import accuracy as benchmark
-
-        benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
-
-
-@bench_app.command("cache")
-def bench_cache(
-    requests: Annotated[int, typer.Option(min=1, help="How many the traffic has.")] = 2000,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """Cache policies on one chat traffic: how many sequences fit, how much memory holds no token. Counted; needs no GPU."""
-    with user_errors():
-        from minllm.bench import cache as benchmark
-
-        benchmark.run(json_file, requests)
-
-
-@bench_app.command("virtual")
-def bench_virtual(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """What mapping memory page by page costs, and decode attention on the virtual cache against a contiguous one (needs a GPU)."""
-    with user_errors():
-        from minllm.bench import virtual as benchmark
-
-        benchmark.run(json_file)
-
-
-@bench_app.command("memory")
-def bench_memory(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """The modes of memory: allocation by our pool, synchronous and stream-ordered, pinned and pageable copies (needs a GPU)."""
-    with user_errors():
-        from minllm.bench import memory as benchmark
-
-        benchmark.run(model, prompt_tokens, tokens, json_file)
-
-
-@bench_app.command("swap")
-def bench_swap(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
-    most_tokens: Annotated[int, typer.Option(min=64, help="The longest sequence to measure.")] = 16384,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """Whether a preempted sequence is better swapped to the host or computed again: predicted, then measured (needs a GPU)."""
-    with user_errors():
-        from minllm.bench import swap as benchmark
-
-        benchmark.run(model, json_file, most_tokens)
-
-
-@bench_app.command("simulator")
-def bench_simulator(
-    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,
-    suite: Annotated[bool, typer.Option("--suite", help="Run and time every simulated test too: some minutes, in a clone.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the record as JSON; - is standard output.", show_default=False)
-    ] = None,
-) -> None:
-    """How fast the simulator runs kernels on this processor, held against what is allowed; exit code 1 beyond it. Needs no GPU."""
-    with user_errors():
-        from minllm.bench import simulator as benchmark
-
-        if not benchmark.run(repeats, json_file, suite):
-            raise typer.Exit(1)
-
-
 @app.command()
 def plan(
     model: Annotated[
@@ -374,9 +159,7 @@ def plan(
     ] = None,
     caches: Annotated[bool, typer.Option("--caches", help="Also compare all policies and formats of the cache.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward moves and computes.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Memory, largest batch, the least time a step can take, and cost of any model on any GPU. Needs neither weights nor GPU."""
     with user_errors():
@@ -394,9 +177,7 @@ def inspect(
     cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 8.0, 8.9, 9.0...")] = "9.0",
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the machine code, each piece under its line of Python.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON; - is standard output.", show_default=False)
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Compile a kernel for any GPU and show what became of it: registers, occupancy, instructions, code. Needs no GPU."""
     with user_errors():
@@ -485,21 +266,6 @@ def note_simulated(llm) -> bool:
     if stages:
         print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
     return bool(stages)
-
-
-def variants(texts: list[str] | None) -> dict[str, Any] | None:
-    """["attention=naive"] as {"attention": "naive"}; the kernel of an exercise's file where one is given instead of a name."""
-    pairs = {}
-    for text in texts or []:
-        stage, equals, name = text.partition("=")
-        if not (stage and equals and name):
-            raise InvalidOptionError(f"--variant {text} is not allowed: write STAGE=NAME, for example --variant matmul=naive.")
-        pairs[stage] = name
-        if name.endswith(".py"):
-            from minllm.course.plug import own_kernel
-
-            pairs[stage] = own_kernel(stage, Path(name))
-    return pairs or None
 
 
 def sampling_params(llm, **wishes: Any):

@@ -139,7 +139,7 @@ def scorer_of(llm: LLM, kv_cache_dtype: str) -> Scorer:
 
 
 def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) -> list[Row]:
-    """Three rows a format; the peer is the plain cache."""
+    """Four rows a format; the perplexity's peer is the plain cache."""
     case, plain, found = f"{name}, {tokens} tokens", compared["auto"], []
     peer = f"{dtype} cache"
     for variant, one in compared.items():

@@ -29,7 +29,8 @@ from minllm.runtime.device import current_device
 
 TOKENS = (16, 64, 256, 1024, 4096, 16384)
 KINDS = ("pinned", "pageable")
-LARGE_COPY = 1 << 28
+LARGE_COPY = 1 << 28  # bytes
+UNKNOWN_TFLOPS = 500.0  # for the prediction on a GPU that hardware.py does not know
 
 
 def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> None:
@@ -37,7 +38,7 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     device, bandwidth = current_device().name, copy_tb_s()
     gpu = find_gpu(device)
-    tflops = (gpu.measured_bf16_tflops or gpu.bf16_tflops) if gpu else 500.0
+    tflops = (gpu.measured_bf16_tflops or gpu.bf16_tflops) if gpu else UNKNOWN_TFLOPS
     rates = {kind: SwapRates(both_ways_gb_s(kind == "pinned"), bandwidth, tflops) for kind in KINDS}
     for kind, rate in rates.items():
         out.print(f"{kind} copies: {rate.host_gb_s:.1f} GB/s; memory {bandwidth:.2f} TB/s; products {tflops:.0f} TFLOP/s")

@@ -27,8 +27,8 @@ from minllm.kernels.attention import split_tensor_core
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache
+from minllm.runtime.cuda_pages import CudaPages
 from minllm.runtime.device import check_driver, current_device
-from minllm.runtime.virtual_memory import CudaPages
 
 PAGES = 400
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

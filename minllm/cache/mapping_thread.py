@@ -5,6 +5,8 @@ import threading
 import weakref
 from collections.abc import Hashable
 
+from minllm.errors import DeviceError
+
 
 class MappingThread:
     """Calls `policy.map_ahead(sequence)` for every sequence that is asked for, in order, beside the caller.
@@ -29,10 +31,16 @@ class MappingThread:
         self._asked.put(sequence)
 
     def wait(self, timeout: float = 60.0) -> None:
-        """Returns when everything that was asked for is done; raises what the thread could not do, or TimeoutError."""
+        """Returns when everything that was asked for is done.
+
+        Raises what the thread could not do, and DeviceError when it is not done within `timeout` seconds.
+        """
         with self._idle:
             if not self._idle.wait_for(lambda: not self._pending, timeout):
-                raise TimeoutError(f"the mapping thread has {self._pending} jobs left after {timeout} s")
+                raise DeviceError(
+                    f"pages of {self._pending} sequences are still not mapped after {timeout:g} s: the driver does not answer; "
+                    "`minllm doctor` looks for what is wrong"
+                )
             error, self._error = self._error, None
         if error is not None:
             raise error

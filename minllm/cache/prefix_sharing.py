@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Many
 
 from minllm.cache.paged import PagedPolicy
+from minllm.cache.paged_check import require
 from minllm.errors import CacheError
 
 
@@ -69,11 +70,10 @@ class PrefixSharingPolicy(PagedPolicy):
     def check(self) -> None:
         """See CachePolicy."""
         super().check()
-        if set(self._idle) != {block for block in range(self.num_blocks) if self.pool.is_idle(block)}:
-            raise CacheError(f"the KV cache's books are wrong: {list(self._idle)} are not the idle blocks")
+        idle = {block for block in range(self.num_blocks) if self.pool.is_idle(block)}
+        require(set(self._idle) == idle, f"{list(self._idle)} are not the idle blocks")
         for block in range(self.num_blocks):
-            if block in self.index and self.pool.is_free(block):
-                raise CacheError(f"the KV cache's books are wrong: block {block} is free and can be found")
+            require(not (block in self.index and self.pool.is_free(block)), f"block {block} is free and can be found")
 
     def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:
         most = (len(token_ids) - 1) // self.block_size * self.block_size  # the last token is computed in any case

@@ -54,11 +54,6 @@ class Replay:
         """Bytes that hold tokens, on average over the busy steps."""
         return sum(self.usage[step].holding for step in self.busy_steps) / len(self.busy_steps)
 
-    @property
-    def mean_allocated(self) -> float:
-        """Allocated bytes, on average over the busy steps."""
-        return sum(self.usage[step].allocated for step in self.busy_steps) / len(self.busy_steps)
-
 
 @dataclass(eq=False, slots=True)
 class Running:

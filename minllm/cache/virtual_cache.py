@@ -81,7 +81,7 @@ class VirtualKVCache:
     """Keys and values of all layers. The same interface to a forward as kv_cache.KVCache; virtual.VirtualPolicy maps its pages."""
 
     def __init__(self, backend: Any, shape: CacheShape, num_slots: int, max_tokens: int, num_pairs: int):
-        """backend: of runtime/virtual_memory.py. num_pairs: of pages, the most that may be mapped at one time."""
+        """backend: runtime/cuda_pages.py's or host_pages.py's. num_pairs: of pages, the most that may be mapped at one time."""
         self.layout = layout = virtual_layout(shape, num_slots, max_tokens, backend.page_bytes)
         self.shape = replace(shape, block_size=layout.block_size)
         self.num_blocks, self.num_pairs = num_slots * layout.blocks_a_slot, num_pairs

@@ -12,8 +12,8 @@ def virtual_cache_that_fits(
 ) -> VirtualKVCache:
     """A slot for each of `max_num_seqs` sequences, and as many pairs of pages as `budget_bytes` hold, but no more than fill the slots.
 
-    backend: of runtime/virtual_memory.py. most_addresses: bytes of addresses that one range may take; there are fewer slots where they
-    would take more. Raises OutOfMemoryError where not even one pair fits, InvalidOptionError for a quantised cache.
+    backend: runtime/cuda_pages.py's or host_pages.py's. most_addresses: bytes of addresses that one range may take; there are fewer slots
+    where they would take more. Raises OutOfMemoryError where not even one pair fits, InvalidOptionError for a quantised cache.
     """
     layout = virtual_layout(shape, max_num_seqs, max_model_len, backend.page_bytes)
     num_pairs = budget_bytes // layout.pair_bytes

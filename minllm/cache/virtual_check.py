@@ -2,13 +2,8 @@
 
 from typing import Any
 
+from minllm.cache.paged_check import require
 from minllm.cache.virtual_slots import Slots
-from minllm.errors import CacheError
-
-
-def _require(condition: bool, broken: str) -> None:
-    if not condition:
-        raise CacheError(f"the KV cache's books are wrong: {broken}")
 
 
 def check_virtual(slots: Slots, held: dict[Any, Any], needed: dict[Any, int]) -> None:
@@ -23,16 +18,16 @@ def check_virtual(slots: Slots, held: dict[Any, Any], needed: dict[Any, int]) ->
     """
     cache, layout = slots.cache, slots.cache.layout
     occupied = [has.slot for has in held.values()]
-    _require(sorted([*occupied, *slots.idle]) == list(range(layout.num_slots)), f"slots {occupied} are held and {slots.idle} idle")
+    require(sorted([*occupied, *slots.idle]) == list(range(layout.num_slots)), f"slots {occupied} are held and {slots.idle} idle")
     for slot, count in enumerate(slots.mapped):
         start = slot * layout.slot_pairs
         for name, memory in (("keys", cache.keys), ("values", cache.values)):
             found = [memory.is_mapped(start + page) for page in range(layout.slot_pairs)]
             expected = [True] * count + [False] * (layout.slot_pairs - count)
-            _require(found == expected, f"slot {slot} has {found} for {name}, not {count} pages")
+            require(found == expected, f"slot {slot} has {found} for {name}, not {count} pages")
     for name, has in held.items():
-        _require(len(has.token_ids) <= has.room, f"{name!r} has {len(has.token_ids)} tokens and room for {has.room}")
+        require(len(has.token_ids) <= has.room, f"{name!r} has {len(has.token_ids)} tokens and room for {has.room}")
         mapped = slots.mapped[has.slot]
-        _require(mapped >= needed[name], f"{name!r} has {mapped} pairs of pages and needs {needed[name]}")
-    _require(cache.pages.in_use == 2 * sum(slots.mapped), f"{cache.pages.in_use} pages are in use and the slots have {slots.mapped} pairs")
-    _require(sum(slots.mapped) <= cache.num_pairs, f"{sum(slots.mapped)} pairs are mapped, more than {cache.num_pairs}")
+        require(mapped >= needed[name], f"{name!r} has {mapped} pairs of pages and needs {needed[name]}")
+    require(cache.pages.in_use == 2 * sum(slots.mapped), f"{cache.pages.in_use} pages are in use and the slots have {slots.mapped} pairs")
+    require(sum(slots.mapped) <= cache.num_pairs, f"{sum(slots.mapped)} pairs are mapped, more than {cache.num_pairs}")

@@ -9,6 +9,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
     cache_policies.py  what a cache sets aside for a sequence under each policy, and how much of it holds no token
+    swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
 
 Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore

@@ -22,11 +22,12 @@ def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
-    """Raises InvalidOptionError where this machine, this dtype or a kernel of the caller's own cannot use the quantised cache asked for."""
-    wanted = options.kv_cache_dtype
+    """Raises InvalidOptionError where this machine, this dtype or the attention in kernel_variants do not go with the cache asked for."""
+    wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
     if wanted == "auto":
+        if attention in QUANTIZED_VARIANTS.names:
+            raise InvalidOptionError(f"The attention {attention!r} in kernel_variants reads a quantised cache: choose a kv_cache_dtype.")
         return
-    attention = (options.kernel_variants or {}).get("attention")
     if attention is not None and attention not in QUANTIZED_VARIANTS:
         raise InvalidOptionError(f"kv_cache_dtype={wanted!r} is not allowed: the attention in kernel_variants reads a plain cache.")
     if device == "cpu":

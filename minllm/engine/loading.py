@@ -106,7 +106,7 @@ def _make_virtual_cache(device: str, options: EngineOptions, shape: CacheShape, 
 
         cache = virtual_cache_that_fits(HostPages(), shape, budget, options.max_num_seqs, wanted_len, MOST_ADDRESSES)
     else:
-        from minllm.runtime.virtual_memory import CudaPages
+        from minllm.runtime.cuda_pages import CudaPages
 
         cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
     return cache, VirtualPolicy(cache)

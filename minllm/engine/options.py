@@ -1,4 +1,4 @@
-"""The options of LLM(), checked before anything is loaded. Names and defaults are vLLM's."""
+"""The options of LLM(), checked before anything is loaded. What vLLM has too has its name there, and mostly its default."""
 
 from dataclasses import dataclass
 from numbers import Integral, Real

@@ -15,7 +15,7 @@ def check_array(name, array, dtypes, /, gaps=False, **axes):
     check_array("weight", weight, (x.dtype,), hidden=64) accepts an array of shape (64,) in the dtype of x.
     """
     fits = len(array.shape) == len(axes) and all(size in (None, extent) for extent, size in zip(array.shape, axes.values(), strict=True))
-    contiguous = gaps or (array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous)
+    contiguous = gaps or is_contiguous(array)
     if fits and contiguous and array.dtype in dtypes:
         return  # launches are frequent: nothing is put into words before something is wrong
     given = f"{name} is {array.dtype} {list(array.shape)}"
@@ -23,6 +23,11 @@ def check_array(name, array, dtypes, /, gaps=False, **axes):
     check(fits, f"{given}; its shape must be {wanted}")
     check(array.dtype in dtypes, f"{given}; its dtype must be {' or '.join(dtype.name for dtype in dtypes)}: convert it first")
     check(contiguous, f"{given} with strides; kernels take C-contiguous arrays: pass numpy.ascontiguousarray({name})")
+
+
+def is_contiguous(array):
+    """Whether the elements of a NumPy array, or of a DeviceArray, lie side by side in C order."""
+    return array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous
 
 
 def ceil_div(a, b):

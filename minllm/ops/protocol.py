@@ -73,7 +73,8 @@ class AttentionConfig:
 
 class Ops(Protocol):
     """The operations of a forward pass. `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16) is what activations are stored in;
-    every sum, statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` writes the cache."""
+    every sum, statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which
+    contains it) and `copy_blocks` write the cache."""
 
     dtype: np.dtype
 

@@ -24,7 +24,7 @@ class DeviceArray:
         self.shape = tuple(map(int, shape))
         self.dtype = np.dtype(dtype)
         self.block = block
-        self.memory = memory  # copies and fills: see memory.CudaMemory
+        self.memory = memory  # copies and fills: see cuda_memory.CudaMemory
         self.kernel_parameter = None
         is_contiguous = strides is None or tuple(strides) == contiguous_strides(self.shape, self.dtype.itemsize)
         self._strides = None if is_contiguous else tuple(map(int, strides))

@@ -4,6 +4,7 @@ The engine on a CPU keeps its virtual cache here, and the logic above is tested 
 (all bits set, NaN for floats), as on a GPU nobody promises what is in it.
 """
 
+import itertools
 import mmap
 from typing import Any
 
@@ -20,7 +21,8 @@ class HostPages:
 
     def __init__(self, page_bytes: int = 1 << 16, limit: int | None = None):
         self.page_bytes, self.limit = page_bytes, limit
-        self.num_created = 0
+        self.num_created = 0  # and not released since
+        self._numbers = itertools.count()
         self._ranges: dict[int, tuple[mmap.mmap, np.ndarray]] = {}  # address -> its memory, as bytes
 
     def start_thread(self) -> None:
@@ -43,11 +45,11 @@ class HostPages:
         del self._ranges[address]
 
     def create(self) -> int | None:
-        """The number of a new page, or None beyond the limit."""
+        """The number of a new page, which no other ever had, or None beyond the limit."""
         if self.limit is not None and self.num_created >= self.limit:
             return None
         self.num_created += 1
-        return self.num_created
+        return next(self._numbers)
 
     def release(self, page: int) -> None:
         """One page less."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from minllm.errors import InvalidOptionError, OutOfMemoryError
 from minllm.runtime.array import DeviceArray
+from minllm.runtime.cuda_memory import CudaMemory
 from minllm.runtime.device import check_driver, current_device
 
 ALLOCATIONS = ("pool", "synchronous", "stream_ordered")
@@ -164,57 +165,6 @@ class DeviceMemory:
                 self.take_back(pointer, size)
 
 
-class CudaMemory:
-    """Allocation, copies and fills through the driver.
-
-    Copies and fills go through the legacy default stream, which waits for the kernels launched before, and for which later kernels wait.
-    """
-
-    def __init__(self):
-        self.device = current_device()
-
-    def allocate(self, nbytes: int) -> int | None:
-        """The address of new memory, or None if there is not enough."""
-        from cuda.bindings import driver
-
-        status, pointer = driver.cuMemAlloc(nbytes)
-        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            return None
-        return int(check_driver((status, pointer), f"allocate {nbytes} bytes"))
-
-    def free(self, pointer: int) -> None:
-        """Give memory back; waits until the GPU is idle."""
-        from cuda.bindings import driver
-
-        check_driver(driver.cuMemFree(pointer), "free memory")
-
-    def copy_to_device(self, pointer: int, address: int, nbytes: int) -> None:
-        """From host to device."""
-        from cuda.bindings import driver
-
-        check_driver(driver.cuMemcpyHtoD(pointer, address, nbytes), f"copy {nbytes} bytes to the GPU")
-
-    def copy_to_host(self, address: int, pointer: int, nbytes: int) -> None:
-        """From device to host."""
-        from cuda.bindings import driver
-
-        check_driver(driver.cuMemcpyDtoH(address, pointer, nbytes), f"copy {nbytes} bytes from the GPU")
-
-    def fill(self, pointer: int, value: int, nbytes: int) -> None:
-        """Set every byte."""
-        from cuda.bindings import driver
-
-        check_driver(driver.cuMemsetD8(pointer, value, nbytes), f"fill {nbytes} bytes")
-
-    def info(self) -> tuple[int, int]:
-        """(free, total) bytes."""
-        return self.device.memory_info()
-
-    def trim(self) -> int:
-        """Give back to the driver what is kept here: nothing."""
-        return 0
-
-
 def device_memory(allocation: str | None = None) -> DeviceMemory:
     """The memory of the GPU that minllm uses, one for each of ALLOCATIONS; by default the environment's MINLLM_ALLOCATION, or the pool.
 
@@ -236,14 +186,23 @@ def _device_memory(allocation: str) -> DeviceMemory:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A NumPy array in page-locked memory, which the GPU copies to and from by itself; freed with its last view."""
+    """A NumPy array in page-locked memory, which the GPU copies to and from by itself; freed with its last view.
+
+    Raises OutOfMemoryError where the host has not as much that could be locked.
+    """
     from cuda.bindings import driver
 
     current_device()
     dtype = np.dtype(dtype)
     count = math.prod(shape)
     nbytes = max(1, count * dtype.itemsize)
-    address = int(check_driver(driver.cuMemHostAlloc(nbytes, 0), f"lock {nbytes} bytes of host memory"))
+    status, *pointer = driver.cuMemHostAlloc(nbytes, 0)
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise OutOfMemoryError(
+            f"{nbytes / 2**20:.1f} MiB of host memory were to be page-locked, and the driver gives no more: end other programs, raise the "
+            "limit of locked memory (ulimit -l), or use pageable memory (pinned=False)"
+        )
+    address = int(check_driver((status, *pointer), f"lock {nbytes} bytes of host memory"))
     buffer = (ctypes.c_uint8 * nbytes).from_address(address)
     weakref.finalize(buffer, driver.cuMemFreeHost, address).atexit = False
     return np.frombuffer(buffer, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)

@@ -8,8 +8,8 @@ Blocks of a graph must keep their addresses, while an allocation on a stream tha
 are allocated as usual, and frees wait until the capture is over.
 """
 
+from minllm.runtime.cuda_memory import CudaMemory
 from minllm.runtime.device import check_driver
-from minllm.runtime.memory import CudaMemory
 from minllm.runtime.stream import compute_stream, stream_handle
 
 EVERYTHING = (1 << 64) - 1

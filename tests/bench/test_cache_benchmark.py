@@ -1,4 +1,4 @@
-"""`minllm bench cache`: its tables and its record, and that what is recorded is what the code counts today."""
+"""`minllm bench cache`: its tables and its record, and that what is recorded is what the code counts."""
 
 import json
 from pathlib import Path

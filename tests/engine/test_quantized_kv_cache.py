@@ -1,13 +1,17 @@
 """The engine with a quantised KV cache, on a CPU: quality, bytes, and what it refuses."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
-from minllm.engine.cache_format import cache_shape
+from minllm.engine.cache_format import cache_shape, check_cache_dtype
 from minllm.engine.calibration import calibrate
+from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.runtime import device
 from tests.engine.models import model_directory
 
 # The most that a format may add to the perplexity of so short a text, and bytes of a head of 64 of one token.
@@ -73,3 +77,25 @@ def test_an_attention_of_ones_own_reads_plain_caches():
 
     with pytest.raises(InvalidOptionError, match="reads a plain cache"):
         LLM(device="cpu", kv_cache_dtype="int8", kernel_variants={"attention": Own})
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch, name):
+    ampere, ada = (SimpleNamespace(compute_capability=capability) for capability in ((8, 6), (8, 9)))
+    monkeypatch.setattr(device, "current_device", lambda: ampere)
+    with pytest.raises(InvalidOptionError, match=f"kv_cache_dtype='{name}' needs .* 8.9 or more, and this one has 8.6: take int8 or int4"):
+        check_cache_dtype("cuda", "bfloat16", EngineOptions(kv_cache_dtype=name))
+    check_cache_dtype("cuda", "bfloat16", EngineOptions(kv_cache_dtype="int8"))
+    monkeypatch.setattr(device, "current_device", lambda: ada)
+    check_cache_dtype("cuda", "bfloat16", EngineOptions(kv_cache_dtype=name))
+
+
+def test_a_quantised_cache_takes_16_bits_on_a_gpu():
+    with pytest.raises(InvalidOptionError, match="goes with the dtypes float16 and bfloat16 on a GPU, and dtype is float32"):
+        check_cache_dtype("cuda", "float32", EngineOptions(kv_cache_dtype="int8"))
+
+
+def test_a_kernel_of_quantised_caches_needs_one():
+    wanted = dict(kernel_variants={"attention": "split_quantized"})
+    with pytest.raises(InvalidOptionError, match="'split_quantized' in kernel_variants reads a quantised cache: choose a kv_cache_dtype"):
+        check_cache_dtype("cuda", "bfloat16", EngineOptions(**wanted))

@@ -2,7 +2,7 @@
 
 Each launch is compared by itself: what the simulator has written goes on to the next one, so that no difference is inherited. Some kernels
 differ by a few roundings of float32, for reasons that stand there with their names; all that is 16 bits wide, and every integer, is the
-same to the last bit.
+same to the last bit, save for one kernel that rounds on the way.
 """
 
 import numpy as np
@@ -13,7 +13,8 @@ from minllm.runtime.device import current_device
 from minllm.runtime.kernel import Simulation
 from minllm.runtime.tensor_map import TensorMap, tensor_map
 from minllm.sim import simulate
-from tests.sim.every_kernel import ROUNDED, ROUNDING, ROWS
+from tests.kernels.guarded import BFLOAT16
+from tests.sim.every_kernel import COARSE_ROUNDING, ROUNDED, ROUNDING, ROWS
 
 
 def twin(argument, twins, device):
@@ -54,8 +55,10 @@ def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
     assert {kernel for kernel, *_ in found} >= set(ROWS[name].kernels)
     for kernel, number, there, here in found:
         what = f"argument {number} of {kernel}"
-        if kernel in ROUNDED and here.dtype == np.float32:
-            largest = np.abs(here[np.isfinite(here)]).max(initial=0)
-            np.testing.assert_allclose(there, here, rtol=0, atol=ROUNDING * largest, equal_nan=True, err_msg=what)
+        if kernel in COARSE_ROUNDING and here.dtype == BFLOAT16:
+            np.testing.assert_allclose(there.astype(np.float32), here.astype(np.float32), rtol=2.0**-7, atol=1e-3, err_msg=what)
+        elif kernel in ROUNDED and here.dtype == np.float32:
+            allowed = COARSE_ROUNDING.get(kernel, ROUNDING) * np.abs(here[np.isfinite(here)]).max(initial=0)
+            np.testing.assert_allclose(there, here, rtol=0, atol=allowed, equal_nan=True, err_msg=what)
         else:
             np.testing.assert_array_equal(there.view(np.uint8), here.view(np.uint8), err_msg=what)

@@ -26,7 +26,7 @@ NUM_LAYERS = 3
 
 @pytest.fixture
 def backend():
-    from minllm.runtime.virtual_memory import CudaPages
+    from minllm.runtime.cuda_pages import CudaPages
 
     return CudaPages()
 
@@ -201,7 +201,7 @@ class DeviceTraffic(VirtualTraffic):
     shape = CacheShape(2, 1, 64, 512, np.dtype(np.float32))  # 256 KiB of keys a token: 8 tokens a page
 
     def make(self, slots, pairs, page_bytes, tile):
-        from minllm.runtime.virtual_memory import CudaPages
+        from minllm.runtime.cuda_pages import CudaPages
 
         cache = VirtualKVCache(CudaPages(), self.shape, slots, 12, pairs)
         return VirtualPolicy(cache, read_tile=tile, step_tile=1, look_ahead=0), DeviceShadow

@@ -4,7 +4,7 @@ import ctypes
 
 
 class HostMemory:
-    """Allocates, frees, copies and fills like memory.CudaMemory, with a limit on what it gives out."""
+    """Allocates, frees, copies and fills like cuda_memory.CudaMemory, with a limit on what it gives out."""
 
     def __init__(self, limit: int = 1 << 30):
         self.limit = limit

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import InvalidOptionError, KernelArgumentError, OutOfMemoryError
+from minllm.runtime import memory
 from minllm.runtime.array import DeviceArray, address_of
 from minllm.runtime.memory import LARGE_STEP, SMALLEST_BLOCK, DeviceMemory, block_size_for, device_memory
 from tests.runtime.host_memory import HostMemory
@@ -213,3 +214,11 @@ def test_no_two_live_arrays_overlap_and_nothing_is_lost(requests):
     assert pool.bytes_in_use == 0
     pool.trim()
     assert not pool.memory.buffers
+
+
+def test_more_page_locked_memory_than_the_host_has(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    monkeypatch.setattr(memory, "current_device", lambda: None)
+    monkeypatch.setattr(driver, "cuMemHostAlloc", lambda nbytes, flags: (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0))
+    with pytest.raises(OutOfMemoryError, match=r"3\.0 MiB of host memory were .*pinned=False"):
+        memory.pinned_empty((3, 2**18), np.float32)

@@ -59,7 +59,7 @@ def test_mistakes_are_explained_and_change_nothing(backend):
         with pytest.raises(VirtualMemoryError, match=message):
             wrong()
     other = VirtualRange(pool, 4 * PAGE)
-    with pytest.raises(OutOfMemoryError, match="1 of at most 3|3 of at most 3"):
+    with pytest.raises(OutOfMemoryError, match="3 of at most 3"):
         other.map(0, 3)
     assert (pool.in_use, pool.left, memory.num_mapped, other.num_mapped) == (1, 2, 1, 0)
     other.map(2, 2)

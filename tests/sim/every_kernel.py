@@ -30,7 +30,7 @@ from minllm.kernels.attention import (
 )
 from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks
@@ -98,9 +98,12 @@ ROUNDED = {
     "flash_attention_2_float32_kernel": APPROXIMATE,
     "split_kernel": APPROXIMATE,
     "split_tensor_core_kernel": TRUNCATED,
+    "split_quantized_kernel": TRUNCATED,
     "prefix_kernel": TRUNCATED,
 }
 ROUNDING = 2.0**-21  # of an array's largest number
+# Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
+COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12}
 
 
 def row(make):
@@ -603,7 +606,7 @@ def split_quantized_of_a_decode_step():
     parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
     different = dict(query=rows, part_out=2 * states * D)
-    shape = SplitShape(warps, 16, 2, 1)
+    shape = CodeShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
     return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
 

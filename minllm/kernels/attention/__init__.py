@@ -6,7 +6,8 @@
     flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
     flash_attention_3    copies, products and softmax beside each other, on Hopper: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
-    split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch
+    split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch;
+                         one short sequence goes on to split_cluster
     split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
 
 Over a quantised cache (kernels/quantization), where key_cache and value_cache below are QuantizedCaches:

@@ -32,6 +32,8 @@ BLOCK_SIZE = 16
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
 # Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
 SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
+# Every group of an int4 head has sums of its own; eight of them, or three for 16 heads, are more than the registers hold.
+GROUP_SPILLS = {(256, 8): {(8, 0): 112, (8, 9): 128, (9, 0): 88}, (96, 3): {(9, 0): 8}}
 SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
@@ -209,7 +211,8 @@ def split_quantized_specimens(dtype):
             details = f"{name}/{head_dim}_by_{form.group_size}/group_{group}/{shape.blocks}x{shape.warps}x{shape.stages}"
             contains = (*TENSOR_CORES[:3], "LDGSTS*128*", "MUFU.EX2", "MOVM.16.MT88")
             specimen = f"attention/split_quantized/{details}/{dtype}"
-            yield Specimen(specimen, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)
+            spills = GROUP_SPILLS.get((head_dim, form.groups), {})
+            yield Specimen(specimen, kernel, arguments, threads, shape.blocks, shared_bytes, contains, spills=spills, targets=targets)
 
 
 def flash_attention_2_quantized_specimens():

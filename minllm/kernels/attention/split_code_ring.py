@@ -156,15 +156,15 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
         cp_async_commit_group()
 
     @cuda.jit(device=True)
-    def wait(rings, stage_word, position, start, stop, lane):
-        """Wait for the oldest tile, whose first key is at `position`, and clear scales outside of start to stop.
+    def wait(rings, stage_word, position, start, stop, at_edge, lane):
+        """Wait for the oldest tile, whose first key is at `position`, and, at an edge, clear scales outside of start to stop.
 
         rings: the block's shared memory as words; stage_word: where in it the stage begins.
         """
         wait_for_oldest()
         cuda.syncwarp()
         if scale_words > 0:
-            if position < start or position + keys > stop:
+            if at_edge:
                 for i in range(-(-scale_words // 32)):
                     word = int32(lane + 32 * i)
                     at = int32(position + quotient(word, groups))

@@ -1,9 +1,19 @@
 """How large the blocks of a decode step over a quantised cache are (split_quantized.py): split_shape.py for stages of codes."""
 
 import functools
+from dataclasses import dataclass
 
 from minllm.kernels.attention.split_code_ring import stage_bytes_of
 from minllm.kernels.attention.split_shape import RESERVED_BYTES, SplitShape, block_shared_bytes, head_tiles_of, state_bytes_of
+
+STATIC_BYTES = 48 * 1024  # that a block can have of shared memory beside its rings
+
+
+@dataclass(frozen=True)
+class CodeShape(SplitShape):
+    """A SplitShape. turns: of how many heads a block keeps its warps' states, 1 or 2: of two, one is written while the other is read."""
+
+    turns: int = 2
 
 
 def code_ring_bytes_of(kv_format, shape):
@@ -11,22 +21,31 @@ def code_ring_bytes_of(kv_format, shape):
     return shape.warps * shape.stages * stage_bytes_of(kv_format, shape.keys)
 
 
+def fits(kv_format, group, shape, shared_bytes):
+    """Whether shape.blocks blocks find room on a multiprocessor whose blocks may have `shared_bytes`."""
+    _, heads = head_tiles_of(group, kv_format.head_dim)
+    state_bytes = shape.turns * state_bytes_of(kv_format.head_dim, heads, shape.warps)
+    block_bytes = code_ring_bytes_of(kv_format, shape) + state_bytes
+    return state_bytes <= STATIC_BYTES and shape.blocks * (block_bytes + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES
+
+
 @functools.cache
 def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=132):
-    """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes` (by default what this machine allows)."""
+    """The CodeShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes` (by default what this machine allows).
+
+    Eight warps a multiprocessor, as many as the registers allow: in one block where few heads are cut among all multiprocessors, else in
+    several, so that one block finishes a head while the others go on. The fewer bytes a key has, the sooner a head is finished.
+    """
     shared_bytes = shared_bytes or block_shared_bytes()
     _, heads = head_tiles_of(group, kv_format.head_dim)
-    keys = 32 if kv_format.code_bytes <= 96 and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
-    single = [SplitShape(warps, keys, stages, 1) for warps, stages in ((8, 4), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
-    double = [SplitShape(4, keys, stages, 2) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
-    for shape in double + single:
-        block_bytes = code_ring_bytes_of(kv_format, shape) + 2 * state_bytes_of(kv_format.head_dim, heads, shape.warps)
-        if shape.blocks * (block_bytes + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES:
-            break
-    return shape
+    keys = 32 if kv_format.code_bytes in (32, 64) and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
+    few = [CodeShape(warps, keys, stages, 1, turns=1) for warps, stages in ((8, 4), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
+    many = [CodeShape(4, 16, 4, 2), CodeShape(4, 16, 3, 2)] if keys == 16 else [CodeShape(2, 32, 3, 4), CodeShape(4, 32, 3, 2)]
+    candidates = [*many, *few] if line_heads >= 2 * sm_count else few
+    return next(shape for shape in candidates if shape == few[-1] or fits(kv_format, group, shape, shared_bytes))
 
 
 def shape_of(sizes, kv_format, sm_count=132):
-    """The SplitShape of a call."""
+    """The CodeShape of a call."""
     head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
     return shape_for(kv_format, sizes.group, sizes.sequences * sizes.kv_heads * head_tiles, sm_count=sm_count)

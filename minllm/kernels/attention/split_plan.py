@@ -45,7 +45,7 @@ def visible_keys(sequence, batch):
         stop = int32(0)
     start = int32(first_key)
     if sliding_window > 0:
-        start = int32(max(start, stop - sliding_window))
+        start = max(start, int32(stop - sliding_window))
     return start, stop
 
 

@@ -14,7 +14,7 @@ copied at the same time: `in_rounds` cuts a list of copies that depend on each o
 import numpy as np
 from numba import cuda, int64, uint32
 
-from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array, is_contiguous
 from minllm.kernels.vector import vectors_a_row
 from minllm.ptx import load_128, store_128
 from minllm.runtime.kernel import check, kernel, launch
@@ -88,7 +88,7 @@ def copy_blocks(cache, copies, stream=None, to=None):
     to = cache if to is None else to
     check_array("copies", copies, INDEX_DTYPES, pairs=None, source_and_destination=2)
     check(cache.ndim >= 2, f"cache has shape {tuple(cache.shape)}; it must be [num_blocks, ...]")
-    contiguous = all(a.flags.c_contiguous if isinstance(a, np.ndarray) else a.is_contiguous for a in (cache, to))
+    contiguous = is_contiguous(cache) and is_contiguous(to)
     check(contiguous, "cache has gaps: give the array that holds all layers of a block, not a view of one of them")
     pairs = copies.shape[0]
     check(pairs <= MAX_PAIRS, f"{pairs} copies are more than the {MAX_PAIRS} of one launch: cut the list")

@@ -7,13 +7,14 @@ by side, so that a page of memory holds few tokens of all layers rather than man
 
 import numpy as np
 
+from minllm.kernels.arguments import is_contiguous
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import check
 
 
 def check_layout(name, cache):
     """Raise KernelArgumentError unless the array's tokens lie side by side in themselves and at equal distances from each other."""
-    if cache.flags.c_contiguous if isinstance(cache, np.ndarray) else cache.is_contiguous:
+    if is_contiguous(cache):
         return
     (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
     itemsize = cache.dtype.itemsize

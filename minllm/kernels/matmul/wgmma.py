@@ -11,7 +11,7 @@ registers. 128 x 256 outputs a block read (128 + 256) 64 elements for 2 * 128 * 
                 registers to the consumers, who hold 128 sums a thread.
     in flight   A consumer starts the products of a step, then waits for those of the step before: the tensor cores have work while it
                 gives tiles back and waits for new ones. Its loop has some 35 instructions for 4 wgmma; with 60, among them an address
-                that the compiler would rather compute again, the tensor cores stood still 8 % of the time, now 1 %.
+                that the compiler would rather compute again, the tensor cores stand still 8 % of the time instead of 1 %.
     persistent  As many blocks as multiprocessors, each with one tile after another (tile_order.py): the producer fetches the next
                 tile's first steps while the consumers write this one.
     epilogue    Bias, residual or the gate are applied to sums in registers, which leave through shared memory and the copy engine while

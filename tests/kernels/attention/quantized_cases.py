@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.kernels.attention.arguments import make_workspace
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import dequantize_reference, quantize_reference
@@ -29,7 +29,7 @@ FORMAT_CASES = [  # of one format, with a group size
     (AttentionCase((1,), (30,), heads=2, head_dim=32, dtype=FLOAT16, magnitude=60.0), "int4", None),
     (AttentionCase((1,), (19,), heads=2, head_dim=48, dtype=FLOAT16, block_size=5), "fp8_e4m3", None),
 ]
-SHAPES = [SplitShape(1, 16, 2, 1), SplitShape(2, 16, 3, 1), SplitShape(1, 32, 4, 2)]
+SHAPES = [CodeShape(1, 16, 2, 1), CodeShape(2, 16, 3, 1, turns=1), CodeShape(1, 32, 4, 2)]
 POISON = {"int8": 255, "int4": 255, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F}  # NaN of the floats
 FLOAT_SCALES = (0.02, 3.0)  # of KV heads in turn
 

@@ -7,8 +7,7 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_quantized
-from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_for
-from minllm.kernels.attention.split_shape import head_tiles_of, state_bytes_of
+from minllm.kernels.attention.split_code_shape import fits, shape_for
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays
@@ -102,6 +101,4 @@ def test_shapes_fit_a_hopper_block():
                 for line_heads in (1, 10000):
                     form = kv_format(name, head_dim)
                     shape = shape_for(form, group, line_heads)
-                    _, heads = head_tiles_of(group, head_dim)
-                    block_bytes = code_ring_bytes_of(form, shape) + 2 * state_bytes_of(head_dim, heads, shape.warps)
-                    assert shape.blocks * (block_bytes + 1024) <= 228 * 1024 and shape.stages >= 2
+                    assert fits(form, group, shape, 227 * 1024) and shape.stages >= 2

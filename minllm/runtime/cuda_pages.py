@@ -1,0 +1,93 @@
+"""Addresses and pages of memory straight from the driver: the backend of virtual_memory.py on a GPU.
+
+What the driver asks for each page, on an H200: cuMemCreate makes it (9 us), cuMemMap puts it at an address (2 us), cuMemSetAccess lets
+the GPU use it (25 us); cuMemUnmap (17 us) and cuMemRelease (11 us) undo that (`minllm bench virtual`). Mapping does not wait for kernels
+that run.
+
+Source: CUDA driver API, "Virtual Memory Management".
+"""
+
+from typing import Any
+
+from minllm.runtime.array import DeviceArray
+from minllm.runtime.cuda_memory import CudaMemory
+from minllm.runtime.device import check_driver, current_device
+
+
+class CudaPages:
+    """Addresses and pages of the current GPU; pages are of the driver's smallest size, 2 MB. Thin over the driver."""
+
+    def __init__(self):
+        from cuda.bindings import driver
+
+        self.device = current_device()
+        self.memory = CudaMemory()  # copies and fills
+        self.properties = driver.CUmemAllocationProp()
+        self.properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self.properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self.properties.location.id = self.device.index
+        self.access = driver.CUmemAccessDesc()
+        self.access.location = self.properties.location
+        self.access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        smallest = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        size = check_driver(driver.cuMemGetAllocationGranularity(self.properties, smallest), "tell the size of a page")
+        self.page_bytes = int(size)
+
+    def start_thread(self) -> None:
+        """Make the device current in the calling thread."""
+        self.device.make_current()
+
+    def reserve(self, nbytes: int) -> int:
+        """The first of `nbytes` addresses that nobody else gets."""
+        from cuda.bindings import driver
+
+        return int(check_driver(driver.cuMemAddressReserve(nbytes, self.page_bytes, 0, 0), f"reserve {nbytes} bytes of addresses"))
+
+    def give_up(self, address: int, nbytes: int) -> None:
+        """Give reserved addresses back; nothing is mapped there any more."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemAddressFree(address, nbytes), "free reserved addresses")
+
+    def create(self) -> Any:
+        """A page of physical memory, or None if there is none left."""
+        from cuda.bindings import driver
+
+        status, page = driver.cuMemCreate(self.page_bytes, self.properties, 0)
+        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            return None
+        return check_driver((status, page), "create a page of memory")
+
+    def release(self, page: Any) -> None:
+        """Give a page back to the driver."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemRelease(page), "release a page of memory")
+
+    def map(self, address: int, page: Any) -> None:
+        """Put a page at an address; the GPU may use it once `allow` was called."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemMap(address, self.page_bytes, 0, page, 0), "map a page of memory")
+
+    def allow(self, address: int, nbytes: int) -> None:
+        """Let the GPU read and write mapped pages."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemSetAccess(address, nbytes, [self.access], 1), "set the access to mapped memory")
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Take the pages behind addresses away."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemUnmap(address, nbytes), "unmap memory")
+
+    def wait(self) -> None:
+        """Return when no kernel or copy that was launched before can touch memory any more."""
+        from cuda.bindings import driver
+
+        check_driver(driver.cuCtxSynchronize(), "wait for the GPU")
+
+    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> DeviceArray:
+        """The array that begins at an address; it keeps `owner` alive."""
+        return DeviceArray(address, shape, dtype, owner, self.memory)
