@@ -28,7 +28,7 @@ def records() -> list[dict]:
 
 
 def measurement(record: dict) -> dict:
-    """Ceilings and whole-model runs of one record."""
+    """Ceilings and whole-model runs of one record; date and commit are of the runs."""
     values = {(row["benchmark"], row["case"], row["variant"]): row["value"] for row in record["rows"]}
     runs = []
     for (benchmark, case, dtype), rate in values.items():
@@ -37,7 +37,9 @@ def measurement(record: dict) -> dict:
             first = values["time to first token", case, dtype]
             lengths = dict(prompt=int(match["prompt"]), new=int(match["new"]))
             runs.append(dict(model=match["model"], dtype=dtype, **lengths, decode_ms=round(1e3 / rate, 4), first_token_ms=first))
-    return dict(date=record["date"], commit=record["commit"], **record["ceilings"], runs=runs)
+    earlier = next((row.get("earlier") for row in record["rows"] if row["benchmark"] == "decode"), None)
+    date, commit = earlier.split(", commit ") if earlier else (record["date"], record["commit"])
+    return dict(date=date, commit=commit, **record["ceilings"], runs=runs)
 
 
 def measurements_text() -> str:

@@ -33,7 +33,7 @@ def run(model: str, prompt_tokens: int, tokens: int, json_file: Path | None) -> 
     for nbytes in ALLOCATION_BYTES:
         costs = [allocation_microseconds(device_memory(name), nbytes) for name in ALLOCATIONS]
         table.add_row(size(nbytes), *(f"{cost:.1f} µs" for cost in costs))
-        rows += [Row("allocation", size(nbytes), name, round(cost, 1), "us") for name, cost in zip(ALLOCATIONS, costs, strict=True)]
+        rows += [Row("allocation", size(nbytes), name, round(cost, 1), "µs") for name, cost in zip(ALLOCATIONS, costs, strict=True)]
     out.print(table)
     table = Table("copy", "pinned to GPU", "pageable to GPU", "GPU to pinned", "GPU to pageable")
     for nbytes in COPY_BYTES:

@@ -95,13 +95,23 @@ def commit() -> str:
 
 
 def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
-    """`new` over an older record of the same device: its rows replace theirs, all others stay, and the rest is the new one's."""
+    """`new` over an older record of the same device: its rows replace theirs, and the rest is the new one's.
+
+    All other rows stay, and get an entry `earlier`, the date and commit of the run that measured them, if it was another than the new one.
+    """
     result = asdict(new)
     if old is None:
         return result
-    rows = {(row["benchmark"], row["case"], row["variant"]): row for row in [*old["rows"], *result["rows"]]}
+    same_run = (old["date"], old["commit"]) == (new.date, new.commit)
+    kept = old["rows"] if same_run else [row | dict(earlier=row.get("earlier") or run_of(old)) for row in old["rows"]]
+    rows = {(row["benchmark"], row["case"], row["variant"]): row for row in [*kept, *result["rows"]]}
     ceilings = {**old["ceilings"], **{name: value for name, value in new.ceilings.items() if value is not None}}
     return {**result, "ceilings": ceilings, "rows": list(rows.values())}
+
+
+def run_of(record: dict[str, Any]) -> str:
+    """Date and commit of a record, in words."""
+    return f"{record['date']}, commit {record['commit']}"
 
 
 def file_name(device: str) -> str:

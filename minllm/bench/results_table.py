@@ -11,18 +11,20 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 # The README's rows: (benchmark, the beginning of the case, variant, what the reader is told)
 PROMPTS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
-    ("decode", "llama-3.2-1b", "bfloat16", "decode, Llama 3.2 1B shape, batch 1"),
-    ("decode", "llama-3.1-8b", "bfloat16", "decode, Llama 3.1 8B shape, batch 1"),
-    ("decode", "bundled", "bfloat16", "decode, the bundled 8M model, batch 1"),
+    ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
+    ("decode step", "llama-3.1-8b", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
+    ("whole prefill", "llama-3.1-8b", "bfloat16", "a whole prefill, Llama 3.1 8B shape, 2,048 tokens"),
     ("matmul", "8192x8192x8192", "wgmma", "8192x8192x8192 (`wgmma`)"),
     ("matmul", "2048x28672x4096", "wgmma", "2048 rows x 28672x4096 (`wgmma`)"),
     ("matmul", "64x4096x14336", "flat", "64 rows x 4096x14336 (`flat`)"),
     ("matmul", "8x6144x4096", "flat", "8 rows x 6144x4096 (`flat`)"),
     ("matmul", "1x4096x14336", "gemv", "one row x 4096x14336 (`gemv`)"),
+    ("prefill attention", f"16x512, {PROMPTS}", "flash_attention_3", "prefill attention 16x512 (`flash_attention_3`)"),
     ("prefill attention", f"4x4096, {PROMPTS}", "flash_attention_3", "prefill attention 4x4096 (`flash_attention_3`)"),
     ("prefill attention", f"1x16384, {PROMPTS}", "flash_attention_3", "prefill attention 1x16384 (`flash_attention_3`)"),
     ("decode attention", "1x131072", "split_tensor_core", "decode attention 1x131072 (`split_tensor_core`)"),
     ("decode attention", "64x4096", "split_tensor_core", "decode attention 64x4096 (`split_tensor_core`)"),
+    ("decode attention, quantised", "64x4096, 32/8 heads, d 128, fp8", "split_quantized", "the same over fp8 (`split_quantized`)"),
     ("normalization", "", "rms_norm", "RMSNorm with residual, 16384x4096"),
 )
 
@@ -37,6 +39,7 @@ def number(value: float | None) -> str:
 def line(row: dict, name: str) -> str:
     """One table row: what, value, share of the limit, peer, ratio."""
     share = "" if row["of_limit"] is None else f"{100 * row['of_limit']:.0f} %"
+    name += f" (measured {row['earlier']})" if row.get("earlier") else ""
     peer = "" if row["peer_value"] is None else f"{row['peer']} {number(row['peer_value'])}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
     return f"| {name} | {number(row['value'])} {row['unit']} | {share} | {peer} | {ratio} |"

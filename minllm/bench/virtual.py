@@ -47,8 +47,8 @@ def run(json_file: Path | None) -> None:
     for name, microseconds in costs.items():
         table.add_row(name, f"{microseconds:.1f}")
     out.print(table)
-    rows = [Row("virtual memory", f"{name} a page of 2 MiB", "driver", round(value, 1), "us") for name, value in costs.items()]
-    table = Table("decode attention", "contiguous", "virtual", "virtual / contiguous")
+    rows = [Row("virtual memory", f"{name} a page of 2 MiB", "driver", round(value, 1), "µs") for name, value in costs.items()]
+    table = Table("decode attention, virtual cache", "contiguous", "virtual", "virtual / contiguous")
     for sequences, context in SIZES:
         row = decode_row(sequences, context)
         rows.append(row)
@@ -105,7 +105,7 @@ def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool 
     case = f"{sequences} x {context}, {HEADS}/{KV_HEADS} heads, d {HEAD_DIM}, bfloat16"
     values = dict(peer="contiguous", peer_value=round(rates[1], 3), ratio=round(seconds[1] / seconds[0], 3))
     variant = f"{'virtual' if mapped else 'ordinary memory'}, {layers} layers side by side"
-    return Row("decode attention", case, variant, round(rates[0], 3), "TB/s", **values)
+    return Row("decode attention, virtual cache", case, variant, round(rates[0], 3), "TB/s", **values)
 
 
 def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:

@@ -60,4 +60,9 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
             f"No recorded row for benchmark {benchmark!r}, case {case!r}, variant {variant!r}. There are: {'; '.join(known)}."
         )
     fields = ("benchmark", "case", "variant", "value", "unit", "peer", "peer_value", "limit", "of_limit")
-    return [Measurement(*(row[name] for name in fields), machine=whole["device"], date=whole["date"]) for row in found]
+    return [Measurement(*(row[name] for name in fields), machine=whole["device"], date=date_of(row, whole)) for row in found]
+
+
+def date_of(row: dict, whole: dict) -> str:
+    """The day on which a row was measured: the record's, unless the row says that it is of an earlier run."""
+    return row["earlier"].partition(",")[0] if row.get("earlier") else whole["date"]

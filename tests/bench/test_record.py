@@ -39,6 +39,11 @@ def test_a_new_row_replaces_its_older_self_and_no_other():
     result = merged(old, replace(RECORD, date="2026-02-03", ceilings={"copy_tb_s": 4.2, "bf16_tflops": None}, rows=[newer]))
     assert [(row["variant"], row["value"]) for row in result["rows"]] == [("bfloat16", 900.0), ("float16", 700.0)]
     assert result["date"] == "2026-02-03" and result["ceilings"]["copy_tb_s"] == 4.2
+    assert [row.get("earlier") for row in result["rows"]] == [None, f"{RECORD.date}, commit {RECORD.commit}"]
+    again = merged(result, replace(RECORD, date="2026-03-04", rows=[]))
+    assert [row["earlier"] for row in again["rows"]] == [f"2026-02-03, commit {RECORD.commit}", f"{RECORD.date}, commit {RECORD.commit}"]
+    same_run = merged(old, replace(RECORD, rows=[newer]))
+    assert not any("earlier" in row for row in same_run["rows"])
 
 
 def test_a_ceiling_that_was_not_measured_leaves_the_old_one():
