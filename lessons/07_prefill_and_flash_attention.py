@@ -354,7 +354,7 @@ def named(row):
 
 short = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16")
 short.sort(key=lambda row: ladder.index(row.variant))
-peer = max(short, key=lambda row: row.peer_value)
+peer = max(short, key=lambda row: row.peer_value or 0)
 bars(
     [Bar(named(row), row.value, f"{100 * row.value / peak:.2g} %") for row in short]
     + [Bar(peer.peer, peer.peer_value, f"{100 * peer.peer_value / peak:.2g} %", colour=1)],
@@ -369,7 +369,7 @@ bars(
 # %% tags=["fold"]
 long = recorded("prefill attention", "4x2048, 32/8 heads, d 128, bfloat16")
 long.sort(key=lambda row: ladder.index(row.variant))
-peer = max(long, key=lambda row: row.peer_value)
+peer = max(long, key=lambda row: row.peer_value or 0)
 bars(
     [Bar(named(row), row.value, f"{100 * row.value / peak:.2g} %") for row in long]
     + [Bar(peer.peer, peer.peer_value, f"{100 * peer.peer_value / peak:.2g} %", colour=1)],

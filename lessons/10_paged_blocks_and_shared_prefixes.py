@@ -484,7 +484,7 @@ show_case("someone_elses_answer")
 # ## What next, and which measurement says so
 #
 # The replay says that blocks leave next to nothing unused. What a token takes is now the only thing left to cut, and
-# with it the bytes that every decode step reads. Lesson 11 keeps keys and values in eight
+# with it the bytes that every decode step reads. [Lesson 11](11_quantised_kv_cache.py) keeps keys and values in eight
 # bits and in four.
 #
 # ## Sources
