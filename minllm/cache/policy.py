@@ -137,3 +137,7 @@ class CachePolicy(ABC):
 
     def forget_prefixes(self) -> None:  # noqa: B027 - as above
         """Nothing in the cache may be found by a new prompt any more, because it may never have been computed."""
+
+    def forget_counts(self) -> None:
+        """Counts and estimates begin anew: what was asked so far was a warm-up's, and says nothing of a user's traffic."""
+        self.prefix_hits = PrefixHits()

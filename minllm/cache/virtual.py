@@ -163,6 +163,12 @@ class VirtualPolicy(CachePolicy):
             holding = 2 * self.layout.token_bytes * sum(len(occupied.token_ids) for occupied in held)
             return CacheUsage(self.cache.num_bytes, allocated, holding, pair_bytes * self.slots.num_retained, pair_bytes * self._num_owed)
 
+    def forget_counts(self) -> None:
+        """See CachePolicy."""
+        with self._lock:
+            super().forget_counts()
+            self.estimate, self.slots.counts = LengthEstimate(), MappingCounts()
+
     def check(self) -> None:
         """See CachePolicy."""
         with self._lock:

@@ -86,6 +86,7 @@ class LLM:
             if engine.device == "cuda":
                 warm_up(self.generate, self._default_params, engine.max_model_len, report)
                 engine.cache_policy.forget_prefixes()
+                engine.cache_policy.forget_counts()
                 self._num_requests = 0  # a request's own seed counts from the first that a user makes
 
     @property

@@ -1,10 +1,18 @@
 """The warm-up runs requests that meet a first request's kernels, and reports what is compiled."""
 
+from dataclasses import replace
+
 import pytest
 
+from minllm.cache.length_estimate import LengthEstimate
+from minllm.cache.policy import PrefixHits
+from minllm.cache.virtual_slots import MappingCounts
+from minllm.engine import llm
+from minllm.engine.loading import load_engine
 from minllm.engine.sampling_params import SamplingParams
 from minllm.engine.warm_up import warm_up
 from minllm.runtime import kernel
+from tests.engine.models import model_directory
 
 
 def record(requests, kernels_each):
@@ -39,3 +47,15 @@ def test_a_failure_leaves_no_listener_behind():
     with pytest.raises(MemoryError):
         warm_up(fail, SamplingParams(), 100)
     assert not kernel.compilation_listeners
+
+
+@pytest.mark.parametrize("options", [dict(enable_prefix_caching=True), dict(kv_cache_policy="virtual")], ids=["prefixes", "virtual"])
+def test_it_leaves_no_trace_in_the_cache(monkeypatch, options):
+    monkeypatch.setattr(llm, "load_engine", lambda *given: replace(load_engine(*given), device="cuda"))
+    with llm.LLM(model_directory("llama3"), device="cpu", max_model_len=64, **options) as warm:
+        policy = warm.engine.cache_policy
+        assert policy.prefix_hits == PrefixHits() and policy.usage().allocated == 0
+        if "kv_cache_policy" in options:
+            assert policy.estimate == LengthEstimate() and policy.counts == MappingCounts()
+        else:
+            assert policy.usage().retained == 0

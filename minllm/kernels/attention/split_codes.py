@@ -103,6 +103,7 @@ def nibbles(word, part):
 
 @cuda.jit(device=True)
 def nibble_key_operands(a, words, at, part):
+    """Nibbles that lie 16 bits from each other: of the first and the third byte, then of the second and the fourth."""
     for row in range(2):
         a[row] = nibbles(words[at + row], part)
         a[2 + row] = nibbles(words[at + row] >> uint32(8), part)
@@ -110,6 +111,7 @@ def nibble_key_operands(a, words, at, part):
 
 @cuda.jit(device=True)
 def nibble_value_operands(a, words, at, part):
+    """The same, where the halves of a word are two keys."""
     for half in range(2):
         a[2 * half] = nibbles(words[at + half], part)
         a[2 * half + 1] = nibbles(words[at + half] >> uint32(8), part)

@@ -79,6 +79,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_integers(codes, scales, slot, kv_head, lane, values, stores):
+        """A lane's codes, and from the first lane of a group its scale and zero, in float16, which the codes are made with."""
         low, high = range_of_group(values)
         pair = pack_f16x2((high - low) * float32(inverse_levels), low)
         scale, zero = unpack_f16x2(pair)
@@ -91,6 +92,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_floats(codes, scales, slot, kv_head, lane, values, stores):
+        """A lane's codes; the head's scale is there already."""
         if stores:
             inverse = rcp_rn(scales[kv_head])
             low = pack_pair(values[0] * inverse, values[1] * inverse) | pack_pair(values[2] * inverse, values[3] * inverse) << uint32(16)

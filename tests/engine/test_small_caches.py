@@ -1,0 +1,42 @@
+"""Less memory than the requests need at one time: what can never fit is refused, all others are served, one batch after the other."""
+
+import pytest
+
+from minllm import LLM, SamplingParams
+from minllm.errors import InvalidRequestError
+from tests.engine.models import model_directory
+from tests.models.random_models import prompt
+
+PROMPTS = [prompt(length) for length in (3, 40, 17, 60, 9)]
+PARAMS = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in (20, 3, 30, 9, 1)]
+ROOM = 1_100_000  # bytes: 179 tokens of this model, where all requests together need 192
+CACHES = {
+    "paged": dict(kv_cache_policy="paged"),
+    "hash chain": dict(enable_prefix_caching="hash"),
+    "radix tree": dict(enable_prefix_caching="radix"),
+    "contiguous": dict(kv_cache_policy="contiguous", max_model_len=128),
+    "virtual": dict(kv_cache_policy="virtual"),
+}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The tokens where there is room for all of them."""
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=128) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
+def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expected, options):
+    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 2 * ROOM)
+    with LLM(model_directory("llama3"), device="cpu", **options) as llm:
+        policy, runner, batches = llm.engine.cache_policy, llm.engine.runner, []
+        start = runner.start
+        monkeypatch.setattr(runner, "start", lambda sequences: (batches.append(len(sequences)), start(sequences)))
+        with pytest.raises(InvalidRequestError, match=f"and max_model_len={llm.max_model_len} allows"):
+            llm.generate([PROMPTS[0], prompt(llm.max_model_len)], PARAMS[0])
+        for _ in range(2):
+            assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
+        assert max(batches) < len(PROMPTS) and sum(batches) == 2 * len(PROMPTS)
+        policy.check()
+        assert policy.usage().allocated == 0
