@@ -16,10 +16,10 @@ adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16 th
 groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 What was measured on an H200 (32/8 heads of 128, tokens of context a second against split_tensor_core in bfloat16, 64 contexts of 4096 and
-256 of 1024): int8 1.78 and 1.79, e4m3 1.85 and 1.85, e5m2 1.86 and 1.88, int4 2.65 and 2.59, in groups of 64 2.94 and 2.84. What mattered:
-codes and scales head by head in memory (int4 2.1 before: its rows of 64 bytes were half lines with gaps between), 4 stages for tiles of 16
-keys (int8 1.5 with 3), blocks looked up a tile ahead, by which paged and contiguous caches are level. int4 computes nearly as long as it
-reads: it takes 90 us from L2 alone, and 97 from memory.
+256 of 1024): int8 1.76 and 1.78, e4m3 1.81 and 1.83, e5m2 1.82 and 1.84, int4 2.56 and 2.62, in groups of 64 2.94 and 2.84. What mattered:
+codes and scales head by head in memory (int4 makes 2.1 where a head's 64 bytes lie token by token: half lines with gaps between), 4 stages
+for tiles of 16 keys (int8 makes 1.5 with 3), and blocks looked up a tile ahead. int4 computes nearly as long as it reads: it takes 90 us
+from L2 alone, and 97 from memory.
 """
 
 import functools
