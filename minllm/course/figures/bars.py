@@ -26,7 +26,7 @@ def bars(
 
     log: a logarithmic axis, for a ladder whose rungs differ by orders of magnitude; it begins a little below the smallest value.
     """
-    name_width = min(250.0, max(text_width(item.name) for item in items) + 10)
+    name_width = min(250.0, 1.15 * max(text_width(item.name) for item in items) + 10)  # digits are wider than most letters
     value_width = max(text_width(f"{short(item.value)} {unit} {item.remark}") for item in items) + 14
     top = 2.2 * FONT_SIZE
     height = top + ROW * len(items) + (1.6 * FONT_SIZE if limit is not None else 6)
