@@ -23,6 +23,13 @@ from minllm.ptx import ex2
 FULL_WARP = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 DIMS_AT_ONCE = 4  # of a thread: 16 bytes of float32
+PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of the kernels' arguments
+
+
+def part_shapes(blocks, heads, head_dim):
+    """The workspace of `blocks` blocks that merge parts: name -> (shape, dtype), two places a block, and a count of arrivals."""
+    shapes = ((2 * blocks, heads), (2 * blocks, heads), (2 * blocks, heads, head_dim), (blocks,))
+    return dict(zip(PART_NAMES, zip(shapes, ("float32", "float32", "float32", "int32"), strict=True), strict=True))
 
 
 @cuda.jit(device=True)

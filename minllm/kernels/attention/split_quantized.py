@@ -32,7 +32,7 @@ from minllm.kernels.attention.split_code_fold import make_code_folds
 from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
 from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
-from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
+from minllm.kernels.attention.split_merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
     CUT_FIELDS,
@@ -207,12 +207,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, 
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, key_cache.format, sm_count))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
-    return {
-        "part_max": ((2 * blocks, heads), "float32"),
-        "part_sum": ((2 * blocks, heads), "float32"),
-        "part_out": ((2 * blocks, heads, sizes.head_dim), "float32"),
-        "arrivals": ((blocks,), "int32"),
-    }
+    return part_shapes(blocks, heads, sizes.head_dim)
 
 
 def attention(
@@ -246,7 +241,7 @@ def attention(
     check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
     shape = shape or shape_of(sizes, kv_format, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
-    states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
+    states = tuple(scratch[name] for name in PART_NAMES)
     chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape)
     batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
     arguments = (query, *caches, out, *states, *batch)

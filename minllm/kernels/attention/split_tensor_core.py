@@ -36,7 +36,7 @@ from minllm.kernels.attention import split_kv
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_cluster import choose_cluster, launch_clusters
 from minllm.kernels.attention.split_fold import make_guard, make_seed
-from minllm.kernels.attention.split_merge_parts import make_merges, make_write_zeros, pitch_of
+from minllm.kernels.attention.split_merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
     CUT_FIELDS,
@@ -216,12 +216,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, 
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
-    return {
-        "part_max": ((2 * blocks, heads), "float32"),
-        "part_sum": ((2 * blocks, heads), "float32"),
-        "part_out": ((2 * blocks, heads, sizes.head_dim), "float32"),
-        "arrivals": ((blocks,), "int32"),
-    }
+    return part_shapes(blocks, heads, sizes.head_dim)
 
 
 def attention(
@@ -271,7 +266,7 @@ def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, split
     shape = shape or shape_of(sizes, sm_count, unified)
     check(not (unified and shape.tensor_copies), "the unified maximum takes no tensor copies: it may have to fetch a run again")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
-    states = tuple(scratch[name] for name in ("part_max", "part_sum", "part_out", "arrivals"))
+    states = tuple(scratch[name] for name in PART_NAMES)
     chosen, threads, shared_bytes = make_kernel(
         dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, unified, prefix is not None
     )
