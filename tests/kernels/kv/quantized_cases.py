@@ -120,5 +120,5 @@ def check_keys(found, wanted):
         )
         step = np.repeat(wanted.scales.swapaxes(1, 2)[..., 0].astype(np.float32), wanted.format.group_size, axis=-1)
     error = np.abs(ours - theirs)
-    assert (error <= 1.5 * step + 1e-3).all()  # another code, and a scale and a zero that were rounded the other way
+    assert (error <= 1.05 * step + 1e-3).all()
     assert (error > 0.5 * step).mean() < 0.02  # only a number on the edge may have another code
