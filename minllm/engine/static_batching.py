@@ -78,7 +78,7 @@ class StaticBatching:
         sequence.forked_from = next((other for other in batch if other is sequence.sibling), None)
         try:
             if sequence.forked_from is None:
-                sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens)
+                sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens, sequence.cache_salt)
             else:
                 self.policy.fork(sequence.forked_from.request_id, name)
         except OutOfMemoryError:

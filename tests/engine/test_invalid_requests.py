@@ -1,6 +1,7 @@
 """Requests and options that cannot be: each is refused with its reason before anything is computed, and leaves nothing behind."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,28 @@ def test_the_smallest_and_largest_prompts_run(llm, good):
 def test_bad_parameters(llm, params, reason):
     with pytest.raises(InvalidRequestError, match=reason):
         llm.generate(["a", "b"], params)
+
+
+@pytest.mark.parametrize(
+    "salt,reason",
+    [
+        ("", "cache_salt='' is not allowed: it is a text of at least one character"),
+        (5, "cache_salt=5 is not allowed"),
+        (b"salt", "cache_salt=b'salt' is not allowed"),
+        (["one", ""], "cache_salt='' is not allowed"),
+        ({"a": "b"}, "cache_salt={'a': 'b'} is not allowed"),
+        (["one"], "1 cache salts were given for 2 prompts: give one for all, or one for each"),
+        ([], "0 cache salts"),
+        (["one", None, "two"], "3 cache salts"),
+    ],
+)
+def test_bad_salts(llm, salt, reason):
+    with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+        llm.generate(["a", "b"], cache_salt=salt)
+
+
+def test_a_salt_changes_nothing_where_nothing_is_shared(llm):
+    assert llm.generate("a", cache_salt="one")[0].outputs == llm.generate("a")[0].outputs
 
 
 BAD_SCORES = [[], [1003], [-1], "text", [1.0], [True], None]
