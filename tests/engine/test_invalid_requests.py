@@ -8,7 +8,7 @@ import pytest
 
 import minllm
 from minllm import LLM, SamplingParams
-from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
+from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -172,32 +172,6 @@ def test_a_directory_that_is_none(tmp_path):
     for path in (tmp_path / "absent", tmp_path, "meta-llama/Llama-3.2-1B"):
         with pytest.raises(CheckpointError):
             LLM(path, device="cpu")
-
-
-def test_a_model_that_does_not_fit_says_so(monkeypatch):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
-    with pytest.raises(OutOfMemoryError, match="max_model_len=200 does not fit"):
-        LLM(model_directory("llama3"), device="cpu", max_model_len=200, block_size=1)
-    with pytest.raises(OutOfMemoryError, match="one block of 64 tokens"):
-        LLM(model_directory("llama3"), device="cpu", block_size=64)
-    with LLM(model_directory("llama3"), device="cpu", block_size=1) as llm:
-        assert llm.max_model_len == llm.engine.cache_policy.num_blocks < 50, "without a wish, the model's length is what fits"
-        assert len(llm.generate([5], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0].outputs[0].token_ids) < 50
-
-
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        (dict(kv_cache_policy="contiguous", max_model_len=200), "max_model_len=200 does not fit the KV cache, .* memory for [0-9]+ tokens"),
-        (dict(kv_cache_policy="virtual"), "a page of keys and one of values take 131,072 bytes, and 50,000 are left"),
-        (dict(enable_prefix_caching=True, block_size=4, max_model_len=200), "max_model_len=200 does not fit"),
-        (dict(kv_cache_dtype="int8", block_size=256), "one block of 256 tokens takes [0-9,]+ bytes, and 50,000 are left"),
-    ],
-)
-def test_a_cache_too_small_for_one_sequence_says_what_would_fit(monkeypatch, options, message):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
-    with pytest.raises(OutOfMemoryError, match=message):
-        LLM(model_directory("llama3"), device="cpu", **options)
 
 
 def test_a_closed_llm():
