@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.quantization.formats import ALIASES, KV_FORMATS
+from minllm.kernels.quantization.formats import ALIASES, TOKEN_FORMATS
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
 
@@ -15,7 +15,7 @@ LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
+KV_CACHE_DTYPES = ("auto", *TOKEN_FORMATS, *ALIASES)
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:

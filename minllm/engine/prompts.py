@@ -70,3 +70,17 @@ def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"Token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     return [int(token_id) for token_id in token_ids]
+
+
+def checked_salts(cache_salt: Any, num_prompts: int) -> list[str]:
+    """The cache_salt of each prompt: one for all, or a list with one for each; "" where it is None.
+
+    InvalidRequestError for what is no text, for an empty one, and for too many or too few.
+    """
+    many = list(cache_salt) if isinstance(cache_salt, list | tuple) else [cache_salt] * num_prompts
+    if len(many) != num_prompts:
+        raise InvalidRequestError(f"{len(many)} cache salts were given for {num_prompts} prompts: give one for all, or one for each.")
+    for salt in many:
+        if not (salt is None or (isinstance(salt, str) and salt)):
+            raise InvalidRequestError(f"cache_salt={salt!r} is not allowed: it is a text of at least one character, or None for no salt.")
+    return ["" if salt is None else salt for salt in many]

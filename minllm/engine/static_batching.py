@@ -33,7 +33,7 @@ class StaticBatching:
             raise OutOfMemoryError(
                 f"A prompt of {len(sequence.prompt_token_ids)} tokens and max_tokens={sequence.max_tokens} need room for "
                 f"{sequence.num_reserved_tokens} tokens, and the KV cache has room for {self.policy.max_sequence_tokens} of a sequence: "
-                "lower max_tokens, shorten the prompt, or raise gpu_memory_utilization."
+                "lower max_tokens or shorten the prompt."
             )
 
     def run(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
@@ -78,7 +78,7 @@ class StaticBatching:
         sequence.forked_from = next((other for other in batch if other is sequence.sibling), None)
         try:
             if sequence.forked_from is None:
-                sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens)
+                sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens, sequence.cache_salt)
             else:
                 self.policy.fork(sequence.forked_from.request_id, name)
         except OutOfMemoryError:

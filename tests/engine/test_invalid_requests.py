@@ -1,13 +1,14 @@
 """Requests and options that cannot be: each is refused with its reason before anything is computed, and leaves nothing behind."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 import minllm
 from minllm import LLM, SamplingParams
-from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
+from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -67,6 +68,28 @@ def test_the_smallest_and_largest_prompts_run(llm, good):
 def test_bad_parameters(llm, params, reason):
     with pytest.raises(InvalidRequestError, match=reason):
         llm.generate(["a", "b"], params)
+
+
+@pytest.mark.parametrize(
+    "salt,reason",
+    [
+        ("", "cache_salt='' is not allowed: it is a text of at least one character"),
+        (5, "cache_salt=5 is not allowed"),
+        (b"salt", "cache_salt=b'salt' is not allowed"),
+        (["one", ""], "cache_salt='' is not allowed"),
+        ({"a": "b"}, "cache_salt={'a': 'b'} is not allowed"),
+        (["one"], "1 cache salts were given for 2 prompts: give one for all, or one for each"),
+        ([], "0 cache salts"),
+        (["one", None, "two"], "3 cache salts"),
+    ],
+)
+def test_bad_salts(llm, salt, reason):
+    with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+        llm.generate(["a", "b"], cache_salt=salt)
+
+
+def test_a_salt_changes_nothing_where_nothing_is_shared(llm):
+    assert llm.generate("a", cache_salt="one")[0].outputs == llm.generate("a")[0].outputs
 
 
 BAD_SCORES = [[], [1003], [-1], "text", [1.0], [True], None]
@@ -149,32 +172,6 @@ def test_a_directory_that_is_none(tmp_path):
     for path in (tmp_path / "absent", tmp_path, "meta-llama/Llama-3.2-1B"):
         with pytest.raises(CheckpointError):
             LLM(path, device="cpu")
-
-
-def test_a_model_that_does_not_fit_says_so(monkeypatch):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
-    with pytest.raises(OutOfMemoryError, match="max_model_len=200 does not fit"):
-        LLM(model_directory("llama3"), device="cpu", max_model_len=200, block_size=1)
-    with pytest.raises(OutOfMemoryError, match="one block of 64 tokens"):
-        LLM(model_directory("llama3"), device="cpu", block_size=64)
-    with LLM(model_directory("llama3"), device="cpu", block_size=1) as llm:
-        assert llm.max_model_len == llm.engine.cache_policy.num_blocks < 50, "without a wish, the model's length is what fits"
-        assert len(llm.generate([5], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0].outputs[0].token_ids) < 50
-
-
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        (dict(kv_cache_policy="contiguous", max_model_len=200), "max_model_len=200 does not fit the KV cache, .* memory for [0-9]+ tokens"),
-        (dict(kv_cache_policy="virtual"), "a page of keys and one of values take 131,072 bytes, and 50,000 are left"),
-        (dict(enable_prefix_caching=True, block_size=4, max_model_len=200), "max_model_len=200 does not fit"),
-        (dict(kv_cache_dtype="int8", block_size=256), "one block of 256 tokens takes [0-9,]+ bytes, and 50,000 are left"),
-    ],
-)
-def test_a_cache_too_small_for_one_sequence_says_what_would_fit(monkeypatch, options, message):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
-    with pytest.raises(OutOfMemoryError, match=message):
-        LLM(model_directory("llama3"), device="cpu", **options)
 
 
 def test_a_closed_llm():

@@ -10,7 +10,7 @@ from minllm.engine.cache_format import cache_shape, check_cache_dtype
 from minllm.engine.calibration import calibrate
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
-from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.kernels.quantization.formats import TOKEN_FORMATS
 from minllm.runtime import device
 from tests.engine.models import model_directory
 
@@ -26,7 +26,7 @@ def plain():
         return token_ids, llm.logits(token_ids), llm.perplexity(token_ids, 300, 150)
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_the_bundled_model_loses_little(name, plain):
     token_ids, expected, perplexity = plain
     with LLM(device="cpu", kv_cache_dtype=name, max_num_seqs=1, max_model_len=320) as llm:
@@ -37,7 +37,7 @@ def test_the_bundled_model_loses_little(name, plain):
         assert len(llm.generate([token_ids[:9]], SamplingParams(temperature=0.0, max_tokens=3))[0].outputs[0].token_ids) == 3
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_chunks_see_what_the_whole_sees(name):
     """A chunk reads what earlier ones left in the cache just as it reads its own tokens. Where float32 sums differ, a code may too."""
     token_ids, found = [7 * i % 1003 for i in range(150)], []

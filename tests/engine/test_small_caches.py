@@ -28,7 +28,7 @@ def expected():
 
 @pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
 def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expected, options):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 2 * ROOM)
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", ROOM)
     with LLM(model_directory("llama3"), device="cpu", **options) as llm:
         policy, runner, batches = llm.engine.cache_policy, llm.engine.runner, []
         start = runner.start
