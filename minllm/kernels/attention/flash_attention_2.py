@@ -26,7 +26,7 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention import flash_attention_2_float32
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, query_len_bound
 from minllm.kernels.attention.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.register_rows import make_store_row
@@ -190,10 +190,11 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    check_part(sizes, residual_window, lse)
     longest = query_len_bound(max_query_len, sizes)
     dtype = str(query.dtype)
     if dtype == "float32":
-        check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need queries of float16 or bfloat16, not float32")
+        check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need float16 or bfloat16 queries, not float32")
         flash_attention_2_float32.attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences)

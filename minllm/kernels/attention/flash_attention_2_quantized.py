@@ -17,7 +17,7 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, query_len_bound
 from minllm.kernels.attention.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.quantized_tiles import make_quantized_tiles
@@ -202,6 +202,7 @@ def attention(
     sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)
     dtype = str(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
+    check_part(sizes, residual_window, lse)
     longest = query_len_bound(max_query_len, sizes)
     query_tile, key_tile, warps = tiles or tiles_for(key_cache.format, longest)
     chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps, residual_window)

@@ -58,5 +58,5 @@ def reciprocal_or_zero(total):
 
 @cuda.jit(device=True)
 def log_sum_exp(maximum, total, scale):
-    """log2 of sum_j 2 ** (scale * s_j), from the largest score and the sum of 2 ** (scale * (s_j - maximum)); -inf for a row without keys."""
+    """log2 of sum_j 2 ** (scale * s_j), from the largest score and the sum of 2 ** (scale * (s_j - maximum)); -inf for no keys."""
     return maximum * scale + math.log2(total) if total > float32(0.0) else float32(MINUS_INFINITY)

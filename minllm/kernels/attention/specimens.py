@@ -23,13 +23,14 @@ from minllm.kernels.attention import (
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
 from minllm.kernels.attention.split_code_shape import shape_for as code_shape_for
 from minllm.kernels.attention.split_shape import SplitShape, shape_for
+from minllm.kernels.attention.window_specimens import window_specimens
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
 from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
-LSE, NO_LSE = array(FLOAT32, 2), types.none  # whether a kernel leaves the log-sum-exp of its rows
+NO_LSE = types.none  # a kernel that does not tell the log-sum-exp of its rows
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
 # Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
 SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
@@ -65,6 +66,7 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from split_tensor_core_specimens(dtype.name)
         yield from split_quantized_specimens(dtype.name)
+    yield from window_specimens()
 
 
 def materialized_specimens(dtype):

@@ -27,7 +27,7 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.arguments import is_contiguous
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
 from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
@@ -59,8 +59,8 @@ from minllm.runtime.kernel import check, kernel, launch
 
 @functools.cache
 def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_window=0):
-    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares; residual_window: 0, or
-    that of window_keys.py."""
+    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares. residual_window: 0,
+    or that whose codes these are (window_keys.py)."""
     head_dim, groups = kv_format.head_dim, kv_format.groups
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
@@ -233,13 +233,15 @@ def attention(
 ):
     """Attention of one new token a sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape: as
-    in split_tensor_core.attention, as lse. residual_window: of the newest keys so many are not read (window_keys.py). Raises KernelArgumentError for more than one new token a sequence, for float32, for caches with gaps
-    between tokens, and for blocks of integers that are no multiple of 4 tokens.
+    key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape and lse
+    as in split_tensor_core.attention. residual_window: rows do not see their recent keys (window_keys.py). Raises KernelArgumentError for
+    more than one new token a sequence, for float32, for caches with gaps between tokens, and for blocks of integers that are no multiple
+    of 4 tokens.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
+    check_part(sizes, residual_window, lse)
     kv_format = key_cache.format
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
     check_caches(caches, kv_format, str(query.dtype), sizes.block_size)

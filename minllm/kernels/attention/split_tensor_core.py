@@ -33,7 +33,7 @@ import math
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_cluster import choose_cluster, launch_clusters
 from minllm.kernels.attention.split_fold import make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
@@ -249,7 +249,9 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
+    check_part(sizes, 0, lse)
     if str(query.dtype) == "float32":
+        check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
     cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None and lse is None else None
@@ -262,7 +264,7 @@ def attention(
 
 def launch_kernel(
     inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0, lse=None
-):  # fmt: skip
+):
     """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k; from the states of a prefix on, and
     only on keys from first_key on, if those are given."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs

@@ -1,28 +1,22 @@
-"""Which keys a row of queries sees, where the newest are kept in full precision and all before them as codes.
+"""Which keys a row of queries sees: all up to its own, or, where the newest are kept in full precision, only those or only the codes.
 
-With a residual window of R keys (residual_window.py), the row at position p reads key j
-
-    as a code            if                    j < L(p)
-    in full precision    if    L(p) <= j <= p                  L(p) = floor(max(0, p + 1 - R) / GROUP) * GROUP
-
-so that R keys at least are recent, and fewer than R + GROUP: keys become codes a whole group at a time, as scales by channel need it. L
-depends on the position alone: a prompt means the same whole, in chunks or token by token. A sliding window cuts off the oldest of all.
-
-Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.2.
+residual_window_reference.py says what a residual window means: the row at position p reads keys before L(p) as codes, and those from there
+on as they are. Kernels read one or the other (residual_window.py puts them together). A sliding window cuts off the oldest of either.
 """
 
 import functools
 
 from numba import cuda, int32
 
-GROUP = 32  # keys that become codes together
-ALL, CODES, RECENT = "all", "codes", "recent"  # parts of a row's keys
+from minllm.kernels.quantization.formats import TOKEN_GROUP
+
+ALL, CODES, RECENT = "all", "codes", "recent"  # which of a row's keys
 
 
 @cuda.jit(device=True)
 def code_keys(position, residual_window):
     """L(position): how many of the first keys are codes for the row there."""
-    return int32(int32(max(0, position + 1 - residual_window)) & -GROUP)
+    return int32(int32(max(0, position + 1 - residual_window)) & -TOKEN_GROUP)
 
 
 @functools.cache
