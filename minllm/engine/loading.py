@@ -165,6 +165,7 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
     check_cache_dtype(device, dtype, options)
     if device == "cpu":
+        _check_no_memory_mode(options)
         if options.kernel_variants:
             return _simulated_stage_ops(dtype, options)
         from minllm.ops.numpy_ops import NumpyOps
@@ -173,6 +174,13 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
     from minllm.ops.cuda_ops import CudaOps
 
     return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
+
+
+def _check_no_memory_mode(options: EngineOptions) -> None:
+    """Raises InvalidOptionError for options that would change nothing on a CPU: whoever compares them would compare equals."""
+    for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
+        if value != default:
+            raise InvalidOptionError(f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU: leave it out.")
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):

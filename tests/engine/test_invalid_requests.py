@@ -134,6 +134,12 @@ BAD_OPTIONS = [
     ("kv_cache_policy", "vmm"),
     ("enable_prefix_caching", "trie"),
     ("enable_prefix_caching", None),
+    ("enable_prefix_caching", 1),
+    ("enable_prefix_caching", np.zeros(2)),
+    ("kv_cache_dtype", np.float16),
+    ("kv_cache_dtype", ["int8"]),
+    ("kv_cache_policy", np.array(["paged", "virtual"])),
+    ("allocation", np.array(["pool", "slab"])),
     ("enforce_eager", 1),
     ("kernel_variants", ["matmul"]),
     ("kernel_variants", {"matmul": 1}),
@@ -153,9 +159,18 @@ def test_bad_options(name, value):
     assert f"{name}={value!r}" in str(error.value)
 
 
-def test_prefixes_are_shared_in_blocks_only():
-    with pytest.raises(InvalidOptionError, match='enable_prefix_caching=True .* it takes kv_cache_policy="paged"'):
-        LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=True, kv_cache_policy="contiguous")
+@pytest.mark.parametrize("policy", ["contiguous", "virtual"])
+def test_prefixes_are_shared_in_blocks_only(policy):
+    for index in (True, "radix"):
+        with pytest.raises(InvalidOptionError, match=f'enable_prefix_caching={index!r} .* False with kv_cache_policy="{policy}".*"paged"'):
+            LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=index, kv_cache_policy=policy)
+
+
+@pytest.mark.parametrize("option", [dict(allocation="synchronous"), dict(allocation="pool"), dict(pinned=False)])
+def test_memory_modes_are_a_gpus(option):
+    [(name, value)] = option.items()
+    with pytest.raises(InvalidOptionError, match=f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU"):
+        LLM(model_directory("llama3"), device="cpu", **option)
 
 
 def test_the_virtual_cache_is_not_quantised():
