@@ -50,6 +50,26 @@ def test_bad_prompts(llm, monkeypatch, bad, reason):
         llm.stream(bad)
 
 
+@pytest.mark.parametrize(
+    "prompts,params,reason",
+    [
+        ([prompt(5), prompt(300), prompt(9)], SamplingParams(), "Prompt 1 of 3, counted from 0: The prompt has 300 tokens, and max"),
+        (["a", "b", [1003]], SamplingParams(), "Prompt 2 of 3, counted from 0: Token id 1003 .* Nothing was computed"),
+        (["a", "b"], [SamplingParams(), SamplingParams(stop_token_ids=[1003])], "Prompt 1 of 2, counted from 0: stop_token_ids holds 1003"),
+    ],
+)
+def test_a_bad_request_among_good_ones_is_named_and_the_next_call_is_served(llm, monkeypatch, prompts, params, reason):
+    """The whole call is refused before anything is computed, and the engine is as it was: later requests even draw the same seeds."""
+    before = llm._num_requests
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, "start", lambda sequences: pytest.fail("it was computed"))
+        with pytest.raises(InvalidRequestError, match=reason):
+            llm.generate(prompts, params)
+    assert llm._num_requests == before and llm.engine.cache_policy.usage().allocated == 0
+    good = [prompt(5), prompt(9)]
+    assert [len(output.outputs[0].token_ids) for output in llm.generate(good, SamplingParams(max_tokens=2, ignore_eos=True))] == [2, 2]
+
+
 @pytest.mark.parametrize("good", [" ", "\n", "\x00", "a", [0], [1002], prompt(255)])
 def test_the_smallest_and_largest_prompts_run(llm, good):
     assert len(llm.generate(good, SamplingParams(max_tokens=1, temperature=0))[0].outputs[0].token_ids) == 1
