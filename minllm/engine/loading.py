@@ -18,7 +18,7 @@ from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_capacity import virtual_cache_that_fits
-from minllm.engine.cache_format import cache_shape, check_cache_dtype
+from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.model_runner import ModelRunner
@@ -76,6 +76,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
+    check_shape(device, shape)
     check_weights_fit(device, ops, config)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
@@ -165,6 +166,7 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
     check_cache_dtype(device, dtype, options)
     if device == "cpu":
+        _check_no_memory_mode(options)
         if options.kernel_variants:
             return _simulated_stage_ops(dtype, options)
         from minllm.ops.numpy_ops import NumpyOps
@@ -173,6 +175,13 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
     from minllm.ops.cuda_ops import CudaOps
 
     return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
+
+
+def _check_no_memory_mode(options: EngineOptions) -> None:
+    """Raises InvalidOptionError for options that would change nothing on a CPU: whoever compares them would compare equals."""
+    for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
+        if value != default:
+            raise InvalidOptionError(f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU: leave it out.")
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):

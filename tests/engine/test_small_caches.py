@@ -3,7 +3,7 @@
 import pytest
 
 from minllm import LLM, SamplingParams
-from minllm.errors import InvalidRequestError
+from minllm.errors import InvalidRequestError, OutOfMemoryError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -35,6 +35,12 @@ def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expec
         monkeypatch.setattr(runner, "start", lambda sequences: (batches.append(len(sequences)), start(sequences)))
         with pytest.raises(InvalidRequestError, match=f"and max_model_len={llm.max_model_len} allows"):
             llm.generate([PROMPTS[0], prompt(llm.max_model_len)], PARAMS[0])
+        with llm.stream(PROMPTS[1], PARAMS[0]) as stream:
+            next(stream)
+            with pytest.raises(OutOfMemoryError, match="a text to be scored"):
+                llm.logits(prompt(llm.max_model_len))
+            assert len("".join(stream)) > 0 and stream.output.outputs[0].finish_reason == "length"
+        batches.clear()
         for _ in range(2):
             assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
         assert max(batches) < len(PROMPTS) and sum(batches) == 2 * len(PROMPTS)
