@@ -67,6 +67,7 @@ def attention(
     check(str(query.dtype) != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32")
     recent = (query, recent_key, recent_value, out, query_start, recent_lens, recent_tables)
     check_arguments(*recent, scale, sliding_window, max_query_len)
+    check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, quantized=True)
     shapes = workspace_shapes(query, key_cache, block_tables, recent_key, recent_tables, max_query_len)
     scratch = scratch_arrays(workspace, shapes, query)
     codes_out, codes_lse, recent_lse = scratch["codes_out"], scratch["codes_lse"], scratch["recent_lse"]
