@@ -19,10 +19,10 @@ from numba import cuda, float32, int32, int64
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of, make_lookup
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, load_float32, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 
 
