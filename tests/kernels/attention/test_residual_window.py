@@ -28,6 +28,8 @@ DECODES = [
 PROMPTS = [
     WindowCase((66, 1, 0), (66, 96, 5), "int8", heads=2, kv_heads=1, dtype=BFLOAT16),
     WindowCase((36,), (100,), "int4", R, heads=2, kv_heads=1, sliding_window=45, dtype=FLOAT16),
+    WindowCase((40, 0, 2), (97, 7, 140), heads=2, kv_heads=1, block_size=64, dtype=BFLOAT16),
+    WindowCase((3,), (170,), heads=2, kv_heads=1, head_dim=96, sliding_window=100, dtype=FLOAT16),
     WindowCase((3, 0), (70, 0), "fp8_e5m2", 64, heads=1, kv_heads=1, head_dim=80, dtype=BFLOAT16, block_size=16),
 ]
 
