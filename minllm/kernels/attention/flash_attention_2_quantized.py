@@ -205,7 +205,7 @@ def attention(
     sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)
     dtype = str(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
-    check_part(sizes, residual_window, lse)
+    check_part(sizes, residual_window, lse, key_cache.format)
     longest = query_len_bound(max_query_len, sizes)
     query_tile, key_tile, warps = tiles or tiles_for(key_cache.format, longest)
     chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps, residual_window)
