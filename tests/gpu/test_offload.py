@@ -7,7 +7,6 @@ import pytest
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.offload import SwapSpace
 from minllm.cache.paged import PagedPolicy
-from minllm.kernels.quantization.cache import by_block
 from minllm.kernels.quantization.formats import kv_format
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -28,7 +27,7 @@ def test_swapped_blocks_come_back_while_others_compute(name, pinned):
     ops, shape, num_blocks = CudaOps("bfloat16"), SHAPES[name], 64
     cache, policy = KVCache(ops, shape, num_blocks), PagedPolicy(num_blocks, shape.block_size)
     space = SwapSpace(cache, policy, CudaTransfers(ops.memory, ops.core_stream, pinned), 1 << 26, chunk_blocks=4)
-    arrays = [array for layer in cache.layers for half in (layer.key, layer.value) for array in by_block(half)]
+    arrays = [array[i] for array in cache.arrays for i in range(2 * shape.num_layers)]
     random, busy = np.random.default_rng(0), ops.empty((64 << 20,), np.uint8)
     truth = [random.integers(0, 256, array.nbytes, np.uint8).view(array.dtype).reshape(array.shape) for array in arrays]
     for array, host in zip(arrays, truth, strict=True):
