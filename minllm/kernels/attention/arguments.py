@@ -15,6 +15,7 @@ import numpy as np
 
 from minllm.kernels.kv.layout import check_layout
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
+from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -123,6 +124,16 @@ def check_single_tokens(name, sizes, max_query_len, splits=None):
         f"{max_query_len}: use flash_attention_2",
     )
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
+
+
+def check_part(sizes, residual_window, lse):
+    """Raise KernelArgumentError for a residual window of broken groups, and for an lse other than None or float32 [tokens, heads]."""
+    whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
+    check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
+    if lse is not None:
+        wanted = (sizes.tokens, sizes.heads)
+        fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"
+        check(fits, f"lse is {lse.dtype} {tuple(lse.shape)}; it must be float32 {wanted}, [tokens, heads]")
 
 
 def query_len_bound(max_query_len, sizes):
