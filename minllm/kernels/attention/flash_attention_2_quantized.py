@@ -61,7 +61,9 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
     score_count, out_count = tiles.score_count, tiles.out_count
     steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
     copy_query_tile, _ = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
-    fetch, store, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads)
+    by_channel = kv_format.keys_by_channel
+    fetch_keys, store_keys, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads, by_channel)
+    fetch_values, store_values, *_ = make_quantized_tiles(kv_format, block_size, key_tile, threads)
     load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products("float16", tiles)
     part = CODES if residual_window else ALL
     mask, fold_softmax = make_warp_softmax(tiles, part, residual_window)
@@ -97,7 +99,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
     def flash_attention_2_quantized_kernel(
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, code_bytes]
-        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], or [kv_heads]
+        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], by channel [.., block_size / token_group, head_dim, 2], or [kv_heads]
         value_codes,
         value_scales,
         out,  # [tokens, heads, head_dim]
@@ -144,7 +146,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
         copy_query_tile(query, token, head, rows, shared)
         cp_async_commit_group()
         if first_key < visible_stop:
-            fetch(key_codes, key_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
+            fetch_keys(key_codes, key_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
         cp_async_wait_group_0()
         cuda.syncthreads()
         if narrow:
@@ -155,14 +157,14 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
                 for step in range(steps):
                     load_query_fragments(query_fragments, 4 * (row_tile * steps + step), shared, warp_row, row_tile, step, lane)
         while first_key < visible_stop:
-            store(words, pairs, shared, keys_at)
+            store_keys(words, pairs, key_scales, shared, keys_at)
             cuda.syncthreads()  # this tile of K is there, and nobody reads the last tile of V any more
-            fetch(value_codes, value_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
+            fetch_values(value_codes, value_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
             multiply_query_key(scores, query_fragments, shared, warp_row, lane)
-            store(words, pairs, shared, values_at)
+            store_values(words, pairs, value_scales, shared, values_at)
             next_key = int32(first_key + key_tile)
             if next_key < visible_stop:
-                fetch(key_codes, key_scales, block_table, kv_head, next_key, visible_start, visible_stop, words, pairs)
+                fetch_keys(key_codes, key_scales, block_table, kv_head, next_key, visible_start, visible_stop, words, pairs)
             cuda.syncthreads()  # this tile of V is there, and nobody reads this tile of K any more
             row_position = first_position + warp_row + lane // 4
             at_the_end = next_key > last_key_of(first_position) + 1
@@ -203,7 +205,7 @@ def attention(
     sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)
     dtype = str(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
-    check_part(sizes, residual_window, lse)
+    check_part(sizes, residual_window, lse, key_cache.format)
     longest = query_len_bound(max_query_len, sizes)
     query_tile, key_tile, warps = tiles or tiles_for(key_cache.format, longest)
     chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps, residual_window)
