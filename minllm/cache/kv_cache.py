@@ -4,6 +4,9 @@ Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a toke
 Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is a policy's business (`policy.CachePolicy`).
 
 A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks.
+
+The arrays of all layers are parts of one, `[2 * layers, num_blocks, ...]`, keys and values in turn (of a quantised cache one of codes and
+one of scales): then one launch copies a block in every layer, where an array of its own for each would take 2 * layers launches.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minllm.kernels.kv.copy_blocks import in_rounds
-from minllm.kernels.quantization.cache import allocate, by_block
+from minllm.kernels.quantization.cache import arrays_by_block, from_arrays
 from minllm.kernels.quantization.formats import KvFormat
 from minllm.ops.protocol import LayerCache
 
@@ -47,14 +50,17 @@ class KVCache:
     def __init__(self, ops, shape: CacheShape, num_blocks: int):
         self.shape = shape
         self.num_blocks = num_blocks
-        self.layers = [LayerCache(self._half(ops), self._half(ops)) for _ in range(shape.num_layers)]
+        if shape.format is None:
+            found = [((num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)]
+        else:
+            found = arrays_by_block(shape.format, num_blocks, shape.block_size, shape.kv_heads)
+        self.arrays = [ops.zeros((2 * shape.num_layers, *one), dtype) for one, dtype in found]  # each [2 * layers, num_blocks, ...]
+        self.layers = [LayerCache(self._half(ops, 2 * i), self._half(ops, 2 * i + 1)) for i in range(shape.num_layers)]
 
-    def _half(self, ops):
-        """Room for the keys, or the values, of one layer."""
-        shape = self.shape
-        if shape.format is not None:
-            return allocate(shape.format, self.num_blocks, shape.block_size, shape.kv_heads, ops.zeros, ops.array)
-        return ops.zeros((self.num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)
+    def _half(self, ops, number: int):
+        """The keys, or the values, of one layer: part `number` of the arrays."""
+        parts = [array[number] for array in self.arrays]
+        return parts[0] if self.shape.format is None else from_arrays(self.shape.format, parts, ops.array)
 
     def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
         """What a quantised cache must know of the model before anything is written: see engine/calibration.py.
@@ -72,9 +78,8 @@ class KVCache:
         """Copies blocks, (source, destination) one after the other, in every layer."""
         for together in in_rounds(copies):
             pairs = ops.array(np.array(together, np.int32))
-            for layer in self.layers:
-                for array in (*by_block(layer.key), *by_block(layer.value)):
-                    ops.copy_blocks(array, pairs)
+            for array in self.arrays:
+                ops.copy_blocks_of_layers(array, pairs)
 
     @property
     def block_size(self) -> int:

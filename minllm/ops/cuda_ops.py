@@ -21,7 +21,7 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
-from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
@@ -144,6 +144,10 @@ class CudaOps(ComposedOps):
     def copy_blocks(self, cache: Any, copies: Any) -> None:
         """Copies blocks of the cache to others: pairs (source, destination), int32 [P, 2]."""
         copy_blocks(cache, copies, self.stream)
+
+    def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        copy_blocks_of_layers(caches, copies, self.stream)
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""

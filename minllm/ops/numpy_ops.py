@@ -94,6 +94,11 @@ class NumpyOps(ComposedOps):
         """Copies blocks of the cache to others: pairs (source, destination), int32 [P, 2]."""
         copy_blocks_reference(cache, copies)
 
+    def copy_blocks_of_layers(self, caches: np.ndarray, copies: np.ndarray) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        for cache in caches:
+            copy_blocks_reference(cache, copies)
+
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         out = attention_reference(

@@ -138,6 +138,10 @@ class Ops(Protocol):
         No block is written that is read or written by another pair."""
         ...
 
+    def copy_blocks_of_layers(self, caches: Array, copies: Array) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        ...
+
     def attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
         """Softmax(scale * q . K) V over the cached context of each sequence, causal: [T, heads, head_dim] to [T, heads * head_dim]."""
         ...
