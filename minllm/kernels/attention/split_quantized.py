@@ -4,9 +4,11 @@ The frame is split_tensor_core.py's: a ring of tiles for every warp, a line of t
 same launch. What differs is what a tile is, and what is done with it, each part in a file of its own:
 
     split_code_ring   codes and their scales travel as they lie in memory
-    split_codes       words of codes become operands, one instruction for two numbers
+    split_codes       words of codes become operands, one instruction for two numbers, or none
+    split_code_query  queries as operands for products with codes
     split_code_tile   products of codes; scales and zeros are applied to scores and weights, never to keys or values
     split_code_fold   online softmax that rescales when it must only
+    split_code_lanes  which heads and groups a lane has of all this
 
 So no dequantised key or value exists anywhere, neither in memory nor in a register.
 
@@ -29,9 +31,11 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.arguments import is_contiguous
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
+from minllm.kernels.attention.split_code_lanes import lanes_of
+from minllm.kernels.attention.split_code_query import make_query_preparation, query_counts
 from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
-from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
+from minllm.kernels.attention.split_code_tile import make_mask, make_scores, make_value_products, zero_tiles_of
 from minllm.kernels.attention.split_merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
@@ -50,7 +54,6 @@ from minllm.kernels.attention.split_plan import (
     visible_keys,
 )
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of
-from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.kernels.attention.split_tiles import columns_of, make_block_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import shared_address
@@ -66,20 +69,20 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
     aim, fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
-    load_query, prepare_query = make_query_preparation(kv_format, dtype, heads)
-    score_tile, multiply_values = make_code_products(kv_format, keys, heads)
-    mask_tile = make_tile_products(dtype, head_dim, keys, heads)[2]
-    clear, fold, share_states = make_code_folds(kv_format, keys, heads)
+    load_query, prepare_query = make_query_preparation(kv_format, dtype, heads_here)
+    score_tile, mask_tile = make_scores(kv_format, keys, heads_here), make_mask(kv_format, keys, heads_here)
+    multiply_values = make_value_products(kv_format, keys, heads_here)
+    clear, fold, share_states = make_code_folds(kv_format, keys, heads_here)
     (prefetch_block_tables, heads_of, _), write_zeros = make_block_steps(head_dim, group, shape), make_write_zeros(head_dim, threads)
     _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     shared_bytes = code_ring_bytes_of(kv_format, shape)
     warp_bytes = shared_bytes // warps
     stage_bytes, place_fields = warp_bytes // stages, place_fields_of(block_size, keys)
-    floats = kv_format.is_float
-    steps, columns = head_dim // 16, heads // 8
-    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
-    query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
-    sum_count, pair_count = 2 * groups * columns, keys // 8 * groups
+    floats, lanes = kv_format.is_float, lanes_of(kv_format, heads_here)
+    loaded_count, fragment_count = query_counts(kv_format, heads_here)
+    load_early = loaded_count <= 16  # where the registers allow two heads' queries at a time
+    state_count, score_count, out_count = lanes.heads, lanes.heads * keys // 8, head_dim // 4 * lanes.columns
+    sum_count, zero_count = groups * lanes.heads, 4 * zero_tiles_of(lanes) * lanes.columns
     turns = shape.turns
     state_shape, out_shape = (turns, warps, heads_here), (turns, warps, heads_here, pitch_of(head_dim))
 
@@ -131,13 +134,13 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         ring_end, stage_word = uint32(ring + warp_bytes), uint32(warp * (warp_bytes // 4))
         stage, free_stage = ring, uint32(ring_end - stage_bytes)
 
-        fragments, loaded = cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32)
-        units = cuda.local.array(state_count, float32)
-        query_sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
-        scores, pairs = cuda.local.array(score_count, float32), cuda.local.array(pair_count, uint32)
-        maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
+        loaded, fragments = cuda.local.array(loaded_count, uint32), cuda.local.array(fragment_count, uint32)
+        units, query_sums = cuda.local.array(state_count, float32), cuda.local.array(sum_count, float32)
+        scores, maxima = cuda.local.array(score_count, float32), cuda.local.array(state_count, float32)
+        sums, zero_sums = cuda.local.array(state_count, float32), cuda.local.array(zero_count, float32)
         acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
-        state = (maxima, sums, zero_sums, acc, ceiling)
+        lift = cuda.local.array(1, uint32)
+        state = (maxima, sums, zero_sums, acc, ceiling, lift)
         if load_early and now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
@@ -170,8 +173,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
                 score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane)
                 if at_edge:
                     mask_tile(scores, position, start, stop, lane)
-                fold(scores, pairs, state, units, scale, rings, stage_word, lane)
-                multiply_values(state, scores, pairs, stage, lane)
+                fold(scores, state, units, scale, rings, stage_word, lane)
+                multiply_values(state, scores, rings, stage_word, stage, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
