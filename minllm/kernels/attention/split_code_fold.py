@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_lanes import lanes_of
 from minllm.kernels.attention.split_code_query import EXPONENT_BITS, TWO_EXPONENTS
-from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_of
+from minllm.kernels.attention.split_code_ring import scale_words_of
 from minllm.kernels.attention.split_code_tile import zero_tiles_of
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.kernels.attention.split_fold import ALL_LANES, maximum_over_rows
@@ -40,7 +40,7 @@ def make_code_folds(kv_format, keys, heads_here):
     value_channel, unit, chunk_steps, upper_factor = operands.value_channel, operands.unit, operands.steps, operands.upper_factor
     steps, rows = head_dim // 16, keys // 8
     scale_words = scale_words_of(kv_format, keys)
-    scales_at, words_each = 2 * keys * row_bytes_of(kv_format) // 4 + scale_words, -(-scale_words // 32)
+    words_each = -(-scale_words // 32)
 
     @cuda.jit(device=True)
     def clear(state):
@@ -91,7 +91,7 @@ def make_code_folds(kv_format, keys, heads_here):
                     acc[first + 4 * columns * (k // 2) + 2 * (k % 2)] *= correction * of_ceiling
 
     @cuda.jit(device=True)
-    def fold(scores, state, units, scale, rings, stage_word, lane):
+    def fold(scores, state, units, scale, rings, scale_word, lane):
         """Scores become weights, and the state follows."""
         maxima, sums, _, _, ceiling, _ = state
         largest, raised, excess = cuda.local.array(heads, float32), float32(0.0), float32(0.0)
@@ -105,7 +105,7 @@ def make_code_folds(kv_format, keys, heads_here):
             top = uint32(0)
             for i in range(words_each):
                 word = min(lane * words_each + i, scale_words - 1)
-                top = max_f16x2(top, rings[int64(stage_word) + int64(scales_at + word)])
+                top = max_f16x2(top, rings[int64(scale_word) + int64(scale_words + word)])
             raised, _ = unpack_f16x2(top)
         if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or raised >= ceiling[0]):
             rescale(state, largest, raised, units, scale)

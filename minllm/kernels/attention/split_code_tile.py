@@ -19,7 +19,7 @@ import math
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_lanes import lanes_of
-from minllm.kernels.attention.split_code_ring import chunks_of, row_bytes_of, scale_words_of
+from minllm.kernels.attention.split_code_ring import LINE_BYTES, chunks_of, row_bytes_of, scale_words_of
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.ptx import (
     fma_f16x2,
@@ -39,21 +39,42 @@ LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16
 MINUS_INFINITY = -math.inf
 
 
-def make_scores(kv_format, keys, heads_here):
-    """score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane): scores [8-key rows, a lane's heads] = K q^T, in units."""
-    return (make_float_scores if kv_format.is_float else make_integer_scores)(kv_format, keys, heads_here)
+@functools.cache
+def make_chunk_at(kv_format, by_engine):
+    """chunk_at(tile, pair, lane): the shared address that a lane gives ldmatrix for 16 rows of codes, of which it loads chunks 2 * pair and
+    2 * pair + 1. tile: where the first of the rows begins."""
+    row_bytes, rows_a_line = row_bytes_of(kv_format, by_engine), max(1, LINE_BYTES // kv_format.code_bytes)
+    mask = 8 // rows_a_line - 1  # as many chunks of a line are permuted: minllm/ptx/swizzle.py
+
+    @cuda.jit(device=True)
+    def chunk_at(tile, pair, lane):
+        row, chunk = lane % 16, lane // 16
+        if by_engine:
+            return uint32(tile + row * row_bytes + 16 * ((chunk ^ (row // rows_a_line & mask)) ^ (2 * pair)))
+        return uint32(tile + row * row_bytes + 16 * (2 * pair + chunk))
+
+    return chunk_at
+
+
+def make_scores(kv_format, shape, heads_here):
+    """score_tile(scores, fragments, query_sums, rings, scale_word, stage, lane): scores [8-key rows, a lane's heads] = K q^T, in units.
+
+    scale_word: where in `rings`, the block's shared memory as words, the scales of a stage begin.
+    """
+    return (make_float_scores if kv_format.is_float else make_integer_scores)(kv_format, shape, heads_here)
 
 
 @functools.cache
-def make_float_scores(kv_format, keys, heads_here):
+def make_float_scores(kv_format, shape, heads_here):
     """make_scores for 8-bit floats."""
     key_operands, steps, lanes = operands_of(kv_format.name).key_operands, kv_format.head_dim // 16, lanes_of(kv_format, heads_here)
-    columns, halves, key_tiles, row_bytes = lanes.columns, lanes.halves, keys // 16, row_bytes_of(kv_format)
+    columns, halves, key_tiles = lanes.columns, lanes.halves, shape.keys // 16
+    chunk_at, tile_bytes = make_chunk_at(kv_format, shape.tensor_copies), 16 * row_bytes_of(kv_format, shape.tensor_copies)
     chain_words = 4 * key_tiles * columns
     sum_count = 2 * chain_words
 
     @cuda.jit(device=True)
-    def score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane):
+    def score_tile(scores, fragments, query_sums, rings, scale_word, stage, lane):
         """Even and odd steps are summed apart: two short chains of products, not a long one."""
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         sums = cuda.local.array(sum_count, float32)
@@ -61,7 +82,7 @@ def make_float_scores(kv_format, keys, heads_here):
             sums[i] = float32(0.0)
         for pair in range((steps + 1) // 2):
             for key_tile in range(key_tiles):
-                address = uint32(stage + (16 * key_tile + lane % 16) * row_bytes + 16 * (2 * pair + lane // 16))
+                address = chunk_at(stage + key_tile * tile_bytes, pair, lane)
                 if 2 * pair + 1 < steps:
                     ldmatrix_x4(words, 0, address)
                 else:
@@ -81,12 +102,13 @@ def make_float_scores(kv_format, keys, heads_here):
 
 
 @functools.cache
-def make_integer_scores(kv_format, keys, heads_here):
+def make_integer_scores(kv_format, shape, heads_here):
     """make_scores for integers."""
-    groups, heads, key_tiles = kv_format.groups, lanes_of(kv_format, heads_here).heads, keys // 16
+    groups, heads, key_tiles = kv_format.groups, lanes_of(kv_format, heads_here).heads, shape.keys // 16
     operands = operands_of(kv_format.name)
     key_operands, chunk_words = operands.key_operands, operands.steps  # of B, in a chunk of 16 bytes
-    chunks, row_bytes, scales_at = chunks_of(kv_format), row_bytes_of(kv_format), 2 * keys * row_bytes_of(kv_format) // 4
+    chunks, tile_bytes = chunks_of(kv_format), 16 * row_bytes_of(kv_format, shape.tensor_copies)
+    chunk_at = make_chunk_at(kv_format, shape.tensor_copies)
     group_chunks, pitch = chunks // groups, -(-kv_format.head_dim // 32) * 2
     parts = 2 if chunk_words == 2 or group_chunks == 1 else 1  # products for a pair of chunks
     chains = max(2, groups)  # sums of scores: of a group each, or of even and odd pairs: short chains of products, not a long one
@@ -94,9 +116,9 @@ def make_integer_scores(kv_format, keys, heads_here):
     sum_count = chains * chain_words
 
     @cuda.jit(device=True)
-    def scale_sums(scores, sums, query_sums, rings, stage_word, key_tile, group, lane):
+    def scale_sums(scores, sums, query_sums, rings, scale_word, key_tile, group, lane):
         """scores[key_tile] (+)= scale * sums + zero * sum(q) of one group, by the scales of this lane's keys."""
-        first_word = int64(stage_word) + int64(scales_at + lane // 4 * groups)  # of this lane's first key
+        first_word = int64(scale_word) + int64(lane // 4 * groups)  # of this lane's first key
         for half in range(2):
             scale, zero = unpack_f16x2(rings[first_word + ((16 * key_tile + 8 * half) * groups + group)])
             for j in range(heads):
@@ -110,7 +132,7 @@ def make_integer_scores(kv_format, keys, heads_here):
                 scores[to] = score + scale * float32(int32(256 * upper + lower))
 
     @cuda.jit(device=True)
-    def score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane):
+    def score_tile(scores, fragments, query_sums, rings, scale_word, stage, lane):
         """A group is done with as soon as its last chunk is."""
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         sums = cuda.local.array(sum_count, int32)
@@ -118,7 +140,7 @@ def make_integer_scores(kv_format, keys, heads_here):
             sums[i] = int32(0)
         for pair in range((chunks + 1) // 2):
             for key_tile in range(key_tiles):
-                address = uint32(stage + (16 * key_tile + lane % 16) * row_bytes + 16 * (2 * pair + lane // 16))
+                address = chunk_at(stage + key_tile * tile_bytes, pair, lane)
                 if 2 * pair + 1 < chunks:
                     ldmatrix_x4(words, 0, address)
                 else:
@@ -133,7 +155,7 @@ def make_integer_scores(kv_format, keys, heads_here):
                         mma_m16n8k32_u8_s8(sums, at, a, 0, fragments, j * pitch + 2 * (pair * chunk_words + part * (chunk_words - 1)))
                     end = min(2 * pair + (part + 1) * (3 - parts), chunks)  # of the chunks that have been multiplied
                     if end % group_chunks == 0:
-                        scale_sums(scores, sums, query_sums, rings, stage_word, key_tile, group, lane)
+                        scale_sums(scores, sums, query_sums, rings, scale_word, key_tile, group, lane)
 
     return score_tile
 
@@ -155,15 +177,16 @@ def make_mask(kv_format, keys, heads_here):
 
 
 @functools.cache
-def make_value_products(kv_format, keys, heads_here):
-    """multiply_values(state, weights, rings, stage_word, stage, lane): acc [16-channel tile, 8-head tile] += V^T P^T of weights times
+def make_value_products(kv_format, shape, heads_here):
+    """multiply_values(state, weights, rings, scale_word, stage, lane): acc [16-channel tile, 8-head tile] += V^T P^T of weights times
     scales, and zero_sums of weights times zeros."""
     integers, groups, lanes = not kv_format.is_float, kv_format.groups, lanes_of(kv_format, heads_here)
     heads, columns, halves, shared, lane_groups = lanes.heads, lanes.columns, lanes.halves, lanes.shared, lanes.lane_groups
     operands = operands_of(kv_format.name)
     value_operands, chunk_steps, group_steps = operands.value_operands, operands.steps, kv_format.head_dim // 16 // groups
-    chunks, row_bytes = chunks_of(kv_format), row_bytes_of(kv_format)
-    values_at, scales_at = keys * row_bytes, 2 * keys * row_bytes // 4 + scale_words_of(kv_format, keys)
+    chunks, key_tiles, tile_bytes = chunks_of(kv_format), shape.keys // 16, 16 * row_bytes_of(kv_format, shape.tensor_copies)
+    chunk_at, values_at = make_chunk_at(kv_format, shape.tensor_copies), key_tiles * tile_bytes
+    scales_at = scale_words_of(kv_format, shape.keys)
     zero_tiles, turned_words = zero_tiles_of(lanes), 2 * columns
     scaled_words, zero_words = turned_words * lane_groups, 4 * zero_tiles
 
@@ -180,7 +203,7 @@ def make_value_products(kv_format, keys, heads_here):
                     scaled[2 * (i * columns + column) + half] = fma_f16x2(turned[2 * column + half], factors, uint32(0))
 
     @cuda.jit(device=True)
-    def multiply_values(state, weights, rings, stage_word, stage, lane):
+    def multiply_values(state, weights, rings, scale_word, stage, lane):
         _, _, zero_sums, acc, _, lift = state
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         turned, scaled = cuda.local.array(turned_words, uint32), cuda.local.array(scaled_words, uint32)
@@ -188,8 +211,8 @@ def make_value_products(kv_format, keys, heads_here):
         for i in range(zero_words):
             zeros[i] = uint32(0)
         first_group = lane // 4 % 2 * lane_groups if shared else 0  # of this lane's column
-        first_word = int64(stage_word) + int64(scales_at + lane % 4 * (2 * groups) + first_group)
-        for key_tile in range(keys // 16):
+        first_word = int64(scale_word) + int64(scales_at + lane % 4 * (2 * groups) + first_group)
+        for key_tile in range(key_tiles):
             for half in range(2):
                 for column in range(columns):
                     at = (2 * key_tile + half) * heads + column * halves
@@ -203,7 +226,7 @@ def make_value_products(kv_format, keys, heads_here):
                 for i in range(turned_words):
                     scaled[i] = turned[i]
             for pair in range((chunks + 1) // 2):
-                address = uint32(stage + values_at + (16 * key_tile + lane % 16) * row_bytes + 16 * (2 * pair + lane // 16))
+                address = chunk_at(stage + values_at + key_tile * tile_bytes, pair, lane)
                 if 2 * pair + 1 < chunks:
                     ldmatrix_x4_trans(words, 0, address)
                 else:
