@@ -30,7 +30,7 @@ from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
-from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.kernels.quantization.formats import TOKEN_FORMATS
 from minllm.kernels.sampling.log_probabilities import log_softmax
 
 RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
@@ -111,7 +111,7 @@ def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
         yield RANDOM, directory, dict(load_format="dummy"), RANDOM_TOKENS
 
 
-def compare(llm: LLM, token_ids: list[int], formats: tuple[str, ...] = KV_FORMATS) -> dict[str, Comparison]:
+def compare(llm: LLM, token_ids: list[int], formats: tuple[str, ...] = TOKEN_FORMATS) -> dict[str, Comparison]:
     """Every format's Comparison, and the plain cache's own under "auto", on a text read in windows."""
     scorers = {name: scorer_of(llm, name) for name in ("auto", *formats)}
     compared = {name: Comparison() for name in scorers}

@@ -6,7 +6,7 @@ import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.kernels.quantization.cache import by_block
-from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from minllm.ops.numpy_ops import NumpyOps
 
 
@@ -54,7 +54,7 @@ def test_a_llama_1b_token_takes_32_kib():
     assert shape.bytes_per_block == 32 * 1024
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_bytes_of_quantised_caches(name):
     """Codes and the scales of every token count; what a layer has once (the scales of fp8, offsets) does not."""
     shape = CacheShape(3, 16, 2, 64, np.dtype(np.float32), kv_format(name, 64))

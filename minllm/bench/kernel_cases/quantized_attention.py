@@ -14,7 +14,7 @@ from minllm.kernels.attention import split_quantized, split_tensor_core
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.quantization.cache import QuantizedCache
-from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from minllm.kernels.quantization.reference import FLOAT8
 
 SIZES = ((1, 8192), (64, 4096), (256, 1024))  # sequences x keys
@@ -95,5 +95,5 @@ def quantized_decode_case(
 
 def cases() -> list[KernelCase]:
     """Sequences x keys, in every format; blocks of 16 and ragged lengths where many sequences are served."""
-    contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in KV_FORMATS]
-    return [*contiguous, *(quantized_decode_case(name, *PAGED, layout=layout) for layout in ("", "ragged") for name in KV_FORMATS[:3])]
+    contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in TOKEN_FORMATS]
+    return [*contiguous, *(quantized_decode_case(name, *PAGED, layout=layout) for layout in ("", "ragged") for name in TOKEN_FORMATS[:3])]

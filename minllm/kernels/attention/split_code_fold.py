@@ -18,8 +18,9 @@ from minllm.kernels.attention.split_code_query import EXPONENT_BITS, TWO_EXPONEN
 from minllm.kernels.attention.split_code_ring import scale_words_of
 from minllm.kernels.attention.split_code_tile import zero_tiles_of
 from minllm.kernels.attention.split_codes import operands_of
-from minllm.kernels.attention.split_fold import ALL_LANES, maximum_over_rows
+from minllm.kernels.attention.split_fold import maximum_over_rows
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
@@ -135,20 +136,19 @@ def make_code_folds(kv_format, keys, heads_here):
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
         for j in range(heads):
             head = int32(4 * j + lane % 4)
-            total = sum_over_rows(sums[j])
+            total = sum_over_rows(sums[j]) * float32(2.0**-BASE)
             if head < heads_left and lane < 4:
                 warp_max[uint32(warp), uint32(head)] = maxima[j] * units[j]
                 warp_sum[uint32(warp), uint32(head)] = total
             for group in range(groups):
                 added = float32(0.0)
                 if integers:
-                    added = zeros_of(zero_sums, group, j, lane)
+                    added = zeros_of(zero_sums, group, j, lane) * float32(2.0**-BASE)
                 i = group // lane_groups if parts > halves else j % halves
                 for step in range(group * steps // groups, (group + 1) * steps // groups):
-                    factor = value_scale
-                    if integers:
-                        upper = chunk_steps == 2 and step % 2 == 1
-                        factor = ceiling[0] * float32(1 / (unit * upper_factor) if upper else 1 / unit)
+                    upper = chunk_steps == 2 and step % 2 == 1
+                    factor = float32(2.0**-BASE / (unit * upper_factor) if upper else 2.0**-BASE / unit)
+                    factor *= ceiling[0] if integers else value_scale
                     for half in range(2):
                         number = acc[4 * (step * columns + j // halves) + 2 * half + i] * factor + added
                         if head < heads_left:

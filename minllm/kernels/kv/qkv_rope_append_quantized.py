@@ -21,8 +21,9 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches, make_load_components, smooth
-from minllm.kernels.kv.quantized_head import EACH, FULL_WARP, lanes_of, make_store_quantized
+from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
+from minllm.kernels.warp import ALL_LANES
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -46,7 +47,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             total = float32(0)
         distance = lanes >> 1
         while distance:
-            total += cuda.shfl_xor_sync(FULL_WARP, total, distance)
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
             distance >>= 1
         inverse_rms = libdevice.rsqrtf(total * float32(1 / head_dim) + epsilon)
         if is_turned:
@@ -59,9 +60,10 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     def turn(values, cos_sin, position, lane, is_turned):
         """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, where the head is a query or a key; the whole warp takes
         part."""
-        first_half = lane < half_lanes
-        partner = lane + half_lanes if first_half else (lane - half_lanes if lane < active else lane)
-        pair = (lane if first_half else lane - half_lanes) * EACH if lane < active else uint32(0)
+        own = min(lane, uint32(active - 1))  # lanes beyond the head turn what they hold, its last components, as their owner does
+        first_half = own < half_lanes
+        partner = own + half_lanes if first_half else own - half_lanes
+        pair = (own if first_half else own - half_lanes) * EACH
         cosine, sine = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         for k in range(EACH):
             cosine[k], sine[k] = float32(1), float32(0)
@@ -71,7 +73,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
                 load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
         source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
         for k in range(EACH):
-            other = cuda.shfl_sync(FULL_WARP, values[k], source)
+            other = cuda.shfl_sync(ALL_LANES, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]
 
     @cuda.jit(device=True)
