@@ -142,6 +142,7 @@ from minllm.ptx.mma import (
     mma_m16n8k32_e4m3,
     mma_m16n8k32_e5m2,
     mma_m16n8k32_s8,
+    mma_m16n8k32_u8_s8,
 )
 from minllm.ptx.register import (
     keep_register,
@@ -268,6 +269,7 @@ __all__ = [
     "mma_m16n8k32_e4m3",
     "mma_m16n8k32_e5m2",
     "mma_m16n8k32_s8",
+    "mma_m16n8k32_u8_s8",
     "mma_m16n8k8_tf32",
     "movmatrix_trans",
     "pack_bf16x2",

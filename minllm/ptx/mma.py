@@ -1,7 +1,8 @@
 """Tensor cores, a warp at a time: mma.sync, D [16, 8] = A [16, K] B [K, 8] + D.
 
-A row of A and a column of B are K elements, 32 bytes: K is 8 of tf32, 16 of bfloat16 or float16, 32 of int8 or fp8. Fragments live in
-`cuda.local.array`s. With E elements a word (1, 2, 4), lane l holds, g = l // 4 and t = l % 4 (PTX ISA, "Matrix fragments for mma"):
+A row of A and a column of B are K elements, 32 bytes: K is 8 of tf32, 16 of bfloat16 or float16, 32 of int8 or fp8. Integers of A may be
+unsigned where those of B are signed. Fragments live in `cuda.local.array`s. With E elements a word (1, 2, 4), lane l holds, g = l // 4 and
+t = l % 4 (PTX ISA, "Matrix fragments for mma"):
 
     A: 4 words: row g and row g+8 from element t*E on, then both from element K/2 + t*E on
     B: 2 words: column g from element t*E on, and from element K/2 + t*E on
@@ -26,11 +27,17 @@ TF32_BITS = np.uint32(0xFFFFE000)  # of a float32, tf32 looks at sign, exponent 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of mma.sync: PTX's name of the element type, NumPy's (of the word for tf32), and elements a word."""
+    """A kind of mma.sync: PTX's name of the element type, NumPy's (of the word for tf32), elements a word, and the kind that B is of."""
 
     element: str
     dtype: np.dtype
     per_word: int
+    of_b: "Kind | None" = None  # where it is another than A's
+
+    @property
+    def right(self):
+        """The kind of B's elements."""
+        return self.of_b or self
 
     @property
     def depth(self):
@@ -40,7 +47,7 @@ class Kind:
     @property
     def integer(self):
         """Whether it accumulates in int32, not float32."""
-        return self.dtype == np.int8
+        return self.dtype.itemsize == 1 and self.dtype.kind in "iu"
 
     def values(self, raw):
         """Bytes of words as numbers: float32, or int32 for integers."""
@@ -70,7 +77,7 @@ def warp_product(values, kind):
     a_bytes, b_bytes, d_bytes = (np.concatenate(parts) for parts in zip(*(values[lane] for lane in range(32))))
     a_place, b_place = PLACES[kind.per_word]
     with np.errstate(all="ignore"):
-        d = kind.values(a_bytes)[a_place] @ kind.values(b_bytes)[b_place]
+        d = kind.values(a_bytes)[a_place] @ kind.right.values(b_bytes)[b_place]
         d = d + d_bytes.view(np.int32 if kind.integer else np.float32)[D_PLACE]
     return d.reshape(-1)[D_ELEMENTS].view(np.uint8).reshape(32, 16)
 
@@ -89,7 +96,7 @@ def make_mma(kind):
                 [builder.load(builder.gep(start, [I32(i)])) for i in range(count)] for start, count in zip(starts, (4, 4, 2))
             )
             text = (
-                f"mma.sync.aligned.m16n8k{kind.depth}.row.col.{result_name}.{kind.element}.{kind.element}.{result_name} "
+                f"mma.sync.aligned.m16n8k{kind.depth}.row.col.{result_name}.{kind.element}.{kind.right.element}.{result_name} "
                 "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
             )
             constraints = [f"={letter}"] * 4 + ["r"] * 6 + [letter] * 4
@@ -111,17 +118,20 @@ def make_mma(kind):
         result = collective(name, (registers(a, a_at, 4), registers(b, b_at, 2), registers(acc, acc_at, 4)), product)
         registers(acc, acc_at, 4, "write")[:] = result
 
-    name = multiply.__name__ = emulation.__name__ = f"mma_m16n8k{kind.depth}_{kind.element}"
+    elements = kind.element if kind.of_b is None else f"{kind.element}_{kind.right.element}"
+    name = multiply.__name__ = emulation.__name__ = f"mma_m16n8k{kind.depth}_{elements}"
     accumulators = "int32, wrapping around" if kind.integer else "float32"
     emulation.__doc__ = f"""{name}(acc, at, a, a_at, b, b_at): acc[at:at+4] += A B over the whole warp; A [16, {kind.depth}] from
-    a[a_at:a_at+4], B [{kind.depth}, 8] from b[b_at:b_at+2], {kind.per_word} {kind.element} a uint32, accumulated in {accumulators}.
-    PTX ISA, "mma"."""
+    a[a_at:a_at+4], B [{kind.depth}, 8] from b[b_at:b_at+2], {kind.per_word} {elements.replace("_", " by ")} a uint32, accumulated in
+    {accumulators}. PTX ISA, "mma"."""
     return emulated(intrinsic(multiply), emulation)
 
 
 mma_m16n8k8_tf32 = make_mma(Kind("tf32", np.dtype(np.uint32), 1))
 mma_m16n8k16_bf16 = make_mma(Kind("bf16", np.dtype(ml_dtypes.bfloat16), 2))
 mma_m16n8k16_f16 = make_mma(Kind("f16", np.dtype(np.float16), 2))
-mma_m16n8k32_s8 = make_mma(Kind("s8", np.dtype(np.int8), 4))
+S8 = Kind("s8", np.dtype(np.int8), 4)
+mma_m16n8k32_s8 = make_mma(S8)
+mma_m16n8k32_u8_s8 = make_mma(Kind("u8", np.dtype(np.uint8), 4, S8))
 mma_m16n8k32_e4m3 = make_mma(Kind("e4m3", np.dtype(ml_dtypes.float8_e4m3fn), 4))
 mma_m16n8k32_e5m2 = make_mma(Kind("e5m2", np.dtype(ml_dtypes.float8_e5m2), 4))

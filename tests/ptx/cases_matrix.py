@@ -16,6 +16,7 @@ PRODUCTS = {
     "mma_m16n8k16_bf16": (BFLOAT16, 16),
     "mma_m16n8k16_f16": (np.dtype(np.float16), 16),
     "mma_m16n8k32_s8": (np.dtype(np.int8), 32),
+    "mma_m16n8k32_u8_s8": (np.dtype(np.uint8), 32),  # of A; B is of int8
     "mma_m16n8k32_e4m3": (E4M3, 32),
     "mma_m16n8k32_e5m2": (E5M2, 32),
 }
@@ -101,9 +102,11 @@ def mma_arguments(name, device):
     """a, b and d for a kind of mma, and their numbers as float64."""
     dtype, depth = PRODUCTS[name]
     rng = np.random.default_rng(depth)
-    a, b = (rng.standard_normal((rows, depth)) * (50 if dtype == np.int8 else 1) for rows in (16, 8))
-    a, b = a.astype(dtype), b.astype(dtype)
-    d = rng.integers(-5, 5, (16, 8)).astype(np.int32 if dtype == np.int8 else np.float32)
+    if name.endswith("s8"):
+        a, b = (rng.integers(np.iinfo(of).min, np.iinfo(of).max, (rows, depth), of, True) for rows, of in ((16, dtype), (8, np.int8)))
+    else:
+        a, b = (rng.standard_normal((rows, depth)).astype(dtype) for rows in (16, 8))
+    d = rng.integers(-5, 5, (16, 8)).astype(np.int32 if name.endswith("s8") else np.float32)
     numbers = [x.astype(np.float64) for x in (a, b, d)]
     if dtype == np.float32:  # tf32 looks at the upper 19 bits
         numbers[:2] = [(x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64) for x in (a, b)]

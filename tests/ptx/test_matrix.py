@@ -52,6 +52,7 @@ MACHINE_CODE = [
     ("mma_m16n8k16_bf16", (9, 0), "HMMA.16816.F32.BF16"),
     ("mma_m16n8k16_f16", (9, 0), "HMMA.16816.F32 "),
     ("mma_m16n8k32_s8", (9, 0), "IMMA.16832.S8.S8"),
+    ("mma_m16n8k32_u8_s8", (9, 0), "IMMA.16832.U8.S8"),
     ("mma_m16n8k32_e4m3", (8, 9), "QMMA.16832.F32.E4M3.E4M3"),
     ("mma_m16n8k32_e4m3", (9, 0), "HMMA.16816.F32 "),
     ("mma_m16n8k32_e5m2", (8, 9), "QMMA.16832.F32.E5M2.E5M2"),

@@ -4,105 +4,126 @@ A state rescales only when it must (Dao's FlashAttention-4 does the same): weigh
 score by a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The
 exact softmax comes out all the same, since whatever is subtracted from all scores cancels.
 
-Weights times the scales of the values become float16 operands. So that they use that format's range, weights are divided by 2**ceiling,
-a power of two above the largest scale so far, which lags behind in the same way, and lifted by 2**BASE, away from float16's smallest: both
-are added to the exponent, and cost nothing.
+Weights, and weights times the scales of the values, become float16 operands. Weights are lifted by 2**BASE, away from float16's smallest
+numbers, which costs nothing in an exponent. Scales are multiplied by `lift`, one over a power of two above the largest scale so far
+(`ceiling`), which lags behind in the same way.
 """
 
 import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_of
+from minllm.kernels.attention.split_code_lanes import lanes_of
+from minllm.kernels.attention.split_code_query import EXPONENT_BITS, TWO_EXPONENTS
+from minllm.kernels.attention.split_code_ring import scale_words_of
+from minllm.kernels.attention.split_code_tile import zero_tiles_of
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.kernels.attention.split_fold import maximum_over_rows
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
 from minllm.kernels.warp import ALL_LANES
-from minllm.ptx import ex2, float_as_uint, max_f16x2, unpack_f16x2
+from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
 NO_MAXIMUM = -1e12  # of no keys, in the units of the scores: far below any, but finite, so that -inf less it is -inf
-LOWEST_CEILING = -23.0  # above float16's smallest number
+LOWEST_CEILING = 2.0**-15  # one over it is float16's largest power of two
+TWICE_DOUBLED = 2 << 23  # added to the bits of a power of two
 
 
 @functools.cache
-def make_code_folds(kv_format, keys, heads):
-    """(clear, fold, share_states) for tiles of `keys` keys and `heads` query heads, multiples of 16 and 8.
+def make_code_folds(kv_format, keys, heads_here):
+    """(clear, fold, share_states) for tiles of `keys` keys and blocks of `heads_here` query heads.
 
-    A state is the tuple (maxima, sums, zero_sums, acc, ceiling) of local arrays.
+    A state is the tuple (maxima, sums, zero_sums, acc, ceiling, lift) of local arrays; a lane's heads: split_code_lanes.py.
     """
-    head_dim, groups, integers = kv_format.head_dim, kv_format.groups, not kv_format.is_float
-    operands = operands_of(kv_format.name)
+    head_dim, groups, integers, lanes = kv_format.head_dim, kv_format.groups, not kv_format.is_float, lanes_of(kv_format, heads_here)
+    heads, columns, halves, parts, lane_groups = lanes.heads, lanes.columns, lanes.halves, lanes.parts, lanes.lane_groups
+    operands, zero_tiles = operands_of(kv_format.name), zero_tiles_of(lanes)
     value_channel, unit, chunk_steps, upper_factor = operands.value_channel, operands.unit, operands.steps, operands.upper_factor
-    steps, columns, key_tiles = head_dim // 16, heads // 8, keys // 16
-    group_steps = steps // groups
-    value_scales_at = 2 * keys * row_bytes_of(kv_format) // 4 + scale_words_of(kv_format, keys)
-    state_count = 2 * columns
+    steps, rows = head_dim // 16, keys // 8
+    scale_words = scale_words_of(kv_format, keys)
+    words_each = -(-scale_words // 32)
 
     @cuda.jit(device=True)
     def clear(state):
         """The state of no keys."""
-        maxima, sums, zero_sums, acc, ceiling = state
-        ceiling[0] = float32(LOWEST_CEILING) if integers else float32(0.0)
-        for i in range(state_count):
-            maxima[i] = float32(NO_MAXIMUM)
-            sums[i] = float32(0.0)
-            for group in range(groups):
-                zero_sums[group * state_count + i] = float32(0.0)
+        maxima, sums, zero_sums, acc, ceiling, lift = state
+        ceiling[0] = float32(LOWEST_CEILING) if integers else float32(1.0)
+        lift[0] = pack_f16x2(float32(1 / LOWEST_CEILING), float32(1 / LOWEST_CEILING))
+        for j in range(heads):
+            maxima[j] = float32(NO_MAXIMUM)
+            sums[j] = float32(0.0)
+        for i in range(4 * zero_tiles * columns):
+            zero_sums[i] = float32(0.0)
         for i in range(4 * steps * columns):
             acc[i] = float32(0.0)
 
     @cuda.jit(device=True)
-    def rescale(state, largest, raised, units, scale):
-        """Catch up with the largest scores, and the largest scale, that any lane has met."""
-        maxima, sums, zero_sums, acc, ceiling = state
-        raise_by = float32(0.0)
-        if integers:
-            raised = maximum_over_rows(raised)
-            if raised >= ex2(ceiling[0]):
-                exponent = float32(int32(float_as_uint(raised) >> uint32(23)) - 125)  # of a power of two, 2 to 4 times as large
-                raise_by = exponent - ceiling[0]
-                ceiling[0] = exponent
-        for column in range(columns):
-            for i in range(2):
-                maximum = max(maxima[2 * column + i], maximum_over_rows(largest[2 * column + i]))
-                correction = ex2((maxima[2 * column + i] - maximum) * (units[2 * column + i] * scale) - raise_by)
-                maxima[2 * column + i] = maximum
-                sums[2 * column + i] *= correction
-                for group in range(groups):
-                    zero_sums[2 * (group * columns + column) + i] *= correction
-                for j in range(2 * steps):
-                    acc[4 * (j // 2 * columns + column) + j % 2 * 2 + i] *= correction
+    def raise_ceiling(ceiling, lift, raised):
+        """Catch up with the largest scale that any lane has met; returns what sums of weights times scales are to be multiplied by."""
+        raised = maximum_over_rows(raised)
+        raised = max(raised, cuda.shfl_xor_sync(ALL_LANES, raised, 1))
+        raised = max(raised, cuda.shfl_xor_sync(ALL_LANES, raised, 2))
+        correction = float32(1.0)
+        if raised >= ceiling[0]:
+            bits = uint32((float_as_uint(raised) & uint32(EXPONENT_BITS)) + uint32(TWICE_DOUBLED))  # 2 to 4 times as large
+            inverse = uint_as_float(uint32(uint32(TWO_EXPONENTS) - bits))
+            correction = ceiling[0] * inverse
+            ceiling[0] = uint_as_float(bits)
+            lift[0] = pack_f16x2(inverse, inverse)
+        return correction
 
     @cuda.jit(device=True)
-    def fold(scores, pairs, state, units, scale, rings, stage_word, lane):
-        """Scores become weights, and the state follows; pairs: the scales and zeros of this lane's values."""
-        maxima, sums, _, _, ceiling = state
-        largest, raised, excess = cuda.local.array(state_count, float32), float32(0.0), float32(0.0)
-        for column in range(columns):
-            for i in range(2):
-                best = scores[4 * column + i]
-                for j in range(1, 2 * key_tiles):
-                    best = max(best, scores[4 * (j // 2 * columns + column) + j % 2 * 2 + i])
-                largest[2 * column + i] = best
-                excess = max(excess, (best - maxima[2 * column + i]) * (units[2 * column + i] * scale))
+    def rescale(state, largest, raised, units, scale):
+        """Catch up with the largest scores, and the largest scale."""
+        maxima, sums, zero_sums, acc, ceiling, lift = state
+        of_ceiling = float32(1.0)
         if integers:
-            first_word, top = int64(stage_word) + int64(value_scales_at + lane // 4 * groups), uint32(0)
-            for j in range(2 * key_tiles):
-                for group in range(groups):
-                    pairs[j * groups + group] = rings[first_word + (8 * j * groups + group)]
-                    top = max_f16x2(top, pairs[j * groups + group])
+            of_ceiling = raise_ceiling(ceiling, lift, raised)
+        for j in range(heads):
+            maximum = max(maxima[j], maximum_over_rows(largest[j]))
+            correction = ex2((maxima[j] - maximum) * (units[j] * scale))
+            maxima[j] = maximum
+            sums[j] *= correction
+            for part in range(parts // halves):
+                first = 4 * (j // halves) + j % halves + part
+                for k in range(2 * zero_tiles):
+                    zero_sums[first + 4 * columns * (k // 2) + 2 * (k % 2)] *= correction
+                for k in range(2 * steps):
+                    acc[first + 4 * columns * (k // 2) + 2 * (k % 2)] *= correction * of_ceiling
+
+    @cuda.jit(device=True)
+    def fold(scores, state, units, scale, rings, scale_word, lane):
+        """Scores become weights, and the state follows."""
+        maxima, sums, _, _, ceiling, _ = state
+        largest, raised, excess = cuda.local.array(heads, float32), float32(0.0), float32(0.0)
+        for j in range(heads):
+            best = scores[j]
+            for row in range(1, rows):
+                best = max(best, scores[row * heads + j])
+            largest[j] = best
+            excess = max(excess, (best - maxima[j]) * (units[j] * scale))
+        if integers:
+            top = uint32(0)
+            for i in range(words_each):
+                word = min(lane * words_each + i, scale_words - 1)
+                top = max_f16x2(top, rings[int64(scale_word) + int64(scale_words + word)])
             raised, _ = unpack_f16x2(top)
-        if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or raised >= ex2(ceiling[0])):
+        if cuda.any_sync(ALL_LANES, excess > float32(SLACK) or raised >= ceiling[0]):
             rescale(state, largest, raised, units, scale)
-        base = float32(BASE) - ceiling[0]
-        for column in range(columns):
-            for i in range(2):
-                exponent_scale = units[2 * column + i] * scale
-                for j in range(2 * key_tiles):
-                    at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
-                    scores[at] = ex2((scores[at] - maxima[2 * column + i]) * exponent_scale + base)
-                    sums[2 * column + i] += scores[at]
+        for j in range(heads):
+            exponent_scale = units[j] * scale
+            for row in range(rows):
+                at = row * heads + j
+                scores[at] = ex2((scores[at] - maxima[j]) * exponent_scale + float32(BASE))
+                sums[j] += scores[at]
+
+    @cuda.jit(device=True)
+    def zeros_of(zero_sums, group, j, lane):
+        """The sum of weights times zeros for a head and a group, which is in all lanes of its column."""
+        at = 4 * (group % lane_groups // 2 * columns + j // halves) + group % lane_groups % 2 * 2 + j % halves
+        if parts > halves:
+            return cuda.shfl_sync(ALL_LANES, zero_sums[at], lane % 4 + 4 * (group // lane_groups))
+        return zero_sums[at]
 
     @cuda.jit(device=True)
     def share_states(state, units, value_scale, shared_states, heads_left):
@@ -110,29 +131,27 @@ def make_code_folds(kv_format, keys, heads):
 
         value_scale: of 8-bit floats.
         """
-        maxima, sums, zero_sums, acc, ceiling = state
+        maxima, sums, zero_sums, acc, ceiling, _ = state
         warp_max, warp_sum, warp_out = shared_states
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
-        power = ex2(ceiling[0] - float32(BASE))  # that this warp's weights were divided by
-        for column in range(columns):
-            for i in range(2):
-                head = int32(8 * column + lane % 4 * 2 + i)
-                total = sum_over_rows(sums[2 * column + i]) * power
-                if head < heads_left and lane < 4:
-                    warp_max[uint32(warp), uint32(head)] = maxima[2 * column + i] * units[2 * column + i]
-                    warp_sum[uint32(warp), uint32(head)] = total
-                for group in range(groups):
-                    added = float32(0.0)
-                    if integers:
-                        added = sum_over_rows(zero_sums[2 * (group * columns + column) + i]) * power
-                    for step in range(group * group_steps, group * group_steps + group_steps):
-                        factor = value_scale * power
-                        if integers:
-                            upper = chunk_steps == 2 and step % 2 == 1
-                            factor = power * float32(1 / (unit * upper_factor) if upper else 1 / unit)
-                        for half in range(2):
-                            number = acc[4 * (step * columns + column) + 2 * half + i] * factor + added
-                            if head < heads_left:
-                                warp_out[uint32(warp), uint32(head), uint32(value_channel(step, half, lane))] = number
+        for j in range(heads):
+            head = int32(4 * j + lane % 4)
+            total = sum_over_rows(sums[j]) * float32(2.0**-BASE)
+            if head < heads_left and lane < 4:
+                warp_max[uint32(warp), uint32(head)] = maxima[j] * units[j]
+                warp_sum[uint32(warp), uint32(head)] = total
+            for group in range(groups):
+                added = float32(0.0)
+                if integers:
+                    added = zeros_of(zero_sums, group, j, lane) * float32(2.0**-BASE)
+                i = group // lane_groups if parts > halves else j % halves
+                for step in range(group * steps // groups, (group + 1) * steps // groups):
+                    upper = chunk_steps == 2 and step % 2 == 1
+                    factor = float32(2.0**-BASE / (unit * upper_factor) if upper else 2.0**-BASE / unit)
+                    factor *= ceiling[0] if integers else value_scale
+                    for half in range(2):
+                        number = acc[4 * (step * columns + j // halves) + 2 * half + i] * factor + added
+                        if head < heads_left:
+                            warp_out[uint32(warp), uint32(head), uint32(value_channel(step, half, lane))] = number
 
     return clear, fold, share_states

@@ -3,7 +3,7 @@
 import functools
 from dataclasses import dataclass
 
-from minllm.kernels.attention.split_code_ring import stage_bytes_of
+from minllm.kernels.attention.split_code_ring import ring_bytes_of
 from minllm.kernels.attention.split_shape import RESERVED_BYTES, SplitShape, block_shared_bytes, head_tiles_of, state_bytes_of
 
 STATIC_BYTES = 48 * 1024  # that a block can have of shared memory beside its rings
@@ -18,7 +18,7 @@ class CodeShape(SplitShape):
 
 def code_ring_bytes_of(kv_format, shape):
     """Dynamic shared memory of a block: the rings of all warps."""
-    return shape.warps * shape.stages * stage_bytes_of(kv_format, shape.keys)
+    return shape.warps * ring_bytes_of(kv_format, shape.keys, shape.stages, shape.tensor_copies)
 
 
 def fits(kv_format, group, shape, shared_bytes):

@@ -4,9 +4,11 @@ The frame is split_tensor_core.py's: a ring of tiles for every warp, a line of t
 same launch. What differs is what a tile is, and what is done with it, each part in a file of its own:
 
     split_code_ring   codes and their scales travel as they lie in memory
-    split_codes       words of codes become operands, one instruction for two numbers
+    split_codes       words of codes become operands, one instruction for two numbers, or none
+    split_code_query  queries as operands for products with codes
     split_code_tile   products of codes; scales and zeros are applied to scores and weights, never to keys or values
     split_code_fold   online softmax that rescales when it must only
+    split_code_lanes  which heads and groups a lane has of all this
 
 So no dequantised key or value exists anywhere, neither in memory nor in a register.
 
@@ -29,9 +31,19 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.arguments import is_contiguous
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
-from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
+from minllm.kernels.attention.split_code_lanes import lanes_of
+from minllm.kernels.attention.split_code_query import make_query_preparation, query_counts
+from minllm.kernels.attention.split_code_ring import (
+    PLACE_SEQUENCE,
+    make_aim,
+    make_code_ring,
+    make_scale_places,
+    place_fields_of,
+    stage_bytes_of,
+)
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
-from minllm.kernels.attention.split_code_tile import make_code_products, make_query_preparation
+from minllm.kernels.attention.split_code_tensor_ring import make_code_tensor_ring, map_of
+from minllm.kernels.attention.split_code_tile import make_mask, make_scores, make_value_products, zero_tiles_of
 from minllm.kernels.attention.split_merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
 from minllm.kernels.attention.split_plan import (
     CURSOR_FIELDS,
@@ -50,7 +62,6 @@ from minllm.kernels.attention.split_plan import (
     visible_keys,
 )
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of
-from minllm.kernels.attention.split_tile import make_tile_products
 from minllm.kernels.attention.split_tiles import columns_of, make_block_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import shared_address
@@ -66,22 +77,24 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    aim, fetch, wait = make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages)
-    load_query, prepare_query = make_query_preparation(kv_format, dtype, heads)
-    score_tile, multiply_values = make_code_products(kv_format, keys, heads)
-    mask_tile = make_tile_products(dtype, head_dim, keys, heads)[2]
-    clear, fold, share_states = make_code_folds(kv_format, keys, heads)
+    make_ring = make_code_tensor_ring if shape.tensor_copies else make_code_ring
+    setup, fetch, wait = make_ring(kv_format, block_size, head_tiles, keys, warps, stages)
+    load_query, prepare_query = make_query_preparation(kv_format, dtype, heads_here)
+    score_tile, mask_tile = make_scores(kv_format, shape, heads_here), make_mask(kv_format, keys, heads_here)
+    multiply_values = make_value_products(kv_format, shape, heads_here)
+    clear, fold, share_states = make_code_folds(kv_format, keys, heads_here)
     (prefetch_block_tables, heads_of, _), write_zeros = make_block_steps(head_dim, group, shape), make_write_zeros(head_dim, threads)
     _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
     shared_bytes = code_ring_bytes_of(kv_format, shape)
-    warp_bytes = shared_bytes // warps
-    stage_bytes, place_fields = warp_bytes // stages, place_fields_of(block_size, keys)
-    floats = kv_format.is_float
-    steps, columns = head_dim // 16, heads // 8
-    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
-    query_count, out_count, score_count, state_count = 2 * steps * columns, 4 * steps * columns, keys * columns // 4, 2 * columns
-    sum_count, pair_count = 2 * groups * columns, keys // 8 * groups
-    turns = shape.turns
+    warp_bytes, place_fields = shared_bytes // warps, place_fields_of(block_size, keys)
+    stage_bytes = stage_bytes_of(kv_format, keys, shape.tensor_copies)
+    aim, (_, scale_word_of) = make_aim(block_size, keys, warps), make_scale_places(kv_format, keys, stages, shape.tensor_copies)
+    floats, lanes = kv_format.is_float, lanes_of(kv_format, heads_here)
+    loaded_count, fragment_count = query_counts(kv_format, heads_here)
+    load_early = loaded_count <= 16  # where the registers allow two heads' queries at a time
+    state_count, score_count, out_count = lanes.heads, lanes.heads * keys // 8, head_dim // 4 * lanes.columns
+    sum_count, zero_count = groups * lanes.heads, 4 * zero_tiles_of(lanes) * lanes.columns
+    turns, by_engine = shape.turns, shape.tensor_copies
     state_shape, out_shape = (turns, warps, heads_here), (turns, warps, heads_here, pitch_of(head_dim))
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
@@ -102,6 +115,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         block_tables,  # [sequences, max_blocks]
         scale,  # times log2(e): exponentials are to base 2
         sliding_window,
+        key_map,  # of key_codes, or None: for tensor copies
+        value_map,
     ):
         wait_for_predecessors()
         rings = cuda.shared.array(0, uint32, alignment=1024)
@@ -111,12 +126,17 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         arrived = cuda.shared.array(1, int32)
         turn, parts_in_memory = uint32(0), (part_max, part_sum, part_out, arrivals)
         batch = (query_start, context_lens, sliding_window, int32(0), int32(residual_window))
-        cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
+        if by_engine:
+            cache = (key_map, value_map, key_scales, value_scales, block_tables)
+        else:
+            cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
         warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
         line_heads = int32(key_codes.shape[1] * head_tiles)
-        ring = uint32(shared_address(rings, 0) + warp * warp_bytes)
+        ring_start = uint32(shared_address(rings, 0))
+        ring = uint32(ring_start + warp * warp_bytes)
 
         prefetch_block_tables(block_tables)
+        setup(ring, lane)
         ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
@@ -124,22 +144,22 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         place = cuda.local.array(place_fields, int32)
         place[PLACE_SEQUENCE] = -1
         begin(ahead, cut, line_heads, batch)
-        aim(ahead, place, batch, cache, warp)
+        aim(ahead, place, batch, block_tables, warp)
         for i in range(CURSOR_FIELDS):
             now[i] = ahead[i]
         line = cut[LINE]
         for stage in range(stages - 1):
-            fetch(ahead, place, line_heads, batch, cache, warp, lane, uint32(ring + stage * stage_bytes))
-        ring_end, stage_word = uint32(ring + warp_bytes), uint32(warp * (warp_bytes // 4))
-        stage, free_stage = ring, uint32(ring_end - stage_bytes)
+            fetch(ahead, place, line_heads, batch, cache, warp, lane, ring, uint32(ring + stage * stage_bytes))
+        ring_end = uint32(ring + stages * stage_bytes)
+        stage, free_stage, parity = ring, uint32(ring_end - stage_bytes), uint32(0)
 
-        fragments, loaded = cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32)
-        units = cuda.local.array(state_count, float32)
-        query_sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(sum_count, float32)
-        scores, pairs = cuda.local.array(score_count, float32), cuda.local.array(pair_count, uint32)
-        maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
+        loaded, fragments = cuda.local.array(loaded_count, uint32), cuda.local.array(fragment_count, uint32)
+        units, query_sums = cuda.local.array(state_count, float32), cuda.local.array(sum_count, float32)
+        scores, maxima = cuda.local.array(score_count, float32), cuda.local.array(state_count, float32)
+        sums, zero_sums = cuda.local.array(state_count, float32), cuda.local.array(zero_count, float32)
         acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
-        state = (maxima, sums, zero_sums, acc, ceiling)
+        lift = cuda.local.array(1, uint32)
+        state = (maxima, sums, zero_sums, acc, ceiling, lift)
         if load_early and now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
@@ -166,20 +186,21 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(loaded, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
-                fetch(ahead, place, line_heads, batch, cache, warp, lane, free_stage)
+                fetch(ahead, place, line_heads, batch, cache, warp, lane, ring, free_stage)
                 at_edge = position < start or int32(position + keys) > stop  # of what is visible
-                wait(rings, stage_word, position, start, stop, at_edge, lane)
-                score_tile(scores, fragments, query_sums, rings, stage_word, stage, lane)
+                scale_word = scale_word_of(warp, ring, stage)
+                wait(rings, ring_start, ring, stage, scale_word, parity, position, start, stop, at_edge, lane)
+                score_tile(scores, fragments, query_sums, rings, scale_word, stage, lane)
                 if at_edge:
                     mask_tile(scores, position, start, stop, lane)
-                fold(scores, pairs, state, units, scale, rings, stage_word, lane)
-                multiply_values(state, scores, pairs, stage, lane)
+                fold(scores, state, units, scale, rings, scale_word, lane)
+                multiply_values(state, scores, rings, scale_word, stage, lane)
                 cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
-                stage, stage_word = uint32(stage + stage_bytes), uint32(stage_word + stage_bytes // 4)
+                stage = uint32(stage + stage_bytes)
                 if stage == ring_end:
-                    stage, stage_word = ring, uint32(stage_word - warp_bytes // 4)
+                    stage, parity = ring, uint32(parity ^ 1)
 
             shared_states = (warp_max[turn], warp_sum[turn], warp_out[turn])
             if turns == 2:  # who writes the next head's state need not wait for those who read this one's
@@ -250,7 +271,8 @@ def attention(
     states = tuple(scratch[name] for name in PART_NAMES)
     chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape, residual_window)
     batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
-    arguments = (query, *caches, out, lse, *states, *batch)
+    maps = [map_of(cache.codes, shape.keys) if shape.tensor_copies else None for cache in (key_cache, value_cache)]
+    arguments = (query, *caches, out, lse, *states, *batch, *maps)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
 
 

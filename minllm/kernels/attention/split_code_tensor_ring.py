@@ -1,0 +1,145 @@
+"""The ring of split_code_ring.py filled by the copy engine: one lane starts a handful of copies, and no lane computes addresses.
+
+The codes of a cache are rows of 64 or 128 bytes to the engine, of which it fetches boxes of as many keys as certainly lie in one block of
+the cache, at most a warp's tile; scales, which lie side by side too, come as a run of bytes. Codes arrive swizzled, so that the rows of an
+ldmatrix tile lie in different banks without padding. The copies of a stage report to its mbarrier, which lies behind the warp's ring.
+
+As for bfloat16 (split_tensor_ring.py) the engine asks the L2 cache for every sector once, where cp.async's prefetches ask twice.
+
+The engine also fetches slots of a block beyond a context's end. What lies there may be NaN, so rows and scales that must not be seen are
+cleared once they have arrived. For Hopper and later.
+"""
+
+import functools
+
+from numba import cuda, int32, int64, uint32
+
+from minllm.kernels.attention.split_code_ring import (
+    BLOCKS,
+    POSITION,
+    START,
+    STOP,
+    make_aim,
+    make_clear_scales,
+    make_scale_places,
+    ring_bytes_of,
+    row_bytes_of,
+    run_of,
+    scale_bytes_of,
+    scale_words_of,
+    stage_bytes_of,
+)
+from minllm.kernels.attention.split_plan import HEAD, LEFT, make_walk, quotient
+from minllm.ptx import (
+    cp_async_bulk_shared_global,
+    cp_async_bulk_tensor_2d_shared_global,
+    fence_mbarrier_init,
+    fence_proxy_async,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait_parity,
+)
+from minllm.runtime.tensor_map import tensor_map
+
+ROW_BYTES = (64, 128)  # of codes that the engine fetches: what it can swizzle, but for rows too short to be worth a box
+SMALLEST_RUN = 16  # keys: a box is a multiple of 1024 bytes, after which the swizzle repeats
+
+
+def can_fetch(kv_format, block_size):
+    """Whether the copy engine can fetch a cache's codes."""
+    return kv_format.code_bytes in ROW_BYTES and block_size % SMALLEST_RUN == 0
+
+
+def map_of(codes, keys):
+    """The tensor map of a cache's codes for tiles of `keys` keys."""
+    code_bytes = codes.shape[3]
+    rows = codes.reshape(-1, code_bytes)
+    return tensor_map(rows, (run_of(codes.shape[2], keys), code_bytes), swizzle=code_bytes, promotion=128)
+
+
+@functools.cache
+def make_code_tensor_ring(kv_format, block_size, head_tiles, keys, warps, stages):
+    """(setup, fetch, wait) as in split_code_ring.make_code_ring; of `cache` the first two are tensor maps."""
+    _, advance = make_walk(warps * keys)
+    row_bytes, scale_words, groups = row_bytes_of(kv_format, True), scale_words_of(kv_format, keys), kv_format.groups
+    stage_bytes, scale_bytes = stage_bytes_of(kv_format, keys, True), scale_bytes_of(kv_format, keys)
+    aim, (scales_of, _) = make_aim(block_size, keys, warps), make_scale_places(kv_format, keys, stages, True)
+    barriers_at = ring_bytes_of(kv_format, keys, stages, True) - 8 * stages
+    clear_scales, run, row_words = make_clear_scales(kv_format, keys), run_of(block_size, keys), row_bytes // 4
+    runs, run_bytes, run_scale_bytes = keys // run, run * row_bytes, scale_bytes // 2 // (keys // run)
+
+    @cuda.jit(device=True)
+    def barrier_of(ring, stage):
+        """The mbarrier of a stage."""
+        return uint32(ring + barriers_at + uint32(stage - ring) // uint32(stage_bytes) * uint32(8))
+
+    @cuda.jit(device=True)
+    def setup(ring, lane):
+        """Make the ring's mbarriers."""
+        if lane == 0:
+            for i in range(stages):
+                mbarrier_init(uint32(ring + barriers_at + 8 * i), 1)
+            fence_mbarrier_init()
+        cuda.syncwarp()
+
+    @cuda.jit(device=True)
+    def copy_tile(place, head, kv_heads, cache, ring, stage):
+        """Start copying a warp's tile to a stage; for one lane. Runs of which no key is visible are left out."""
+        key_map, value_map, key_scales, value_scales, _ = cache
+        barrier, scales, visible = barrier_of(ring, stage), scales_of(ring, stage), int32(0)
+        for i in range(runs):
+            at = int32(place[POSITION] + i * run)
+            if at < place[STOP] and at + run > place[START]:
+                visible = int32(visible + 1)
+        mbarrier_arrive_expect_tx(barrier, uint32(visible * (2 * (run_bytes + run_scale_bytes))))
+        for i in range(runs):
+            at = int32(place[POSITION] + i * run)
+            if at < place[STOP] and at + run > place[START]:
+                slot = uint32(uint32(at) % uint32(block_size))
+                block_head = uint32(uint32(place[BLOCKS + i]) * kv_heads + head)
+                row = uint32(block_head * uint32(block_size) + slot)  # of [num_blocks, kv_heads, block_size]
+                to = uint32(stage + i * run_bytes)
+                cp_async_bulk_tensor_2d_shared_global(to, key_map, 0, row, barrier)
+                cp_async_bulk_tensor_2d_shared_global(uint32(to + keys * row_bytes), value_map, 0, row, barrier)
+                if scale_words > 0:
+                    index, to = int64(row) * (2 * groups), uint32(scales + i * run_scale_bytes)
+                    cp_async_bulk_shared_global(to, key_scales, index, run_scale_bytes, barrier)
+                    cp_async_bulk_shared_global(uint32(to + 4 * scale_words), value_scales, index, run_scale_bytes, barrier)
+
+    @cuda.jit(device=True)
+    def fetch(cursor, place, heads, batch, cache, warp, lane, ring, stage):
+        """Start copying the cursor's tile, if any is left, to the stage at this shared address, and go on to the next."""
+        if cursor[LEFT] > 0:
+            if lane == 0:
+                kv_heads, head = uint32(quotient(heads, head_tiles)), uint32(quotient(cursor[HEAD], head_tiles))
+                copy_tile(place, head, kv_heads, cache, ring, stage)
+            advance(cursor, 1, heads, batch)
+            aim(cursor, place, batch, cache[4], warp)
+
+    @cuda.jit(device=True)
+    def clear_rows(rings, word, first, count, lane):
+        """Zeros for `count` rows of K and of V from row `first` on of a stage that begins at this word."""
+        for i in range(count):
+            if lane < row_words:
+                at = uint32(word + (first + i) * row_words + lane)
+                rings[at] = uint32(0)
+                rings[uint32(at + keys * row_words)] = uint32(0)
+
+    @cuda.jit(device=True)
+    def wait(rings, ring_start, ring, stage, scale_word, parity, position, start, stop, at_edge, lane):
+        """Wait for the tile of a stage, whose first key is at `position`, and, at an edge, clear rows and scales outside of start to stop.
+
+        rings: the block's shared memory as words, which begins at the shared address ring_start. scale_word: see scale_word_of.
+        """
+        mbarrier_wait_parity(barrier_of(ring, stage), parity)
+        if at_edge:
+            word = uint32((stage - ring_start) // 4)
+            before, seen = min(keys, max(0, start - position)), min(keys, max(0, stop - position))
+            clear_rows(rings, word, 0, before, lane)
+            clear_rows(rings, word, seen, keys - seen, lane)
+            if scale_words > 0:
+                clear_scales(rings, scale_word, position, start, stop, lane)
+            fence_proxy_async()  # before the copies that fill the stage again
+        cuda.syncwarp()
+
+    return setup, fetch, wait
