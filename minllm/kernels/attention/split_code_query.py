@@ -6,7 +6,8 @@ a power of two that leaves the largest between 2**13 and 2**14, rounded, and spl
     q = (256 upper + lower) * power
 
 which are two columns of one product, neighbours in the same lane. So a product of bytes is exact, and a query is kept to 15 bits of its
-largest component; bfloat16 has 8 bits of each. For 8-bit floats queries are brought into float16's range by a power of two.
+largest component; bfloat16 has 8 bits of each. For 8-bit floats, and for keys by channel, whose scales the query is multiplied by first
+(split_channel_scores.py), queries are brought into float16's range by a power of two.
 
 The powers (`units`) are what products are to be multiplied by.
 """
@@ -47,7 +48,7 @@ def power_of_two(largest):
 def query_counts(kv_format, heads_here):
     """(words of a lane's queries as they lie in memory, words of operands)."""
     lanes, words = lanes_of(kv_format, heads_here), kv_format.head_dim // 16
-    if kv_format.is_float:
+    if kv_format.is_float or kv_format.keys_by_channel:
         return 2 * words * lanes.columns, 2 * words * lanes.columns
     return 2 * words * lanes.heads, (words + words % 2) * lanes.heads
 
@@ -59,13 +60,13 @@ def make_query_preparation(kv_format, dtype, heads_here):
     exist. prepare_query(fragments, loaded, units, query_sums, lane) makes B operands, the units that their products come in, and for
     integers sum(q) by group in the same units: [groups, a lane's heads].
     """
-    make = make_float_query if kv_format.is_float else make_integer_query
+    make = make_float_query if kv_format.is_float or kv_format.keys_by_channel else make_integer_query
     return make(kv_format, dtype, heads_here)
 
 
 @functools.cache
 def make_float_query(kv_format, dtype, heads_here):
-    """make_query_preparation for 8-bit floats; operands [columns, steps of 16 channels, 2]."""
+    """make_query_preparation for 8-bit floats, and for keys by channel; operands [columns, steps of 16 channels, 2]."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format, heads_here)
     steps, columns, halves = head_dim // 16, lanes.columns, lanes.halves
     query_channel = operands_of(kv_format.name).query_channel

@@ -1,9 +1,10 @@
 """A warp's own ring of quantised keys and values in shared memory, filled by cp.async: split_ring.py for codes and their scales.
 
 A stage holds the codes of KEYS keys and those of the same values. Behind the stages of codes lie as many for integers' scales, those of
-the keys and then of the values, a word of two float16 (scale, zero) for each key and group. Nothing is converted on the way: codes travel
-as they lie, so that a ring of the same bytes holds two or four times as many keys. A row of codes is padded to an odd number of 16-byte
-chunks, so that the eight rows of an ldmatrix tile lie in different banks.
+the keys and then of the values, a word of two float16 (scale, zero) for each key and group. Keys by channel have as many words, in the
+place in memory where their tokens' would be: a tile is a group of tokens, and as long as a group of channels. Nothing is converted on the
+way: codes travel as they lie, so that a ring of the same bytes holds two or four times as many keys. A row of codes is padded to an odd
+number of 16-byte chunks, so that the eight rows of an ldmatrix tile lie in different banks.
 
 Codes that must not be seen are filled with zeros and not read. Scales come in chunks of four words, which may reach over the edge of a
 context into slots that nobody has written: such words are cleared once they have arrived.
@@ -109,8 +110,9 @@ def make_scale_places(kv_format, keys, stages, by_engine=False):
 
 @functools.cache
 def make_clear_scales(kv_format, keys):
-    """clear_scales(rings, scale_word, position, start, stop, lane): zeros for scales of keys outside of start to stop."""
-    groups, scale_words = kv_format.groups, scale_words_of(kv_format, keys)
+    """clear_scales(rings, scale_word, position, start, stop, lane): zeros for scales of keys outside of start to stop. Those of channels
+    belong to a whole tile, and stay."""
+    groups, scale_words, by_channel = kv_format.groups, scale_words_of(kv_format, keys), kv_format.keys_by_channel
 
     @cuda.jit(device=True)
     def clear_scales(rings, scale_word, position, start, stop, lane):
@@ -118,7 +120,8 @@ def make_clear_scales(kv_format, keys):
             word = int32(lane + 32 * i)
             at = int32(position + quotient(word, groups))
             if word < scale_words and (at < start or at >= stop):
-                rings[uint32(scale_word + word)] = uint32(0)
+                if not by_channel:
+                    rings[uint32(scale_word + word)] = uint32(0)
                 rings[uint32(scale_word + scale_words + word)] = uint32(0)
 
     return clear_scales
@@ -134,7 +137,7 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
     """
     _, advance = make_walk(warps * keys)
     code_bytes, row_bytes, chunks = kv_format.code_bytes, row_bytes_of(kv_format), chunks_of(kv_format)
-    groups, scale_words = kv_format.groups, scale_words_of(kv_format, keys)
+    groups, scale_words, by_channel = kv_format.groups, scale_words_of(kv_format, keys), kv_format.keys_by_channel
     copies, scale_copies = -(-keys * chunks // 32), -(-scale_words // 4 // 32)  # of a lane
     whole, level = keys * chunks % 32 == 0, 32 % chunks == 0  # all lanes copy every time; and so many whole rows together
     run, runs = run_of(block_size, keys), keys // run_of(block_size, keys)
@@ -189,8 +192,10 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
                 index = 2 * (pick(bases, run_index) + int64(uint32(word - run_index * run_words)))
                 valid = 16 if place[START] <= last and at < place[STOP] else 0
                 to = uint32(scales + 4 * word)
-                cp_async_16(to, key_scales, index, valid)
                 cp_async_16(uint32(to + 4 * scale_words), value_scales, index, valid)
+                if by_channel:
+                    valid = 16 if place[START] < place[POSITION] + keys and place[POSITION] < place[STOP] else 0
+                cp_async_16(to, key_scales, index, valid)
 
     @cuda.jit(device=True)
     def setup(ring, lane):

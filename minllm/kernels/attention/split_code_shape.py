@@ -39,6 +39,7 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=132):
     shared_bytes = shared_bytes or block_shared_bytes()
     _, heads = head_tiles_of(group, kv_format.head_dim)
     keys = 32 if kv_format.code_bytes in (32, 64) and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
+    keys = kv_format.token_group if kv_format.keys_by_channel else keys  # whose tiles are groups
     few = [CodeShape(warps, keys, stages, 1, turns=1) for warps, stages in ((8, 4), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
     many = [CodeShape(4, 16, 4, 2), CodeShape(4, 16, 3, 2)] if keys == 16 else [CodeShape(2, 32, 3, 4), CodeShape(4, 32, 3, 2)]
     candidates = [*many, *few] if line_heads >= 2 * sm_count else few

@@ -6,6 +6,7 @@ same launch. What differs is what a tile is, and what is done with it, each part
     split_code_ring   codes and their scales travel as they lie in memory
     split_codes       words of codes become operands, one instruction for two numbers, or none
     split_code_query  queries as operands for products with codes
+    split_channel_scores  products of codes of keys by channel
     split_code_tile   products of codes; scales and zeros are applied to scores and weights, never to keys or values
     split_code_fold   online softmax that rescales when it must only
     split_code_lanes  which heads and groups a lane has of all this
@@ -30,6 +31,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.arguments import is_contiguous
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_channel_scores import make_channel_scores
 from minllm.kernels.attention.split_code_fold import make_code_folds
 from minllm.kernels.attention.split_code_lanes import lanes_of
 from minllm.kernels.attention.split_code_query import make_query_preparation, query_counts
@@ -80,7 +82,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     make_ring = make_code_tensor_ring if shape.tensor_copies else make_code_ring
     setup, fetch, wait = make_ring(kv_format, block_size, head_tiles, keys, warps, stages)
     load_query, prepare_query = make_query_preparation(kv_format, dtype, heads_here)
-    score_tile, mask_tile = make_scores(kv_format, shape, heads_here), make_mask(kv_format, keys, heads_here)
+    make_score_tile = make_channel_scores if kv_format.keys_by_channel else make_scores
+    score_tile, mask_tile = make_score_tile(kv_format, shape, heads_here), make_mask(kv_format, keys, heads_here)
     multiply_values = make_value_products(kv_format, shape, heads_here)
     clear, fold, share_states = make_code_folds(kv_format, keys, heads_here)
     (prefetch_block_tables, heads_of, _), write_zeros = make_block_steps(head_dim, group, shape), make_write_zeros(head_dim, threads)
@@ -102,8 +105,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
         value_codes,  # the same
-        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
-        value_scales,  # the same
+        key_scales,  # as value_scales; by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
+        value_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
         out,  # [tokens, heads, head_dim]
         lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
         part_max,  # [2 * blocks, heads of a block]
@@ -267,6 +270,8 @@ def attention(
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
     check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
     shape = shape or shape_of(sizes, kv_format, sm_count)
+    tiles = shape.keys == kv_format.token_group or not kv_format.keys_by_channel
+    check(tiles, f"a warp's tile has {shape.keys} keys; of keys by channel it is a group of {kv_format.token_group}")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
     chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape, residual_window)
@@ -278,8 +283,9 @@ def attention(
 
 def check_caches(caches, kv_format, dtype, block_size):
     """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
-    check(not kv_format.keys_by_channel, f"split_quantized takes scales by token, not {kv_format.name}: use flash_attention_2_quantized")
     check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
     check(all(map(is_contiguous, caches)), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
     chunks = kv_format.is_float or block_size % 4 == 0
+    groups = block_size % kv_format.token_group == 0
+    check(groups, f"a cache in {kv_format.name} has blocks of {block_size} tokens; it must have whole groups of {kv_format.token_group}")
     check(chunks, f"a cache in {kv_format.name} has blocks of {block_size} tokens; split_quantized takes multiples of 4")

@@ -39,9 +39,7 @@ def code_specimens(form):
     arguments = (ROWS, codes, scales, codes, scales, ROWS, LSE, *BATCH)
     blocks = 1 if threads > 128 else 2
     yield Specimen(f"attention/residual_window/codes/prompt/{details}", kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
-    if form.keys_by_channel:
-        return  # decode steps take the same kernel
-    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH)
+    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, types.none, types.none)
     for line_heads in (8, 1024):
         shape = code_shape_for(form, GROUP, line_heads)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)

@@ -26,6 +26,8 @@ DECODES = [
     WindowCase(ROWS, EDGES, "int8", heads=2, kv_heads=1, dtype=BFLOAT16),
     WindowCase(ROWS[:3], (40, 97, 130), "int4", R, heads=8, kv_heads=1, head_dim=64, block_size=64, sliding_window=50, dtype=FLOAT16),
     WindowCase(ROWS, EDGES, heads=2, kv_heads=1, dtype=BFLOAT16),
+    WindowCase(ROWS[:3], (165, 101, 230), heads=10, kv_heads=2, head_dim=96, sliding_window=90, block_size=64, dtype=FLOAT16),
+    WindowCase(ROWS[:1], (100,), heads=9, kv_heads=1, head_dim=64, dtype=BFLOAT16),
     WindowCase(ROWS[:2], (161, 64), "fp8_e4m3", 64, heads=1, kv_heads=1, head_dim=80, dtype=BFLOAT16, block_size=16),
 ]
 PROMPTS = [
@@ -40,7 +42,7 @@ PROMPTS = [
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of few warps and small tiles: quick to simulate, and short contexts cross their edges."""
-    monkeypatch.setattr(split_quantized, "shape_of", lambda *_: CodeShape(2, 16, 2, 1))
+    monkeypatch.setattr(split_quantized, "shape_of", lambda _, form, __: CodeShape(2, 32 if form.keys_by_channel else 16, 2, 1))
     monkeypatch.setattr(split_tensor_core, "shape_of", lambda *_: SplitShape(1, 16, 2, 1))
     for module in (flash_attention_2, flash_attention_2_quantized):
         monkeypatch.setattr(module, "tiles_for", lambda *_: (16, 16, 1))

@@ -44,9 +44,10 @@ def run_window(device, case, seed=0):
 
 
 def check_window(case, arrays, out):
-    """Weights, both parts' outputs and the merged one are rounded: the largest error is a few roundings, the common one less than one."""
+    """Queries times scales, weights, both parts' outputs and the merged one are rounded: an error is a few roundings, the common one about
+    one."""
     expected = expected_output(case, arrays, case.head_dim**-0.5)
     assert not np.isnan(out).any(), f"{np.isnan(out).sum()} elements are NaN: not written, or poison was read"
     error, rounding = np.abs(out - expected), ROUNDING[np.dtype(case.dtype).name]
     assert error.max(initial=0) <= 2 * rounding * np.abs(expected).max(initial=0)
-    assert np.sqrt(np.mean(error**2)) <= rounding * np.sqrt(np.mean(expected**2))
+    assert np.sqrt(np.mean(error**2)) <= 1.5 * rounding * np.sqrt(np.mean(expected**2))
