@@ -614,6 +614,23 @@ def split_quantized_of_a_decode_step():
 
 
 @row
+def split_quantized_by_channel():
+    """Of 300 keys 256 are codes."""
+    codes, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
+    arrays = make_window_arrays(WindowCase((1,), (300,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
+    states, rows = splits * heads * 4, heads * D * 2
+    moved, scales = codes * kv_heads * D // 2, codes * kv_heads * groups * 4  # of keys D pairs for 32 of them: as many
+    asked = dict(key_codes=moved, value_codes=moved, key_scales=scales, value_scales=scales, query=splits * warps * rows, out=rows)
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # as in the row above
+    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
+    options = dict(splits=splits, shape=CodeShape(warps, 32, 2, 1), residual_window=32)
+    run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
+    products = 4 * 8 * D + 8 * D + 2 * 16 * 8  # a key: with codes, and with the zeros of a group of 32 keys and of a value
+    expected = Expected(asked, dict(query=rows, part_out=2 * states * D), products * kv_heads * codes)
+    return run, {"split_quantized_kernel": expected}, (*LENS, "arrivals")
+
+
+@row
 def residual_window_of_a_decode_step():
     """Two sequences with 32 and 64 codes and 40 and 33 recent keys; the merge is what no other row has."""
     heads, kv_heads, D = 2, 1, 64
