@@ -35,6 +35,10 @@ def num_blocks_that_fit(shape: CacheShape, budget_bytes: int, max_num_seqs: int,
 
 
 def one_block_a_sequence(shape: CacheShape, budget_bytes: int, max_model_len: int) -> CacheShape:
-    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what `budget_bytes` hold if that is less."""
-    fitting = budget_bytes // replace(shape, block_size=1).bytes_per_block
-    return replace(shape, block_size=max(1, min(max_model_len, fitting)))
+    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what `budget_bytes` hold if that is less.
+
+    Of whole groups of tokens where keys are quantised by channel.
+    """
+    group = 1 if shape.format is None else shape.format.token_group
+    fitting = budget_bytes // replace(shape, block_size=group).bytes_per_block
+    return replace(shape, block_size=group * max(1, min(blocks_needed(max_model_len, group), fitting)))

@@ -3,17 +3,19 @@
 Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a token: 2 * layers * kv_heads * head_dim * itemsize, for
 Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is a policy's business (`policy.CachePolicy`).
 
-A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks.
+A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks, and where it has a residual window the newest
+tokens as they are besides (residual_window.py).
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from minllm.cache.residual_window import WindowRoom, ring_blocks
 from minllm.kernels.kv.copy_blocks import in_rounds
 from minllm.kernels.quantization.cache import allocate, by_block
-from minllm.kernels.quantization.formats import KvFormat
-from minllm.ops.protocol import LayerCache
+from minllm.kernels.quantization.formats import TOKEN_GROUP, KvFormat
+from minllm.ops.protocol import LayerCache, RecentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class CacheShape:
     head_dim: int
     dtype: np.dtype
     format: KvFormat | None = None
+    residual_window: int = 0  # tokens that are kept as they are, the newest
 
     @property
     def bytes_per_block(self) -> int:
@@ -44,17 +47,28 @@ class KVCache:
     Zeros rather than whatever was in memory: a masked position is multiplied by an exact 0 in the softmax, and 0 * NaN would be NaN.
     """
 
-    def __init__(self, ops, shape: CacheShape, num_blocks: int):
-        self.shape = shape
-        self.num_blocks = num_blocks
-        self.layers = [LayerCache(self._half(ops), self._half(ops)) for _ in range(shape.num_layers)]
+    def __init__(self, ops, shape: CacheShape, num_blocks: int, room: WindowRoom | None = None):
+        """room: of the shape's residual window, if it has one."""
+        self.shape, self.num_blocks, self.room = shape, num_blocks, room
+        by_channel = shape.format is not None and shape.format.keys_by_channel
+        self.layers = [LayerCache(self._half(ops, by_channel), self._half(ops)) for _ in range(shape.num_layers)]
+        if room is not None:
+            scratch = self._recent(ops, room.scratch_blocks)
+            for layer in self.layers:
+                rings = self._recent(ops, room.rings * ring_blocks(shape.residual_window))
+                layer.recent = RecentCache(shape.residual_window, rings, scratch)
 
-    def _half(self, ops):
+    def _half(self, ops, by_channel: bool = False):
         """Room for the keys, or the values, of one layer."""
         shape = self.shape
         if shape.format is not None:
-            return allocate(shape.format, self.num_blocks, shape.block_size, shape.kv_heads, ops.zeros, ops.array)
+            return allocate(shape.format, self.num_blocks, shape.block_size, shape.kv_heads, ops.zeros, ops.array, by_channel)
         return ops.zeros((self.num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)
+
+    def _recent(self, ops, blocks: int) -> tuple:
+        """Room for recent keys and values."""
+        shape = (blocks, TOKEN_GROUP, self.shape.kv_heads, self.shape.head_dim)
+        return ops.zeros(shape, self.shape.dtype), ops.zeros(shape, self.shape.dtype)
 
     def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
         """What a quantised cache must know of the model before anything is written: see engine/calibration.py.
@@ -76,6 +90,15 @@ class KVCache:
                 for array in (*by_block(layer.key), *by_block(layer.value)):
                     ops.copy_blocks(array, pairs)
 
+    def copy_rings(self, ops, copies: list[tuple[int, int]]) -> None:
+        """Copies the recent tokens of sequences to others, pairs of rings (source, destination), in every layer."""
+        size = ring_blocks(self.shape.residual_window)
+        pairs = np.array([(source * size + i, destination * size + i) for source, destination in copies for i in range(size)], np.int32)
+        pairs = ops.array(pairs)
+        for layer in self.layers:
+            for ring in layer.recent.rings:
+                ops.copy_blocks(ring, pairs)
+
     @property
     def block_size(self) -> int:
         """Tokens in a block."""
@@ -88,5 +111,5 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the cache takes."""
-        return self.num_blocks * self.shape.bytes_per_block
+        """Bytes that the cache takes, its residual windows included."""
+        return self.num_blocks * self.shape.bytes_per_block + (self.room.bytes(self.shape) if self.room else 0)

@@ -16,6 +16,7 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
+from minllm.cache.residual_window import budget_beside, window_room
 from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_capacity import virtual_cache_that_fits
 from minllm.engine.cache_format import cache_shape, check_cache_dtype
@@ -76,7 +77,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     ops = _make_ops(device, dtype, options)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
-    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
+    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = _cache_budget(device, ops, config, options)
     cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
@@ -94,10 +95,12 @@ def _make_cache(device: str, ops, options: EngineOptions, shape: CacheShape, bud
     """The memory for keys and values, and who decides about it."""
     if options.kv_cache_policy == "virtual":
         return _make_virtual_cache(device, options, shape, budget, wanted_len)
+    room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
+    budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
         shape = one_block_a_sequence(shape, budget, wanted_len)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
-    return KVCache(ops, shape, num_blocks), _make_policy(options, shape, num_blocks)
+    return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
 
 
 def _make_virtual_cache(device: str, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:

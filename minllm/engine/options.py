@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.quantization.formats import ALIASES, TOKEN_FORMATS
+from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
 
@@ -15,7 +15,9 @@ LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("auto", *TOKEN_FORMATS, *ALIASES)
+KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
+BLOCK_SIZE = 16  # tokens, where none is given
+RESIDUAL_WINDOW = 128  # tokens, where none is given and a format needs one: KIVI's own
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -40,7 +42,7 @@ class EngineOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_policy: str = "paged"
     enable_prefix_caching: bool | str = False
     gpu_memory_utilization: float = 0.9
@@ -51,6 +53,7 @@ class EngineOptions:
     load_format: str = "auto"
     allocation: str | None = None
     pinned: bool = True
+    kv_cache_residual_window: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
@@ -63,6 +66,7 @@ class EngineOptions:
         _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
         is_plain = self.kv_cache_policy != "virtual" or self.kv_cache_dtype == "auto"
         _check(is_plain, "kv_cache_dtype", self.kv_cache_dtype, '"auto" with kv_cache_policy="virtual", which keeps numbers as they are')
+        self._set_defaults()
         prefixes, is_paged = self.enable_prefix_caching, self.kv_cache_policy == "paged"
         is_choice = isinstance(prefixes, bool) or prefixes in PREFIX_INDEXES
         meaning = 'False, True, "hash" (which True means) or "radix"; it takes kv_cache_policy="paged"'
@@ -71,6 +75,7 @@ class EngineOptions:
             self._check_positive(name)
         if self.max_model_len is not None:
             self._check_positive("max_model_len")
+        self._check_window()
         share = self.gpu_memory_utilization
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
@@ -83,6 +88,28 @@ class EngineOptions:
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+
+    def _set_defaults(self) -> None:
+        """Sizes that depend on the cache's format: a group of keys by channel must lie in one block."""
+        by_channel = self.kv_cache_dtype in CHANNEL_FORMATS
+        if self.block_size is None:
+            object.__setattr__(self, "block_size", TOKEN_GROUP if by_channel else BLOCK_SIZE)
+        if self.kv_cache_residual_window is None:
+            object.__setattr__(self, "kv_cache_residual_window", RESIDUAL_WINDOW if by_channel else 0)
+
+    def _check_window(self) -> None:
+        """The residual window, and what does not go with it."""
+        name, window, by_channel = "kv_cache_residual_window", self.kv_cache_residual_window, self.kv_cache_dtype in CHANNEL_FORMATS
+        is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
+        _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
+        _check(not window or self.kv_cache_dtype != "auto", name, window, 'for a quantised cache: kv_cache_dtype="auto" keeps all as it is')
+        _check(
+            window or not by_channel, name, window, f"at least {TOKEN_GROUP} with {self.kv_cache_dtype}, which makes codes of whole groups"
+        )
+        prefixes = "False with a residual window, whose tokens are not in the blocks that prompts could share"
+        _check(not (window and self.enable_prefix_caching), "enable_prefix_caching", self.enable_prefix_caching, prefixes)
+        is_whole = not by_channel or self.kv_cache_policy != "paged" or self.block_size % TOKEN_GROUP == 0
+        _check(is_whole, "block_size", self.block_size, f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={self.kv_cache_dtype!r}")
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
