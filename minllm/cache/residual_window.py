@@ -11,7 +11,6 @@ The rule itself is kernels/attention/residual_window_reference.py's.
 
 from dataclasses import dataclass
 
-from minllm.errors import OutOfMemoryError
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 
 
@@ -48,16 +47,3 @@ def window_room(residual_window: int, max_num_seqs: int, max_num_batched_tokens:
     sequences = min(max_num_seqs, max_num_batched_tokens)
     tokens = max_num_batched_tokens + residual_window + (TOKEN_GROUP - 1) * (sequences + 1)
     return WindowRoom(max_num_seqs + 1, tokens // TOKEN_GROUP)
-
-
-def budget_beside(room: WindowRoom | None, shape, budget_bytes: int) -> int:
-    """What is left of the budget for tokens of any age. OutOfMemoryError where the windows alone take all of it."""
-    if room is None:
-        return budget_bytes
-    left = budget_bytes - room.bytes(shape)
-    if left <= 0:
-        raise OutOfMemoryError(
-            f"The residual windows of {room.rings - 1} sequences take {room.bytes(shape):,} bytes, and {max(0, budget_bytes):,} are there "
-            "for the whole KV cache: lower max_num_seqs or kv_cache_residual_window, or raise gpu_memory_utilization."
-        )
-    return left

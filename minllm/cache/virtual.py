@@ -278,12 +278,12 @@ class VirtualPolicy(CachePolicy):
         if num_tokens > self.max_sequence_tokens:
             raise OutOfMemoryError(
                 f"{num_tokens} tokens are needed for {sequence!r}, and the KV cache holds sequences of up to {self.max_sequence_tokens}: "
-                "lower max_tokens, shorten the prompt, or give the cache more memory (gpu_memory_utilization)"
+                "lower max_tokens or shorten the prompt"
             )
 
     def _no_room(self, sequence: Hashable, num_tokens: int, pairs: int) -> OutOfMemoryError:
         return OutOfMemoryError(
             f"{num_tokens} tokens of {sequence!r} need {pairs} pairs of pages of {self.layout.page_bytes / 2**20:g} MiB, and "
             f"{max(0, self.num_available)} of {self.cache.num_pairs} are nobody's, with {len(self.slots.idle)} of "
-            f"{self.layout.num_slots} slots free: free sequences, lower max_tokens, or give the cache more memory (gpu_memory_utilization)"
+            f"{self.layout.num_slots} slots free: lower max_tokens, shorten the prompt, or wait for a sequence to end"
         )

@@ -24,12 +24,11 @@ import numpy as np
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.errors import InvalidOptionError, MinLLMError
+from minllm.kernels.attention.arguments import MOST_BLOCK_ELEMENTS
 from minllm.kernels.kv.copy_blocks import in_rounds
 from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache
 from minllm.runtime.virtual_memory import PagePool, VirtualRange
-
-LARGEST_BLOCK = 2**31 - 1  # elements that kernels address within a block, see kernels/attention/arguments.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def virtual_layout(shape: CacheShape, num_slots: int, max_tokens: int, page_byte
     token_bytes = elements * shape.dtype.itemsize
     step = page_bytes // math.gcd(page_bytes, token_bytes)  # tokens after which a token and a page begin together
     slot_tokens = -(-max_tokens // step) * step
-    parts = next(n for n in range(1, slot_tokens + 1) if slot_tokens % n == 0 and slot_tokens // n * elements <= LARGEST_BLOCK)
+    parts = next(n for n in range(1, slot_tokens + 1) if slot_tokens % n == 0 and slot_tokens // n * elements <= MOST_BLOCK_ELEMENTS)
     return VirtualLayout(num_slots, slot_tokens, slot_tokens // parts, token_bytes, page_bytes)
 
 

@@ -4,8 +4,9 @@ import numpy as np
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.options import EngineOptions
-from minllm.errors import InvalidOptionError, KernelArgumentError
+from minllm.errors import InvalidOptionError, KernelArgumentError, UnsupportedModelError
 from minllm.kernels.attention import QUANTIZED_VARIANTS
+from minllm.kernels.attention.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
 from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
 from minllm.models.config import ModelConfig
 
@@ -22,6 +23,23 @@ def cache_shape(
             raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
     heads = config.num_key_value_heads, config.head_dim
     return CacheShape(config.num_hidden_layers, block_size, *heads, dtype, found, residual_window)
+
+
+def check_shape(device: str, shape: CacheShape) -> None:
+    """Raises UnsupportedModelError or InvalidOptionError where kernels do not take heads or blocks of this size; NumPy takes any."""
+    if device == "cpu":
+        return
+    if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModelError(
+            f"The heads of this model have {shape.head_dim} components, and attention on a GPU takes multiples of 8 up to {MAX_HEAD_DIM}: "
+            'device="cpu" runs it.'
+        )
+    most = MOST_BLOCK_ELEMENTS // (shape.kv_heads * shape.head_dim)
+    if shape.block_size > most:
+        raise InvalidOptionError(
+            f"block_size={shape.block_size} is not allowed with this model: a layer's keys of a block are {shape.kv_heads} heads of "
+            f"{shape.head_dim} for each token, and kernels address {MOST_BLOCK_ELEMENTS:,} within a block: take {most} or less, usually 16."
+        )
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:

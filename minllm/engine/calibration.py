@@ -78,9 +78,10 @@ def calibration_tokens(tokenizer, vocab_size: int, max_tokens: int) -> list[int]
 
 def cached_numbers(ops, model, shape: CacheShape, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values of a text as a plain cache holds them: float32 [layers, tokens, kv_heads, head_dim] each."""
-    blocks, tokens = blocks_needed(len(token_ids), shape.block_size), len(token_ids)
-    plain = KVCache(ops, CacheShape(shape.num_layers, shape.block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)
-    batch = build_batch([Span(token_ids, 0, range(blocks))], [tokens - 1], shape.block_size)
+    tokens, block_size = len(token_ids), min(shape.block_size, TOKENS)
+    blocks = blocks_needed(tokens, block_size)
+    plain = KVCache(ops, CacheShape(shape.num_layers, block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)
+    batch = build_batch([Span(token_ids, 0, range(blocks))], [tokens - 1], block_size)
     forward(ops, model, to_backend(batch, ops), plain.layers)
 
     def rows(cache) -> np.ndarray:

@@ -11,7 +11,7 @@ from minllm.engine.loading import Engine, load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, progress_bars
-from minllm.engine.prompts import PromptTokens, checked_salts, checked_token_ids, parse_prompts
+from minllm.engine.prompts import checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests import make_sequences
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
@@ -130,8 +130,10 @@ class LLM:
         sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
         each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
         Give every tenant of yours a secret one, because the time that a prompt takes would tell one of them what another has asked (vLLM's
-        documentation, "Automatic Prefix Caching", Cache Isolation for Security). Raises InvalidRequestError before anything is computed,
-        or OutOfMemoryError where a request can never fit the cache.
+        documentation, "Automatic Prefix Caching", Cache Isolation for Security).
+
+        A call with a request that cannot be is refused as a whole and before anything is computed: InvalidRequestError says which prompt
+        it is, OutOfMemoryError that one can never fit the cache. Later calls are served as if it had not been made.
         """
         requests = self._requests(prompts, sampling_params, cache_salt)
         with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
@@ -211,9 +213,12 @@ class LLM:
         parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
         params = self._params_for(len(parsed), sampling_params)
         salts = checked_salts(cache_salt, len(parsed))
-        requests = [self._request(*one) for one in zip(parsed, params, salts, strict=True)]
-        for sequences in requests:
-            self._batching.check_fits(sequences[0])
+        requests = []
+        for index, one in enumerate(zip(parsed, params, salts, strict=True)):
+            with naming_the_prompt(index, len(parsed)):
+                requests.append(make_sequences(engine, self._num_requests + index, *one, self.options.seed))
+            self._batching.check_fits(requests[-1][0])
+        self._num_requests += len(requests)  # only now: a call that is refused changes no seed of a later one
         return requests
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
@@ -226,7 +231,3 @@ class LLM:
             if not isinstance(params, SamplingParams):
                 raise InvalidRequestError(f"{params!r} is not a SamplingParams: write SamplingParams(temperature=..., max_tokens=...).")
         return many
-
-    def _request(self, prompt: PromptTokens, params: SamplingParams, cache_salt: str) -> list[Sequence]:
-        self._num_requests += 1
-        return make_sequences(self.engine, self._num_requests - 1, prompt, params, cache_salt, self.options.seed)

@@ -1,6 +1,7 @@
 """Prompts as users give them, checked and turned into token ids before anything is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -40,7 +41,22 @@ def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: 
         raise InvalidRequestError(f"{prompts!r} is not a prompt: give a string, a list of token ids, or a list of those.")
     if len(many) == 0:
         raise InvalidRequestError("The list of prompts is empty: give at least one prompt.")
-    return [_parse(prompt, encode, vocab_size, max_model_len) for prompt in many]
+    parsed = []
+    for index, prompt in enumerate(many):
+        with naming_the_prompt(index, len(many)):
+            parsed.append(_parse(prompt, encode, vocab_size, max_model_len))
+    return parsed
+
+
+@contextmanager
+def naming_the_prompt(index: int, count: int) -> Iterator[None]:
+    """An InvalidRequestError from within says which of the call's prompts it is about, where there are several."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if count == 1:
+            raise
+        raise InvalidRequestError(f"Prompt {index} of {count}, counted from 0: {error} Nothing was computed.") from error
 
 
 def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> PromptTokens:

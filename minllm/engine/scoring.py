@@ -22,6 +22,13 @@ from minllm.models.decoder import forward
 MAX_LOGITS = 2**26  # numbers of one chunk's logits, 256 MiB in float32
 
 
+class ScoredText:
+    """The name that a text has in the cache while it is scored: like no other."""
+
+    def __repr__(self) -> str:
+        return "a text to be scored"
+
+
 @dataclass(frozen=True)
 class Scorer:
     """Computes logits of given tokens with a model and some blocks of its cache, which it gives back."""
@@ -34,7 +41,7 @@ class Scorer:
 
     def logits(self, token_ids: list[int], first_row: int = 0) -> Iterator[np.ndarray]:
         """The logits of positions `first_row` and on, float32 [rows, vocab] a chunk: row i scores the token after token i."""
-        owner = object()
+        owner = ScoredText()
         self.policy.reserve(owner, token_ids[:1], len(token_ids) - 1)  # one token is never found in the cache: every logit is computed
         try:
             self.policy.append(owner, token_ids[1:])

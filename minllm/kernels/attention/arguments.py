@@ -20,6 +20,7 @@ from minllm.runtime.kernel import check
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
+MOST_BLOCK_ELEMENTS = 2**31 - 1  # of a layer's keys in a block of the cache: within a block, kernels address with 32 bits
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def check_arguments(
         same_strides = key_cache.strides[1] == value_cache.strides[1]
         check(same_strides, f"value_cache has strides {value_cache.strides}; it must lie like the key_cache, {key_cache.strides}")
         block_elements = sizes.block_size * key_cache.strides[1] // key_cache.dtype.itemsize
-    check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
+    check(
+        block_elements <= MOST_BLOCK_ELEMENTS,
+        f"a block of the cache has {block_elements} elements; kernels address up to {MOST_BLOCK_ELEMENTS} within a block",
+    )
     return sizes
 
 

@@ -60,9 +60,10 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     def turn(values, cos_sin, position, lane, is_turned):
         """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, where the head is a query or a key; the whole warp takes
         part."""
-        first_half = lane < half_lanes
-        partner = lane + half_lanes if first_half else (lane - half_lanes if lane < active else lane)
-        pair = (lane if first_half else lane - half_lanes) * EACH if lane < active else uint32(0)
+        own = min(lane, uint32(active - 1))  # lanes beyond the head turn what they hold, its last components, as their owner does
+        first_half = own < half_lanes
+        partner = own + half_lanes if first_half else own - half_lanes
+        pair = (own if first_half else own - half_lanes) * EACH
         cosine, sine = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         for k in range(EACH):
             cosine[k], sine[k] = float32(1), float32(0)

@@ -45,7 +45,7 @@ def quantize_groups_reference(
     """Write the groups that the new tokens completed into the QuantizedCaches, in place; arguments as of `quantize_groups`."""
     block_size = key_cache.shape[1]
     for b, context_len in enumerate(np.asarray(context_lens).tolist()):
-        first = context_len - int(query_start[b + 1] - query_start[b])
+        first = max(0, context_len - int(query_start[b + 1] - query_start[b]))  # a row that pads the batch has a context of 0
         recent_start = context_len - int(recent_lens[b])
         for position in range(first // TOKEN_GROUP * TOKEN_GROUP, context_len - TOKEN_GROUP + 1, TOKEN_GROUP):
             group = recent_tables[b, (position - recent_start) // TOKEN_GROUP]

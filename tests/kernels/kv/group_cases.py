@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.attention.residual_window_reference import window_start
+from minllm.kernels.kv.move_window import move_window, window_of_rows
 from minllm.kernels.kv.quantize_groups import quantize_groups, quantize_groups_reference
-from minllm.kernels.quantization.cache import QuantizedCache, allocate
+from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
 from tests.kernels.attention.window_cases import scattered
 from tests.kernels.guarded import bits, random
-from tests.kernels.kv.quantized_cases import UNWRITTEN
+from tests.kernels.kv.quantized_cases import UNWRITTEN, on
 
 WINDOW = 64
 
@@ -73,9 +74,22 @@ def lengths(case):
 def check_quantize_groups(case, dtype, device):
     """Codes and scales are the reference's to the bit, and no byte of another group is touched."""
     recents, caches, batch = make_group_arrays(case, dtype)
-    found = [QuantizedCache(device.array(c.codes), device.array(c.scales), c.format, by_channel=c.by_channel) for c in caches]
+    found = [on(device, cache) for cache in caches]
     quantize_groups(*map(device.array, recents), *found, *map(device.array, batch), max_query_len=max(1, *case.query_lens))
     quantize_groups_reference(*recents, *caches, *batch)
     for ours, wanted in zip(found, caches, strict=True):
         np.testing.assert_array_equal(device.host(ours.codes), wanted.codes)
         np.testing.assert_array_equal(bits(device.host(ours.scales)), bits(wanted.scales))
+
+
+def check_move_window(rows, window, device):
+    """Slots, lengths and tables of rows at all kinds of positions, every fifth of them switched off."""
+    shuffle = np.random.default_rng(rows)
+    positions = shuffle.integers(0, 5 * window, rows).astype(np.int32)
+    context_lens = np.where(np.arange(rows) % 5 == 3, 0, positions + 1).astype(np.int32)
+    rings = shuffle.permutation(rows).astype(np.int32)
+    expected = window_of_rows(positions, context_lens, rings, window)
+    found = [device.array(np.full_like(array, -7)) for array in expected]
+    move_window(*map(device.array, (positions, context_lens, rings)), *found, window)
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(device.host(ours), wanted)
