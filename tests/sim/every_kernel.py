@@ -34,7 +34,9 @@ from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
@@ -264,6 +266,28 @@ def qkv_rope_and_append_to_a_quantized_cache():
     repeated |= dict(smoothing=T * (2 * kv_heads + heads) * D * 4)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b, smoothing=3 * kv_heads * D * 4)
     return run, {"qkv_rope_append_quantized_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+@row
+def quantize_groups_of_recent_tokens():
+    """Two groups of 32 tokens, the second of them in the second half of its block, and 5 tokens that wait for theirs to be whole."""
+    groups, kv_heads, D, b = 2, 2, 64, 2
+    form, rows = kv_format("kivi_int4", D), groups * 32 * kv_heads
+    caches = [allocate(form, 2, 64, kv_heads, np.zeros, np.array, by_channel) for by_channel in (True, False)]
+    recent = [numbers(3, 32, kv_heads, D) for _ in range(2)]
+    batch = (integers(0, 69), integers(69), integers(1, 0)[None], integers(69), integers(2, 0, 1)[None])
+    moved = {f"recent_{name}": rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D // 2 for name in ("key", "value")}
+    moved |= dict(key_scales=groups * kv_heads * D * 4, value_scales=rows * D // 32 * 4)
+    indices = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
+    return partial(quantize_groups, *recent, *caches, *batch, 69), {"quantize_groups_kernel": Expected(moved)}, indices
+
+
+@row
+def moving_residual_windows_on():
+    B, blocks = 3, 3
+    state = [integers(70, 31, 200), integers(71, 32, 0), integers(2, 0, 1), *(np.zeros(B, np.int32) for _ in range(2))]
+    asked = {name: 4 * B for name in ("positions", "context_lens", "rings", "slots", "recent_lens")} | dict(recent_tables=4 * B * blocks)
+    return partial(move_window, *state, np.zeros((B, blocks), np.int32), 64), {"move_window_kernel": Expected(asked)}
 
 
 @row

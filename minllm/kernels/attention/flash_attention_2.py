@@ -31,7 +31,8 @@ from minllm.kernels.attention.online_softmax import reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.register_rows import make_store_row
 from minllm.kernels.attention.shared_tiles import make_tile_copies
-from minllm.kernels.attention.warp_tiles import ALL_LANES, MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
+from minllm.kernels.attention.warp_tiles import MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
 from minllm.runtime.kernel import kernel, launch
 

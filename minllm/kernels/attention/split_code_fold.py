@@ -15,8 +15,9 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_of
 from minllm.kernels.attention.split_codes import operands_of
-from minllm.kernels.attention.split_fold import ALL_LANES, maximum_over_rows
+from minllm.kernels.attention.split_fold import maximum_over_rows
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, max_f16x2, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14

@@ -33,10 +33,10 @@ from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.split_choice import MAX_SPLITS, choose_splits, head_tiles_of
 from minllm.kernels.attention.split_merge import make_merge_kernel, share_of_split
 from minllm.kernels.vector import store_4_float32
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, load_128_streaming, token_stride, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 WARPS = 4
 

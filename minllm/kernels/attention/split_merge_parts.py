@@ -18,9 +18,9 @@ from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_o
 from minllm.kernels.attention.split_plan import quotient
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import load_4_float32, store_4_float32
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 
-FULL_WARP = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 DIMS_AT_ONCE = 4  # of a thread: 16 bytes of float32
 PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of the kernels' arguments
@@ -35,16 +35,16 @@ def part_shapes(blocks, heads, head_dim):
 @cuda.jit(device=True)
 def sum_over_rows(value):
     """The sum of a column's values over the eight rows of lanes."""
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 4)
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 8)
-    return value + cuda.shfl_xor_sync(FULL_WARP, value, 16)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
+    return value + cuda.shfl_xor_sync(ALL_LANES, value, 16)
 
 
 @cuda.jit(device=True)
 def warp_max(value):
     """The largest `value` of the warp's lanes, in every lane."""
     for distance in (16, 8, 4, 2, 1):
-        value = max(value, cuda.shfl_xor_sync(FULL_WARP, value, distance))
+        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
     return value
 
 
@@ -215,7 +215,7 @@ def make_merges(head_dim, heads, warps):
                 for i in range(dims_each):
                     acc[i] *= correction
                 for j in range(parts_at_once):
-                    part_weight = cuda.shfl_sync(FULL_WARP, weight, j)
+                    part_weight = cuda.shfl_sync(ALL_LANES, weight, j)
                     for i in range(dims_each):
                         acc[i] += part_weight * numbers[j * dims_each + i]
                 chunk += parts_at_once

@@ -20,8 +20,8 @@ import functools
 from numba import cuda, int32, uint32
 
 from minllm.kernels.reduction import warp_sum
+from minllm.kernels.warp import ALL_LANES
 
-FULL_WARP = 0xFFFFFFFF
 # Fields of a cursor.
 SEQUENCE, HEAD, TILE, TILES, FIRST, LEFT = range(6)  # TILES: of this sequence and head; FIRST: its first tile; LEFT: of the block's run
 CURSOR_FIELDS = 6
@@ -118,15 +118,15 @@ def make_fair_plan(tile):
                 tiles = int32(tiles * heads)
             through = tiles  # tiles of these sequences up to this lane's
             for distance in (1, 2, 4, 8, 16):
-                lower = cuda.shfl_up_sync(FULL_WARP, through, distance)
+                lower = cuda.shfl_up_sync(ALL_LANES, through, distance)
                 if lane >= distance:
                     through = int32(through + lower)
-            here = cuda.ballot_sync(FULL_WARP, line < before + through)
+            here = cuda.ballot_sync(ALL_LANES, line < before + through)
             if here:
                 owner = cuda.ffs(here) - 1
                 cursor[SEQUENCE] = int32(chunk + owner)
-                return int32(line - before - cuda.shfl_sync(FULL_WARP, int32(through - tiles), owner))
-            before = int32(before + cuda.shfl_sync(FULL_WARP, through, 31))
+                return int32(line - before - cuda.shfl_sync(ALL_LANES, int32(through - tiles), owner))
+            before = int32(before + cuda.shfl_sync(ALL_LANES, through, 31))
             chunk = int32(chunk + 32)
 
     @cuda.jit(device=True)

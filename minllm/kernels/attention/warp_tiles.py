@@ -13,9 +13,9 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.shared_tiles import row_words_of
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16, pack_bf16x2, pack_f16x2, shared_address
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 

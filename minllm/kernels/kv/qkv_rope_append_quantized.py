@@ -22,8 +22,9 @@ from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
-from minllm.kernels.kv.quantized_head import EACH, FULL_WARP, lanes_of, make_store_quantized
+from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
+from minllm.kernels.warp import ALL_LANES
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -47,7 +48,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             total = float32(0)
         distance = lanes >> 1
         while distance:
-            total += cuda.shfl_xor_sync(FULL_WARP, total, distance)
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
             distance >>= 1
         inverse_rms = libdevice.rsqrtf(total * float32(1 / head_dim) + epsilon)
         if is_turned:
@@ -73,7 +74,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
                 load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
         source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
         for k in range(EACH):
-            other = cuda.shfl_sync(FULL_WARP, values[k], source)
+            other = cuda.shfl_sync(ALL_LANES, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]
 
     @cuda.jit(device=True)

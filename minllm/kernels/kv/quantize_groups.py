@@ -24,8 +24,8 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches, make_load_components
 from minllm.kernels.kv.quantized_head import (
+    ALL_LANES,
     EACH,
-    FULL_WARP,
     lanes_of,
     make_store_quantized,
     pack_nibbles_of,
@@ -75,8 +75,8 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
                 low[k], high[k] = min(low[k], held[i * EACH + k]), max(high[k], held[i * EACH + k])
             distance = 16
             while distance >= lanes:
-                low[k] = min(low[k], cuda.shfl_xor_sync(FULL_WARP, low[k], distance))
-                high[k] = max(high[k], cuda.shfl_xor_sync(FULL_WARP, high[k], distance))
+                low[k] = min(low[k], cuda.shfl_xor_sync(ALL_LANES, low[k], distance))
+                high[k] = max(high[k], cuda.shfl_xor_sync(ALL_LANES, high[k], distance))
                 distance >>= 1
             if lane < lanes:
                 shared[0, warp, lane * EACH + k], shared[1, warp, lane * EACH + k] = low[k], high[k]

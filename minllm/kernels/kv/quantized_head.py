@@ -13,10 +13,10 @@ import functools
 
 from numba import cuda, float32, int64, uint32
 
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
 
 EACH = 8  # components a lane
-FULL_WARP = 0xFFFFFFFF
 ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 has no bit left for fractions here, so that adding it rounds, ties to even
 
 
@@ -67,8 +67,8 @@ def make_store_quantized(kv_format, block_size):
             low, high = min(low, values[k]), max(high, values[k])
         distance = group_lanes >> 1
         while distance:
-            low = min(low, cuda.shfl_xor_sync(FULL_WARP, low, distance))
-            high = max(high, cuda.shfl_xor_sync(FULL_WARP, high, distance))
+            low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, distance))
+            high = max(high, cuda.shfl_xor_sync(ALL_LANES, high, distance))
             distance >>= 1
         return low, high
 
