@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP
+from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP, default_window
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
 
@@ -17,7 +17,6 @@ PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 BLOCK_SIZE = 16  # tokens, where none is given
-RESIDUAL_WINDOW = 128  # tokens, where none is given and a format needs one: KIVI's own
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -106,7 +105,7 @@ class EngineOptions:
         if self.block_size is None:
             object.__setattr__(self, "block_size", TOKEN_GROUP if by_channel else BLOCK_SIZE)
         if self.kv_cache_residual_window is None:
-            object.__setattr__(self, "kv_cache_residual_window", RESIDUAL_WINDOW if by_channel else 0)
+            object.__setattr__(self, "kv_cache_residual_window", default_window(self.kv_cache_dtype))
 
     def _check_window(self) -> None:
         """The residual window, and what does not go with it."""

@@ -30,6 +30,7 @@ KV_FORMATS = (*TOKEN_FORMATS, *CHANNEL_FORMATS)
 INT4_GROUP = 32  # components
 TOKEN_GROUP = 32  # tokens that become codes together where keys are quantised by channel; residual windows are multiples of it
 PAIR_BYTES = 4  # scale and zero in float16
+RESIDUAL_WINDOW = 128  # tokens, where a format needs a window and none is given: KIVI's own
 FP8_SINCE = (8, 9)  # the compute capability from which GPUs convert to and from fp8
 CHUNK_BITS = 128  # of a head's codes, that a thread loads at one time; a group's codes are whole chunks too
 
@@ -81,6 +82,11 @@ class KvFormat:
     def levels(self) -> int:
         """The largest code of an integer format."""
         return 2**self.bits - 1
+
+
+def default_window(name: str) -> int:
+    """Tokens of the residual window that a cache of this format has where nobody asks for another."""
+    return RESIDUAL_WINDOW if name in CHANNEL_FORMATS else 0
 
 
 def full_name(name: str) -> str:
