@@ -23,6 +23,7 @@ from minllm.kernels.attention import (
     flash_attention_2_quantized,
     flash_attention_3,
     materialized,
+    residual_window,
     split_cascade,
     split_kv,
     split_quantized,
@@ -56,6 +57,7 @@ from minllm.kernels.rope.rotate import rope, rope_table
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
+from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 
@@ -633,6 +635,21 @@ def split_quantized_of_a_decode_step():
     shape = CodeShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
     return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
+
+
+@row
+def residual_window_of_a_decode_step():
+    """Two sequences with 32 and 64 codes and 40 and 33 recent keys; the merge is what no other row has."""
+    heads, kv_heads, D = 2, 1, 64
+    case = WindowCase((1, 1), (72, 97), "int8", 32, heads, kv_heads, D, dtype=BFLOAT16)
+    arrays = make_window_arrays(case)
+    out = np.zeros_like(arrays.query)
+    rows, lse = arrays.query.nbytes, 2 * heads * 4
+    asked = dict(first=rows, second=rows, out=rows, first_lse=lse * D // 8, second_lse=lse * D // 8)  # every thread asks for both
+    merged = Expected(asked, dict(first_lse=lse, second_lse=lse))
+    inputs = (*arrays.arguments[:5], out, *arrays.arguments[5:])
+    run = partial(residual_window.attention, *inputs, D**-0.5, case.residual_window, max_query_len=1)
+    return run, {"merge_states_kernel": merged}, LENS
 
 
 @row

@@ -12,13 +12,14 @@ With a fixed number of `splits` a sequence is cut in the same places whatever th
 + split takes an equal share of one head. "Head" is here and below what a block takes at one time: a KV head, or a part of its query heads.
 
 A cursor says where in the line a block is: int32 fields of a local array, which the compiler keeps in registers. `batch` is the tuple
-(query_start, context_lens, sliding_window, first_key) of the kernel's arguments.
+(query_start, context_lens, sliding_window, first_key, residual_window) of the kernel's arguments and constants.
 """
 
 import functools
 
 from numba import cuda, int32, uint32
 
+from minllm.kernels.attention.window_keys import code_keys
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.warp import ALL_LANES
 
@@ -39,13 +40,17 @@ def quotient(a, b):
 @cuda.jit(device=True)
 def visible_keys(sequence, batch):
     """(first, one past the last) of the keys that a sequence's new token sees from first_key on; none without a new token."""
-    query_start, context_lens, sliding_window, first_key = batch
+    query_start, context_lens, sliding_window, first_key, residual_window = batch
     stop = int32(context_lens[uint32(sequence)])
     if query_start[uint32(sequence + 1)] == query_start[uint32(sequence)]:
         stop = int32(0)
     start = int32(first_key)
     if sliding_window > 0:
         start = max(start, int32(stop - sliding_window))
+    if residual_window > 0:  # of those only what is kept as codes
+        stop = code_keys(int32(stop - 1), residual_window)
+        if start >= stop:
+            start, stop = int32(0), int32(0)
     return start, stop
 
 

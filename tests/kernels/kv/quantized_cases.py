@@ -42,7 +42,7 @@ CASES = (
     QuantizedCase("int8", 128, tokens=2, kv_heads=3, smooth=False, norm=True),
     QuantizedCase("int8", 96, tokens=3, block_size=8, norm=True),
     QuantizedCase("int8", 80, tokens=2, kv_heads=1, positions=False),
-    QuantizedCase("int8", 96, tokens=3, smooth=False, loud_end=True),
+    QuantizedCase("int8", 96, tokens=8, smooth=False, loud_end=True),
     QuantizedCase("int8", 128, tokens=1, kv_heads=1, group_size=16, skip=False),
     QuantizedCase("int4", 64, kv_heads=1, block_size=1, skip=False),
     QuantizedCase("int4", 128, tokens=3, group_size=64, norm=True),
@@ -102,7 +102,7 @@ def check_qkv_rope_append_quantized(case, dtype, device, keeps_recent=False):
     """
     qkv = random((case.tokens, (case.heads + 2 * case.kv_heads) * case.head_dim), dtype, 0)
     if case.loud_end:
-        qkv.reshape(case.tokens, -1, case.head_dim)[..., -8:] *= 4
+        qkv.reshape(case.tokens, -1, case.head_dim)[..., -8:] *= 16
     norms = random((2, case.head_dim), dtype, 1) if case.norm else (None, None)
     positions = np.random.default_rng(2).integers(0, 50, case.tokens).astype(np.int32)
     cos_sin = rope_table(50, case.head_dim, frequencies(case.head_dim)) if case.positions else None
