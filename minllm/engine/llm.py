@@ -8,6 +8,7 @@ import numpy as np
 
 from minllm.engine.completions import output_of
 from minllm.engine.loading import Engine, load_engine
+from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, progress_bars
@@ -170,6 +171,7 @@ class LLM:
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
         token_ids = self._scored_tokens(token_ids)
+        check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
 
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:

@@ -21,7 +21,7 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
-from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
@@ -158,6 +158,10 @@ class CudaOps(ComposedOps):
             *layer_cache.recent.of(batch), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
             batch.recent.context_lens, batch.recent.block_tables, batch.max_query_len, self.stream,
         )  # fmt: skip
+
+    def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        copy_blocks_of_layers(caches, copies, self.stream)
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""

@@ -109,6 +109,11 @@ class NumpyOps(ComposedOps):
             batch.recent.context_lens, batch.recent.block_tables,
         )  # fmt: skip
 
+    def copy_blocks_of_layers(self, caches: np.ndarray, copies: np.ndarray) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        for cache in caches:
+            copy_blocks_reference(cache, copies)
+
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         caches, tables = (layer_cache.key, layer_cache.value), (batch.query_start, batch.context_lens, batch.block_tables)

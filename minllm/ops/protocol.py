@@ -173,6 +173,10 @@ class Ops(Protocol):
         the cache itself, or another such array. No block is written that is read or written by another pair."""
         ...
 
+    def copy_blocks_of_layers(self, caches: Array, copies: Array) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        ...
+
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Writes codes of the groups of recent tokens that the batch has completed; for caches whose keys are quantised by channel."""
         ...

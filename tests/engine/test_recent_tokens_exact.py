@@ -5,7 +5,6 @@ import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
 from minllm.errors import InvalidOptionError, OutOfMemoryError
-from minllm.kernels.quantization.cache import by_block
 from tests.engine.models import model_directory
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
@@ -68,8 +67,7 @@ def test_the_bundled_model_loses_little():
 def test_the_cache_counts_its_own_bytes(name):
     with small(kv_cache_dtype=name, kv_cache_residual_window=64, max_num_batched_tokens=100) as llm:
         cache = llm.engine.cache
-        arrays = [array for layer in cache.layers for half in (layer.key, layer.value) for array in by_block(half)]
-        arrays += [array for layer in cache.layers for array in layer.recent.rings] + list(cache.layers[0].recent.scratch)
+        arrays = [*cache.arrays, cache.rings, *cache.layers[0].recent.scratch]
         assert cache.num_bytes == sum(array.nbytes for array in arrays)
         assert cache.layers[0].recent.rings[0].shape[:2] == (4 * 3, 32)  # three sequences and a text that is scored
 

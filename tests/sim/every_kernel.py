@@ -34,7 +34,7 @@ from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
-from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
 from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
@@ -294,16 +294,16 @@ def moving_residual_windows_on():
 
 @row
 def copy_blocks_by_vectors():
-    P, R = 2, 16 * 2 * 40 * 2
-    run = partial(copy_blocks, numbers(4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
+    L, P, R = 3, 2, 16 * 2 * 40 * 2
+    run = partial(copy_blocks_of_layers, numbers(L, 4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
+    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
 
 
 @row
 def copy_blocks_by_bytes():
-    P, R = 2, 3 * 7 * 2
-    run = partial(copy_blocks, numbers(4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
+    L, P, R = 3, 2, 3 * 7 * 2
+    run = partial(copy_blocks_of_layers, numbers(L, 4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
+    return run, {"copy_blocks_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
 
 
 @row

@@ -66,7 +66,7 @@ def specimens():
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
     line, table = array(INT32, 1), array(INT32, 2)
     yield Specimen("kv/move_window", move_window_kernel, (line, line, line, line, line, table, INT32), MOVE_THREADS, blocks=12)
-    pairs, raw, words, wide = array(INT32, 2), array(UINT8, 2), array(UINT32, 2), ("LDG*128*", "STG*128*")
+    pairs, raw, words, wide = array(INT32, 2), array(UINT8, 3), array(UINT32, 3), ("LDG*128*", "STG*128*")
     yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (raw, raw, pairs), COPY_THREADS, blocks=12)
     yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (words, words, pairs), COPY_THREADS, blocks=12, contains=wide)
     yield from quantized_specimens()
