@@ -34,7 +34,7 @@ from tests.bench.tiny_cases import TINY_CASES, name_of
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
+    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "residual_window", "split_cascade", "fill_new_key_value", "project_latest"},
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
