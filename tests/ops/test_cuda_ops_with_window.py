@@ -1,4 +1,4 @@
-"""A residual window in the kernels' operations: a prompt in chunks and decode steps in the simulator, against NumPy, codes to the bit."""
+"""A residual window in the kernels' operations: a prompt in chunks and a decode step in the simulator, against NumPy, codes to the bit."""
 
 import numpy as np
 import pytest
@@ -21,11 +21,11 @@ def logits_of(ops, model, name):
     form = kv_format(name, 32)
     shape = CacheShape(model.config.num_hidden_layers, BLOCK_SIZE, 1, 32, ops.dtype, form, WINDOW)
     cache, table = KVCache(ops, shape, 4, window_room(WINDOW, 2, 64)), np.array([[2, 0, 3]], np.int32)
-    text, found = [7 * i % 37 for i in range(75)], []
-    for start, end in ((0, 40), (40, 73)):
+    text, found = [7 * i % 37 for i in range(66)], []
+    for start, end in ((0, 60), (60, 65)):
         batch = build_batch([Span(text[start:end], start, table[0], RING)], [end - start - 1], BLOCK_SIZE, WINDOW)
         found.append(ops.to_host(forward(ops, model, to_backend(batch, ops), cache.layers)))
-    for position in (73, 74):
+    for position in (65,):
         arrays = (np.array([text[position]], np.int32), np.array([position], np.int32), table)
         batch = decode_batch(*arrays, BLOCK_SIZE, np.array([RING]), WINDOW)
         found.append(ops.to_host(forward(ops, model, to_backend(batch, ops), cache.layers)))
@@ -41,4 +41,4 @@ def test_forwards_agree_with_numpy(name, monkeypatch):
     for our, their in zip(ours[0], theirs[0], strict=True):
         np.testing.assert_allclose(our, their, rtol=0, atol=1e-2 * np.abs(their).max())
     written = (theirs[1] != 0).any(axis=-1)
-    assert written.sum() > 60 and (ours[1] == theirs[1]).mean() > 0.97  # keys that round differently before they are quantised
+    assert written.sum() > 50 and (ours[1] == theirs[1]).mean() > 0.97  # keys that round differently before they are quantised
