@@ -30,10 +30,11 @@ PIECE = THREADS * VECTORS_A_THREAD  # vectors, or bytes where there are no vecto
 MAX_PAIRS = MAX_LAYERS = 65535  # the second and the third axis of a grid end there
 
 
-def copy_blocks_reference(cache, copies):
-    """cache [num_blocks, ...], in place; copies [P, 2], pairs of source and destination, copied one after the other."""
+def copy_blocks_reference(cache, copies, to=None):
+    """cache [num_blocks, ...], in place, or into `to`; copies [P, 2], pairs of source and destination, copied one after the other."""
+    to = cache if to is None else to
     for source, destination in copies:
-        cache[destination] = cache[source]
+        to[destination] = cache[source]
 
 
 def in_rounds(copies):
