@@ -8,7 +8,15 @@ import pytest
 from minllm.kernels.attention import split_quantized
 from tests.kernels.attention.case_lists import BFLOAT16, REAL_DECODES, in_16_bits
 from tests.kernels.attention.cases import AttentionCase
-from tests.kernels.attention.quantized_cases import EVERY_FORMAT_CASES, FORMAT_CASES, FORMATS, SHAPES, run_quantized
+from tests.kernels.attention.quantized_cases import (
+    EVERY_FORMAT_CASES,
+    FETCHED_CASES,
+    FETCHED_SHAPES,
+    FORMAT_CASES,
+    FORMATS,
+    SHAPES,
+    run_quantized,
+)
 
 # head_dim of whole chunks in every format, and blocks of whole chunks of scales.
 DECODES = [in_16_bits(case) for case in REAL_DECODES if case.head_dim % 32 == 0 and case.block_size % 4 == 0]
@@ -27,6 +35,13 @@ def test_formats(device, case, name, group_size):
 @pytest.mark.parametrize(("case", "shape"), list(zip(EVERY_FORMAT_CASES, [*SHAPES, SHAPES[1]], strict=True)), ids=str)
 def test_small_blocks(device, case, shape, name):
     run_quantized(device, split_quantized, case, name, workspace_options=dict(sm_count=3, shape=shape), sm_count=3, shape=shape)
+
+
+@pytest.mark.parametrize(("case", "name", "group_size"), FETCHED_CASES, ids=str)
+def test_fetched_codes(device, case, name, group_size):
+    for shape in FETCHED_SHAPES:
+        options = dict(sm_count=3, shape=shape)
+        run_quantized(device, split_quantized, case, name, group_size, workspace_options=options, **options)
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])

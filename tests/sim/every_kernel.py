@@ -644,13 +644,15 @@ def split_quantized_of_a_decode_step():
     arguments = (arrays.query, key_cache, value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     states, rows = splits * heads * 4, heads * D * 2
     codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
-    asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales, query=splits * warps * rows)
+    asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales)
+    asked |= dict(query=2 * splits * warps * rows)  # by the lanes of the upper and of the lower halves
     parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
     different = dict(query=rows, part_out=2 * states * D)
     shape = CodeShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
-    return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
+    of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, for up to 16 groups
+    return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
 
 
 @row

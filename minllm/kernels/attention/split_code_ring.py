@@ -110,17 +110,18 @@ def make_scale_places(kv_format, keys, stages, by_engine=False):
 
 @functools.cache
 def make_clear_scales(kv_format, keys):
-    """clear_scales(rings, scale_word, position, start, stop, lane): zeros for scales of keys outside of start to stop. Those of channels
-    belong to a whole tile, and stay."""
+    """clear_scales(rings, scale_word, position, start, stop, lane): zeros for scales of keys outside of start to stop; for those of channels
+    where a whole tile is."""
     groups, scale_words, by_channel = kv_format.groups, scale_words_of(kv_format, keys), kv_format.keys_by_channel
 
     @cuda.jit(device=True)
     def clear_scales(rings, scale_word, position, start, stop, lane):
+        unseen = stop <= position or position + keys <= start
         for i in range(-(-scale_words // 32)):
             word = int32(lane + 32 * i)
             at = int32(position + quotient(word, groups))
             if word < scale_words and (at < start or at >= stop):
-                if not by_channel:
+                if not by_channel or unseen:
                     rings[uint32(scale_word + word)] = uint32(0)
                 rings[uint32(scale_word + scale_words + word)] = uint32(0)
 

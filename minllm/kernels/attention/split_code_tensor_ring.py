@@ -1,10 +1,12 @@
 """The ring of split_code_ring.py filled by the copy engine: one lane starts a handful of copies, and no lane computes addresses.
 
-The codes of a cache are rows of 64 or 128 bytes to the engine, of which it fetches boxes of as many keys as certainly lie in one block of
-the cache, at most a warp's tile; scales, which lie side by side too, come as a run of bytes. Codes arrive swizzled, so that the rows of an
-ldmatrix tile lie in different banks without padding. The copies of a stage report to its mbarrier, which lies behind the warp's ring.
+The codes of a cache are lines of 128 bytes to the engine, of one key or of several: a head's keys lie side by side. It fetches boxes of as
+many as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as a run of bytes. Codes
+arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding. The copies of a stage report to its mbarrier,
+which lies behind the warp's ring.
 
-As for bfloat16 (split_tensor_ring.py) the engine asks the L2 cache for every sector once, where cp.async's prefetches ask twice.
+As for bfloat16 (split_tensor_ring.py) the engine asks the L2 cache for every sector once, where cp.async's prefetches ask twice; so it
+would for boxes of rows of 64 bytes, a request each, of int4.
 
 The engine also fetches slots of a block beyond a context's end. What lies there may be NaN, so rows and scales that must not be seen are
 cleared once they have arrived. For Hopper and later.
@@ -16,9 +18,11 @@ from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_ring import (
     BLOCKS,
+    LINE_BYTES,
     POSITION,
     START,
     STOP,
+    SWIZZLE_BYTES,
     make_aim,
     make_clear_scales,
     make_scale_places,
@@ -41,20 +45,20 @@ from minllm.ptx import (
 )
 from minllm.runtime.tensor_map import tensor_map
 
-ROW_BYTES = (64, 128)  # of codes that the engine fetches: what it can swizzle, but for rows too short to be worth a box
-SMALLEST_RUN = 16  # keys: a box is a multiple of 1024 bytes, after which the swizzle repeats
+SMALLEST_TILE = 16  # keys
 
 
 def can_fetch(kv_format, block_size):
-    """Whether the copy engine can fetch a cache's codes."""
-    return kv_format.code_bytes in ROW_BYTES and block_size % SMALLEST_RUN == 0
+    """Whether the copy engine can fetch a cache's codes: lines of whole keys, in boxes after which the swizzle repeats."""
+    code_bytes, run = kv_format.code_bytes, run_of(block_size, SMALLEST_TILE)
+    return LINE_BYTES % code_bytes == 0 and run * code_bytes % SWIZZLE_BYTES == 0
 
 
 def map_of(codes, keys):
     """The tensor map of a cache's codes for tiles of `keys` keys."""
-    code_bytes = codes.shape[3]
-    rows = codes.reshape(-1, code_bytes)
-    return tensor_map(rows, (run_of(codes.shape[2], keys), code_bytes), swizzle=code_bytes, promotion=128)
+    lines = codes.reshape(-1, LINE_BYTES)
+    box_bytes = run_of(codes.shape[2], keys) * codes.shape[3]
+    return tensor_map(lines, (box_bytes // LINE_BYTES, LINE_BYTES), swizzle=LINE_BYTES, promotion=LINE_BYTES)
 
 
 @functools.cache
@@ -65,7 +69,8 @@ def make_code_tensor_ring(kv_format, block_size, head_tiles, keys, warps, stages
     stage_bytes, scale_bytes = stage_bytes_of(kv_format, keys, True), scale_bytes_of(kv_format, keys)
     aim, (scales_of, _) = make_aim(block_size, keys, warps), make_scale_places(kv_format, keys, stages, True)
     barriers_at = ring_bytes_of(kv_format, keys, stages, True) - 8 * stages
-    clear_scales, run, row_words = make_clear_scales(kv_format, keys), run_of(block_size, keys), row_bytes // 4
+    clear_scales, run, rows_a_line = make_clear_scales(kv_format, keys), run_of(block_size, keys), LINE_BYTES // row_bytes
+    row_chunks, row_words = row_bytes // 16, row_bytes // 4
     runs, run_bytes, run_scale_bytes = keys // run, run * row_bytes, scale_bytes // 2 // (keys // run)
 
     @cuda.jit(device=True)
@@ -89,18 +94,18 @@ def make_code_tensor_ring(kv_format, block_size, head_tiles, keys, warps, stages
         barrier, scales, visible = barrier_of(ring, stage), scales_of(ring, stage), int32(0)
         for i in range(runs):
             at = int32(place[POSITION] + i * run)
-            if at < place[STOP] and at + run > place[START]:
+            if at < place[STOP] and int32(at + run) > place[START]:
                 visible = int32(visible + 1)
         mbarrier_arrive_expect_tx(barrier, uint32(visible * (2 * (run_bytes + run_scale_bytes))))
         for i in range(runs):
             at = int32(place[POSITION] + i * run)
-            if at < place[STOP] and at + run > place[START]:
+            if at < place[STOP] and int32(at + run) > place[START]:
                 slot = uint32(uint32(at) % uint32(block_size))
                 block_head = uint32(uint32(place[BLOCKS + i]) * kv_heads + head)
                 row = uint32(block_head * uint32(block_size) + slot)  # of [num_blocks, kv_heads, block_size]
-                to = uint32(stage + i * run_bytes)
-                cp_async_bulk_tensor_2d_shared_global(to, key_map, 0, row, barrier)
-                cp_async_bulk_tensor_2d_shared_global(uint32(to + keys * row_bytes), value_map, 0, row, barrier)
+                to, line = uint32(stage + i * run_bytes), uint32(row // uint32(rows_a_line))
+                cp_async_bulk_tensor_2d_shared_global(to, key_map, 0, line, barrier)
+                cp_async_bulk_tensor_2d_shared_global(uint32(to + keys * row_bytes), value_map, 0, line, barrier)
                 if scale_words > 0:
                     index, to = int64(row) * (2 * groups), uint32(scales + i * run_scale_bytes)
                     cp_async_bulk_shared_global(to, key_scales, index, run_scale_bytes, barrier)
@@ -119,9 +124,11 @@ def make_code_tensor_ring(kv_format, block_size, head_tiles, keys, warps, stages
     @cuda.jit(device=True)
     def clear_rows(rings, word, first, count, lane):
         """Zeros for `count` rows of K and of V from row `first` on of a stage that begins at this word."""
-        for i in range(count):
+        for row in range(first, first + count):
             if lane < row_words:
-                at = uint32(word + (first + i) * row_words + lane)
+                line = quotient(row, rows_a_line)
+                chunk = int32((row - line * rows_a_line) * row_chunks + lane // 4) ^ int32(line % 8)
+                at = uint32(word + line * (LINE_BYTES // 4) + chunk * 4 + lane % 4)
                 rings[at] = uint32(0)
                 rings[uint32(at + keys * row_words)] = uint32(0)
 

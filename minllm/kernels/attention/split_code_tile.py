@@ -43,14 +43,17 @@ MINUS_INFINITY = -math.inf
 def make_chunk_at(kv_format, by_engine):
     """chunk_at(tile, pair, lane): the shared address that a lane gives ldmatrix for 16 rows of codes, of which it loads chunks 2 * pair and
     2 * pair + 1. tile: where the first of the rows begins."""
-    row_bytes, rows_a_line = row_bytes_of(kv_format, by_engine), max(1, LINE_BYTES // kv_format.code_bytes)
-    mask = 8 // rows_a_line - 1  # as many chunks of a line are permuted: minllm/ptx/swizzle.py
+    row_bytes, row_chunks = row_bytes_of(kv_format, by_engine), chunks_of(kv_format)
+    rows_a_line = max(1, LINE_BYTES // kv_format.code_bytes)
 
     @cuda.jit(device=True)
     def chunk_at(tile, pair, lane):
-        row, chunk = lane % 16, lane // 16
-        if by_engine:
-            return uint32(tile + row * row_bytes + 16 * ((chunk ^ (row // rows_a_line & mask)) ^ (2 * pair)))
+        row, chunk = uint32(lane) % uint32(16), uint32(lane) // uint32(16)
+        if by_engine:  # lines of eight chunks, of which chunk c of line i lies at c ^ i: minllm/ptx/swizzle.py
+            line = uint32(row // uint32(rows_a_line))
+            within = uint32(row % uint32(rows_a_line) * uint32(row_chunks) + chunk)
+            place = uint32(within ^ line % uint32(8) ^ uint32(2 * pair))
+            return uint32(uint32(tile) + line * uint32(LINE_BYTES) + place * uint32(16))
         return uint32(tile + row * row_bytes + 16 * (2 * pair + chunk))
 
     return chunk_at

@@ -94,7 +94,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     aim, (_, scale_word_of) = make_aim(block_size, keys, warps), make_scale_places(kv_format, keys, stages, shape.tensor_copies)
     floats, lanes = kv_format.is_float, lanes_of(kv_format, heads_here)
     loaded_count, fragment_count = query_counts(kv_format, heads_here)
-    load_early = loaded_count <= 16  # where the registers allow two heads' queries at a time
+    load_early = loaded_count <= 16 and warps * shape.blocks <= 8  # where the registers allow two heads' queries at a time
     state_count, score_count, out_count = lanes.heads, lanes.heads * keys // 8, head_dim // 4 * lanes.columns
     sum_count, zero_count = groups * lanes.heads, 4 * zero_tiles_of(lanes) * lanes.columns
     turns, by_engine = shape.turns, shape.tensor_copies

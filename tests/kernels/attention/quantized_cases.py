@@ -29,6 +29,13 @@ FORMAT_CASES = [  # of one format, with a group size
     (AttentionCase((1,), (30,), heads=2, head_dim=32, dtype=FLOAT16, magnitude=60.0), "int4", None),
     (AttentionCase((1,), (19,), heads=2, head_dim=48, dtype=FLOAT16, block_size=5), "fp8_e4m3", None),
 ]
+FETCHED_CASES = [  # by the copy engine, with a group size: one line a key and several, boxes of a tile and of half a tile
+    (AttentionCase((1,) * 5, (33, 1, 0, 70, 16), heads=4, head_dim=128, dtype=BFLOAT16, block_size=16), "int4", 32),
+    (AttentionCase((1, 0, 1), (33, 2, 90), heads=9, kv_heads=1, head_dim=64, dtype=FLOAT16, block_size=48, sliding_window=30), "int8", None),
+    (AttentionCase((1, 1), (60, 41), heads=4, kv_heads=1, head_dim=128, dtype=BFLOAT16, block_size=32), "fp8_e4m3", None),
+    (AttentionCase((1,), (45,), heads=2, kv_heads=1, head_dim=128, dtype=BFLOAT16, block_size=8), "int8", 32),
+]
+FETCHED_SHAPES = [CodeShape(1, 16, 2, 1, tensor_copies=True), CodeShape(2, 32, 3, 1, tensor_copies=True, turns=1)]
 SHAPES = [CodeShape(1, 16, 2, 1), CodeShape(2, 16, 3, 1, turns=1), CodeShape(1, 32, 4, 2)]
 POISON = {"int8": 255, "int4": 255, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F}  # NaN of the floats
 FLOAT_SCALES = (0.02, 3.0)  # of KV heads in turn

@@ -7,11 +7,21 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention import split_quantized
-from minllm.kernels.attention.split_code_shape import fits, shape_for
+from minllm.kernels.attention.arguments import AttentionSizes
+from minllm.kernels.attention.split_code_shape import fits, shape_for, shape_of
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays
-from tests.kernels.attention.quantized_cases import EVERY_FORMAT_CASES, FORMAT_CASES, FORMATS, SHAPES, quantize_case, run_quantized
+from tests.kernels.attention.quantized_cases import (
+    EVERY_FORMAT_CASES,
+    FETCHED_CASES,
+    FETCHED_SHAPES,
+    FORMAT_CASES,
+    FORMATS,
+    SHAPES,
+    quantize_case,
+    run_quantized,
+)
 
 
 def run(device, case, name, group_size=None, **options):
@@ -33,6 +43,12 @@ def test_fixed_splits(device, case, name, group_size):
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_block_shapes(device, shape, name):
     run(device, EVERY_FORMAT_CASES[1], name, sm_count=3, shape=shape)
+
+
+@pytest.mark.parametrize("shape", FETCHED_SHAPES, ids=str)
+@pytest.mark.parametrize(("case", "name", "group_size"), FETCHED_CASES, ids=str)
+def test_fetched_codes(device, case, name, group_size, shape):
+    run(device, case, name, group_size, sm_count=3, shape=shape)
 
 
 def test_defaults(device):
@@ -93,6 +109,17 @@ def test_what_it_does_not_take():
         split_quantized.attention(**inputs_of(replace(case, block_size=5), "int8"))
 
 
+def test_whole_lines_are_fetched_by_the_copy_engine():
+    """On Hopper (which the simulator stands for), where lines hold whole keys and boxes whole repeats of the swizzle."""
+
+    def by_engine(name, head_dim, block_size):
+        form = kv_format(name, head_dim)
+        return shape_of(AttentionSizes(1, 32, 8, head_dim, block_size, 1, 10), form).tensor_copies
+
+    assert by_engine("int8", 128, 8) and by_engine("int4", 128, 16) and by_engine("fp8_e4m3", 64, 4096)
+    assert not any((by_engine("int8", 96, 16), by_engine("int4", 128, 8), by_engine("int8", 256, 16), by_engine("int8", 128, 20)))
+
+
 def test_shapes_fit_a_hopper_block():
     """As many bytes under way as shared memory allows, for every format, head size and group."""
     for name in FORMATS:
@@ -100,5 +127,6 @@ def test_shapes_fit_a_hopper_block():
             for group in (1, 4, 8, 16, 71):
                 for line_heads in (1, 10000):
                     form = kv_format(name, head_dim)
-                    shape = shape_for(form, group, line_heads)
-                    assert fits(form, group, shape, 227 * 1024) and shape.stages >= 2
+                    for tensor_copies in (False, True):
+                        shape = shape_for(form, group, line_heads, tensor_copies=tensor_copies)
+                        assert fits(form, group, shape, 227 * 1024) and shape.stages >= 2
