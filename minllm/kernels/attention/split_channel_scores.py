@@ -23,15 +23,15 @@ from minllm.kernels.attention.split_code_lanes import lanes_of
 from minllm.kernels.attention.split_code_ring import chunks_of, row_bytes_of
 from minllm.kernels.attention.split_code_tile import LOWER_HALVES, UPPER_HALVES, make_chunk_at
 from minllm.kernels.attention.split_codes import nibbles, operands_of
-from minllm.ptx import fma_f16x2, ldmatrix_x2, ldmatrix_x4, load_128, mma_m16n8k16_f16, prmt
+from minllm.ptx import fma_f16x2, ldmatrix_x2, load_128, mma_m16n8k16_f16, prmt
 
 
 @cuda.jit(device=True)
-def key_operands(a, words, at, part):
+def key_operands(a, words, part):
     """The four words of A for step `part` of a chunk: nibbles that lie 16 bits from each other, of the first and the last eight keys."""
     for row in range(2):
-        a[row] = nibbles(words[at + row], part)
-        a[2 + row] = nibbles(words[at + row] >> uint32(8), part)
+        a[row] = nibbles(words[row], part)
+        a[2 + row] = nibbles(words[row] >> uint32(8), part)
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def make_channel_scores(kv_format, shape, heads_here):
     columns, halves, key_tiles = lanes.columns, lanes.halves, shape.keys // 16
     chunk_at, tile_bytes = make_chunk_at(kv_format, shape.tensor_copies), 16 * row_bytes_of(kv_format, shape.tensor_copies)
     chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # of even or of odd steps; of both
-    sum_count, scaled_words = 2 * chain_words, 8 * columns
+    sum_count, scaled_words = 2 * chain_words, 4 * columns
     even_factor, odd_factor = 1 / operands.unit, 1 / (operands.unit * operands.upper_factor)
 
     @cuda.jit(device=True)
@@ -59,34 +59,29 @@ def make_channel_scores(kv_format, shape, heads_here):
                 scale, zero = prmt(one, next_one, uint32(LOWER_HALVES)), prmt(one, next_one, uint32(UPPER_HALVES))
                 zeros[2 * half], zeros[2 * half + 1] = zero, zero
                 for column in range(columns):
-                    to = 2 * ((2 * (chunk % 2) + part) * columns + column) + half
+                    to = 2 * (part * columns + column) + half
                     scaled[to] = fma_f16x2(fragments[2 * (column * steps + step) + half], scale, uint32(0))
             for column in range(columns):
                 mma_m16n8k16_f16(zero_sums, 4 * column, zeros, 0, fragments, 2 * (column * steps + step))
 
     @cuda.jit(device=True)
     def score_tile(scores, fragments, query_sums, rings, scale_word, stage, lane):
-        words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
+        words, a = cuda.local.array(2, uint32), cuda.local.array(4, uint32)
         scaled = cuda.local.array(scaled_words, uint32)
         sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(zero_count, float32)
         for i in range(sum_count):
             sums[i] = float32(0.0)
         for i in range(zero_count):
             zero_sums[i] = float32(0.0)
-        for pair in range((chunks + 1) // 2):
-            for chunk in range(2 * pair, min(2 * pair + 2, chunks)):
-                scale_query(scaled, zero_sums, fragments, rings, scale_word, chunk, lane)
+        for chunk in range(chunks):
+            scale_query(scaled, zero_sums, fragments, rings, scale_word, chunk, lane)
             for key_tile in range(key_tiles):
-                address = chunk_at(stage + key_tile * tile_bytes, pair, lane)
-                if 2 * pair + 1 < chunks:
-                    ldmatrix_x4(words, 0, address)
-                else:
-                    ldmatrix_x2(words, 0, address)
-                for step in range(4 * pair, min(4 * pair + 4, steps)):
-                    key_operands(a, words, 2 * (step // 2 % 2), step % 2)
+                ldmatrix_x2(words, 0, chunk_at(stage + key_tile * tile_bytes, chunk // 2, lane % 16 + 16 * (chunk % 2)))
+                for part in range(2):
+                    key_operands(a, words, part)
                     for column in range(columns):
-                        at = step % 2 * chain_words + 4 * (key_tile * columns + column)
-                        mma_m16n8k16_f16(sums, at, a, 0, scaled, 2 * (step % 4 * columns + column))
+                        at = part * chain_words + 4 * (key_tile * columns + column)
+                        mma_m16n8k16_f16(sums, at, a, 0, scaled, 2 * (part * columns + column))
         for row in range(2 * key_tiles):
             for column in range(columns):
                 for i in range(halves):

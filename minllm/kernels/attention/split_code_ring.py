@@ -110,8 +110,8 @@ def make_scale_places(kv_format, keys, stages, by_engine=False):
 
 @functools.cache
 def make_clear_scales(kv_format, keys):
-    """clear_scales(rings, scale_word, position, start, stop, lane): zeros for scales of keys outside of start to stop; for those of channels
-    where a whole tile is."""
+    """clear_scales(rings, scale_word, position, start, stop, lane): zeros for scales of keys outside of start to stop; for those of
+    channels where a whole tile is."""
     groups, scale_words, by_channel = kv_format.groups, scale_words_of(kv_format, keys), kv_format.keys_by_channel
 
     @cuda.jit(device=True)

@@ -5,6 +5,7 @@ from numba.cuda import types
 
 from minllm.kernels.attention import flash_attention_2, flash_attention_2_quantized, merge_states, split_quantized, split_tensor_core
 from minllm.kernels.attention.split_code_shape import shape_for as code_shape_for
+from minllm.kernels.attention.split_code_tensor_ring import can_fetch
 from minllm.kernels.attention.split_shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, Specimen, array
@@ -14,7 +15,7 @@ ROWS, CACHE, LSE = array(DTYPE, 3), array(DTYPE, 4), array(FLOAT32, 2)
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2), FLOAT32, INT32)  # query_start, context_lens, block_tables, scale, window
 PARTS = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
 HOPPER = ((9, 0),)
-FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 128), ("kivi_int4", 256))
+FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
 LONG = 8192  # tokens of a prompt
 
 
@@ -39,9 +40,10 @@ def code_specimens(form):
     arguments = (ROWS, codes, scales, codes, scales, ROWS, LSE, *BATCH)
     blocks = 1 if threads > 128 else 2
     yield Specimen(f"attention/residual_window/codes/prompt/{details}", kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
-    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, types.none, types.none)
+    by_engine = can_fetch(form, BLOCK_SIZE)
+    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_engine else types.none,) * 2)
     for line_heads in (8, 1024):
-        shape = code_shape_for(form, GROUP, line_heads)
+        shape = code_shape_for(form, GROUP, line_heads, tensor_copies=by_engine)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
         yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, targets=HOPPER)

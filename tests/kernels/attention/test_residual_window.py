@@ -53,6 +53,13 @@ def test_decode_steps(device, case):
     run_window(device, case)
 
 
+@pytest.mark.parametrize("shape", [CodeShape(2, 32, 2, 1, tensor_copies=True), CodeShape(1, 32, 3, 1)], ids=str)
+def test_tiles_that_the_copy_engine_fetches(device, monkeypatch, shape):
+    """Of heads of 128; the sliding window begins within a group."""
+    monkeypatch.setattr(split_quantized, "shape_of", lambda *_: shape)
+    run_window(device, WindowCase(ROWS[:2], (131, 225), heads=4, kv_heads=1, head_dim=128, sliding_window=150, dtype=BFLOAT16))
+
+
 @pytest.mark.parametrize("case", PROMPTS, ids=str)
 def test_prompts(device, case):
     run_window(device, case)
