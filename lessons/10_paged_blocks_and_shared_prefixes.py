@@ -196,7 +196,7 @@ from minllm.kernels.kv import copy_blocks as copy_module
 show_source(
     copy_module.copy_blocks_kernel,
     notes={
-        "pair = cuda.blockIdx.y": "The grid's second axis counts pairs: one launch copies many blocks.",
+        "pair, layer = cuda.blockIdx.y": "The grid's second axis counts pairs, its third one layers: one launch copies many blocks.",
         "for i in range": "The first axis counts pieces of a block. A thread takes every 128th byte of its piece.",
     },
 )

@@ -41,6 +41,17 @@ def check_weights_fit(device: str, ops: Any, config: ModelConfig) -> None:
         )
 
 
+def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
+    """Raises OutOfMemoryError where the logits of so many tokens, float32, are more than half of the host's memory that is free: they are
+    made in parts, which are then put together."""
+    needed, free = num_tokens * vocab_size * 4, available_host_bytes()
+    if 2 * needed > free:
+        raise OutOfMemoryError(
+            f"The logits of {num_tokens} tokens take {needed:,} bytes, a float32 for each of {vocab_size:,} of the vocabulary, twice "
+            f"while they are put together, and {free:,} of this machine's memory are free: give {free // (8 * vocab_size)} tokens or fewer."
+        )
+
+
 def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOptions) -> CacheBudget:
     """What the cache may take, once the weights are loaded."""
     if device == "cpu":

@@ -80,6 +80,14 @@ def test_weights_that_do_not_fit_are_not_loaded(monkeypatch):
             load(load_format=load_format, progress=lambda *_: pytest.fail("weights were loaded"))
 
 
+def test_logits_that_do_not_fit_are_not_computed(monkeypatch, llm):
+    monkeypatch.setattr(memory_budget, "available_host_bytes", lambda: 9 * 8 * 1003)
+    assert llm.logits(list(range(9))).shape == (9, 1003)
+    monkeypatch.setattr(llm.engine.ops, "embed", lambda *_: pytest.fail("it was computed"))
+    with pytest.raises(OutOfMemoryError, match="logits of 10 tokens take 40,120 bytes, .* and 72,216 .* give 9 tokens or fewer"):
+        llm.logits(list(range(10)))
+
+
 def test_a_gpus_memory_is_shared_out_by_options():
     """Advice names the options that divide a GPU's memory, with what they are now."""
     ops = SimpleNamespace(dtype=np.dtype(np.float16), device_memory=lambda: (100_000, 900_000))

@@ -80,6 +80,6 @@ def choose(max_query_len, dtype=None, compute_capability=None):
 
 
 def choose_quantized(max_query_len, key_cache):
-    """The fastest variant's name over a quantised cache; split_quantized wants the scales of a block to be whole 16 bytes."""
-    whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0
+    """The fastest variant's name over a quantised cache; split_quantized wants scales by token, those of a block whole 16 bytes."""
+    whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0 and not key_cache.format.keys_by_channel
     return "split_quantized" if max_query_len == 1 and whole_chunks else "flash_attention_2_quantized"

@@ -82,6 +82,8 @@ def check_arguments(
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
             check(is_quantized(cache), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
         check_same_format(key_cache, value_cache)
+        by_channel, wanted = (key_cache.by_channel, value_cache.by_channel), (key_cache.format.keys_by_channel, False)
+        check(by_channel == wanted, f"keys and values by channel: {by_channel}; a cache in {key_cache.dtype} must have {wanted}")
     arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
     for name, array in arrays.items():
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
@@ -126,10 +128,13 @@ def check_single_tokens(name, sizes, max_query_len, splits=None):
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
-def check_part(sizes, residual_window, lse):
-    """Raise KernelArgumentError for a residual window of broken groups, and for an lse other than None or float32 [tokens, heads]."""
+def check_part(sizes, residual_window, lse, kv_format=None):
+    """Raise KernelArgumentError for a residual window of broken groups, for none where kv_format has keys by channel, and for an lse other
+    than None or float32 [tokens, heads]."""
     whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
     check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
+    if kv_format and kv_format.keys_by_channel:
+        check(residual_window > 0, f"{kv_format.name} keeps its newest keys as they are: residual_window must be {TOKEN_GROUP} or more")
     if lse is not None:
         wanted = (sizes.tokens, sizes.heads)
         fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"

@@ -8,7 +8,8 @@ Numbers are float16 whatever the queries are: it holds 11 bits where bfloat16 ho
 tensor cores are as fast. How a code becomes one without a conversion: a byte, or a nibble, as the low bits of the fraction of 0x6400, which
 is 2**10, is 1024 + code. Less 1024 it is the code, exactly; then one fused multiply-add makes code * scale + zero of two neighbours at
 a time. fp8 e4m3 has an instruction, two at a time to float16; e5m2 is the upper byte of a float16. Their scale, the same for a whole
-head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row.
+head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row. Keys that
+have scales by channel find them in shared memory (channel_scales.py).
 
 Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
 """
@@ -22,7 +23,6 @@ from minllm.kernels.attention.shared_tiles import row_words_of
 from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, load_32, load_128, prmt, store_128
 
 CHUNK = 16  # bytes of codes that a thread loads at one time
-
 
 TWO_TIMES_1024, MINUS_1024, ONE = 0x64006400, 0xE400E400, 0x3C003C00  # pairs of float16
 
@@ -62,11 +62,15 @@ def make_dequantize(kv_format):
 
 
 @functools.cache
-def make_quantized_tiles(kv_format, block_size, key_tile, threads):
-    """(fetch, store, words, pairs): device functions for blocks of `threads` threads, and how many uint32 of each kind a thread holds."""
+def make_quantized_tiles(kv_format, block_size, key_tile, threads, dequantize_word=None):
+    """(fetch, store, words, pairs): device functions for blocks of `threads` threads, and how many uint32 of each kind a thread holds.
+
+    dequantize_word: for keys that have scales by channel, that of channel_scales.py.
+    """
     block_of, _ = make_lookup(block_size)
     dequantize = make_dequantize(kv_format)
-    code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
+    code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, dequantize_word is not None
+    has_pairs = not (kv_format.is_float or by_channel)
     row_words = row_words_of(kv_format.head_dim)
     chunks = code_bytes // CHUNK  # in a row
     codes_a_word = 32 // kv_format.bits
@@ -97,7 +101,7 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads):
                 line = (int64(blocks[i]) * kv_heads + uint32(kv_head)) * block_size + uint32(position) % uint32(block_size)
                 at = line * code_bytes + chunk * uint32(CHUNK)
                 words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
-                if not is_float:
+                if has_pairs:
                     pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_a_group)) * 2)
 
     @cuda.jit(device=True)
@@ -111,7 +115,10 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads):
             if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
                 for j in range(4):  # words of codes; two of 8 bits fill a store of 16 bytes, one of 4 bits does
                     part = cuda.local.array(4, uint32)
-                    dequantize(words[4 * i + j], pairs[i], part)
+                    if by_channel:
+                        dequantize_word(words[4 * i + j], shared, row, chunk, j, part)
+                    else:
+                        dequantize(words[4 * i + j], pairs[i], part)
                     for k in range(words_out):
                         numbers[(j * words_out + k) % 4] = part[k]
                     if (j + 1) * words_out % 4 == 0:

@@ -7,6 +7,8 @@ that are there anyway, each bound to its part (window_keys.py), and merge_states
     decode steps   split_quantized                split_tensor_core
     prompts        flash_attention_2_quantized    flash_attention_2
 
+Codes whose keys have scales by channel go to flash_attention_2_quantized in decode steps, too.
+
 In a decode step a sequence has one row, so that its recent keys are just those of the recent cache: split_tensor_core needs no bound.
 
 FLOPs and bytes: those of both kernels over their keys, and the merge's. A row sees residual_window to residual_window + TOKEN_GROUP - 1

@@ -262,7 +262,7 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
-    check_part(sizes, residual_window, lse)
+    check_part(sizes, residual_window, lse, key_cache.format)
     kv_format = key_cache.format
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
     check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
@@ -278,6 +278,7 @@ def attention(
 
 def check_caches(caches, kv_format, dtype, block_size):
     """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
+    check(not kv_format.keys_by_channel, f"split_quantized takes scales by token, not {kv_format.name}: use flash_attention_2_quantized")
     check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
     check(all(map(is_contiguous, caches)), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
     chunks = kv_format.is_float or block_size % 4 == 0

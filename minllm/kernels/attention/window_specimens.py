@@ -14,7 +14,7 @@ ROWS, CACHE, LSE = array(DTYPE, 3), array(DTYPE, 4), array(FLOAT32, 2)
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2), FLOAT32, INT32)  # query_start, context_lens, block_tables, scale, window
 PARTS = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
 HOPPER = ((9, 0),)
-FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128))
+FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 128), ("kivi_int4", 256))
 LONG = 8192  # tokens of a prompt
 
 
@@ -39,6 +39,8 @@ def code_specimens(form):
     arguments = (ROWS, codes, scales, codes, scales, ROWS, LSE, *BATCH)
     blocks = 1 if threads > 128 else 2
     yield Specimen(f"attention/residual_window/codes/prompt/{details}", kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
+    if form.keys_by_channel:
+        return  # decode steps take the same kernel
     arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH)
     for line_heads in (8, 1024):
         shape = code_shape_for(form, GROUP, line_heads)
