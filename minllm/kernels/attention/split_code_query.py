@@ -1,15 +1,16 @@
 """The query heads as operands for products with codes of keys (split_quantized.py): float16 for 8-bit floats, two int8 for integers.
 
 Codes that are integers are operands of integer tensor cores as they are. A query becomes integers too: a head's components are divided by
-a power of two that leaves the largest between 2**13 and 2**14, rounded, and split into an upper and a lower byte of a sign each,
+a unit that makes the largest LARGEST_INTEGER, rounded, and split into an upper and a lower byte of a sign each,
 
-    q = (256 upper + lower) * power
+    q = (256 upper + lower) * unit
 
-which are two columns of one product, neighbours in the same lane. So a product of bytes is exact, and a query is kept to 15 bits of its
-largest component; bfloat16 has 8 bits of each. For 8-bit floats, and for keys by channel, whose scales the query is multiplied by first
-(split_channel_scores.py), queries are brought into float16's range by a power of two.
+which are two columns of one product, neighbours in the same lane. So a product of bytes is exact, and a query is kept to nearly 16 bits of
+its largest component, where bfloat16 has 8 bits of each. Queries that meet bytes with two codes of 4 bits (split_codes.py) are kept to 12.
+For 8-bit floats, and for keys by channel, whose scales the query is multiplied by first (split_channel_scores.py), queries are brought
+into float16's range by a power of two.
 
-The powers (`units`) are what products are to be multiplied by.
+The units are what products are to be multiplied by.
 """
 
 import functools
@@ -19,11 +20,12 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.attention.split_code_lanes import lanes_of
 from minllm.kernels.attention.split_codes import operands_of
 from minllm.kernels.warp import ALL_LANES
-from minllm.ptx import float_as_uint, load_32, pack_f16x2, prmt, uint_as_float, unpack_bf16x2, unpack_f16x2
+from minllm.ptx import float_as_uint, load_32, pack_f16x2, prmt, rcp, uint_as_float, unpack_bf16x2, unpack_f16x2
 
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # 2**e has the bits of TWO_EXPONENTS less those of 2**-e
 SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way
-QUERY_BITS = 13  # the largest component is at least 2**13
+LARGEST_INTEGER = 30000.0  # and a sixteenth more is within two bytes, and 256 times 255 times as much within int32
+LEAST, MOST = 2.0**-64, 2.0**64  # the largest component is taken to be at least, and at most
 INTEGER = 1.5 * 2.0**23  # an integer added to it stands in the lowest bits of the sum
 UPPER_BYTES, LOWER_BYTES = 0x51, 0x40  # prmt: bytes 1, or bytes 0, of two words
 
@@ -36,10 +38,15 @@ def over_row(value):
 
 
 @cuda.jit(device=True)
+def largest_of_row(value):
+    """The largest value of the four lanes of a row."""
+    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 1))
+    return max(value, cuda.shfl_xor_sync(ALL_LANES, value, 2))
+
+
+@cuda.jit(device=True)
 def power_of_two(largest):
-    """(2**e, 2**-e), 2**e the power of two below the largest number of the four lanes of a row."""
-    largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, 1))
-    largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, 2))
+    """(2**e, 2**-e), 2**e the power of two below a number."""
     bits = uint32(float_as_uint(largest) & uint32(EXPONENT_BITS))
     bits = uint32(min(max(bits, uint32(SMALLEST)), uint32(LARGEST)))
     return uint_as_float(bits), uint_as_float(uint32(uint32(TWO_EXPONENTS) - bits))
@@ -92,7 +99,7 @@ def make_float_query(kv_format, dtype, heads_here):
             for i in range(2 * steps):
                 low, high = unpack(loaded[at + i])
                 largest = max(largest, max(abs(low), abs(high)))
-            power, inverse = power_of_two(largest)
+            power, inverse = power_of_two(largest_of_row(largest))
             for i in range(halves):
                 units[column * halves + i] = cuda.shfl_sync(ALL_LANES, power, 8 * (lane % 4) + 4 * i)
             for i in range(2 * steps):
@@ -107,7 +114,7 @@ def make_integer_query(kv_format, dtype, heads_here):
     """make_query_preparation for integers; operands [a lane's heads, words of 4 channels]."""
     head_dim, groups, heads = kv_format.head_dim, kv_format.groups, lanes_of(kv_format, heads_here).heads
     operands = operands_of(kv_format.name)
-    query_channel, byte_order = operands.query_channel, operands.byte_order
+    query_channel, byte_order, nested = operands.query_channel, operands.byte_order, operands.nested
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
     words = head_dim // 16
     pitch, group_words = words + words % 2, words // groups
@@ -125,29 +132,43 @@ def make_integer_query(kv_format, dtype, heads_here):
                     loaded[2 * (j * words + word) + half] = number
 
     @cuda.jit(device=True)
+    def pick_bytes(bits, lower):
+        """A word of B: one byte of each of four integers."""
+        pick = uint32(LOWER_BYTES) if lower else uint32(UPPER_BYTES)
+        left, right = prmt(bits[0], bits[1], pick), prmt(bits[2], bits[3], pick)
+        return prmt(left, right, uint32(byte_order))
+
+    @cuda.jit(device=True)
     def prepare_query(fragments, loaded, units, query_sums, lane):
         lower = lane // 4 % 2 == 1  # this column's half of the query
-        integer = float32(INTEGER) if lower else float32(INTEGER + 128.0)  # the lower half is of a sign: the upper one is rounded
-        pick = uint32(LOWER_BYTES) if lower else uint32(UPPER_BYTES)
+        rounding = uint32(0) if lower else uint32(128)  # the lower byte is of a sign: the upper one is rounded
         mine = int32(8 * (lane % 4))  # a lane that has the queries of this lane's head
+        bits, above = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         for j in range(heads):
             largest = float32(0.0)
             for i in range(2 * words):
                 low, high = unpack(loaded[2 * j * words + i])
                 largest = max(largest, max(abs(low), abs(high)))
-            power, inverse = power_of_two(largest)
-            units[j] = cuda.shfl_sync(ALL_LANES, power, mine) * float32(2.0**-QUERY_BITS)
-            factor = inverse * float32(2.0**QUERY_BITS)
+            largest = min(max(largest_of_row(largest), float32(LEAST)), float32(MOST))
+            units[j] = cuda.shfl_sync(ALL_LANES, largest, mine) * float32(1 / LARGEST_INTEGER)
+            factor = float32(LARGEST_INTEGER) * rcp(largest)
             for group in range(groups):
                 total = float32(0.0)
                 for i in range(group_words):
-                    word = group * group_words + i
-                    first, second = unpack(loaded[2 * (j * words + word)])
-                    third, fourth = unpack(loaded[2 * (j * words + word) + 1])
-                    total += (first + second) + (third + fourth)
-                    left = prmt(float_as_uint(first * factor + integer), float_as_uint(second * factor + integer), pick)
-                    right = prmt(float_as_uint(third * factor + integer), float_as_uint(fourth * factor + integer), pick)
-                    fragments[j * pitch + word] = prmt(left, right, uint32(byte_order))
+                    at = group * group_words + (i ^ 1 if nested else i)  # of two words that nest the second goes first
+                    for half in range(2):
+                        first, second = unpack(loaded[2 * (j * words + at) + half])
+                        total += first + second
+                        share = factor * float32(1 / 16) if nested and at % 2 == 1 else factor
+                        bits[2 * half] = float_as_uint(first * share + float32(INTEGER))
+                        bits[2 * half + 1] = float_as_uint(second * share + float32(INTEGER))
+                    for k in range(4):
+                        number = bits[k]
+                        if nested and at % 2 == 0:
+                            number = uint32(number - above[k])
+                        above[k] = bits[k]
+                        bits[k] = uint32(number + rounding)
+                    fragments[j * pitch + at] = pick_bytes(bits, lower)
                 query_sums[group * heads + j] = cuda.shfl_sync(ALL_LANES, over_row(total) * factor, mine)
             if pitch > words:
                 fragments[j * pitch + words] = uint32(0)

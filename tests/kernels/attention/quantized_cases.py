@@ -31,7 +31,7 @@ FORMAT_CASES = [  # of one format, with a group size
 ]
 FETCHED_CASES = [  # by the copy engine, with a group size: one line a key and several, boxes of a tile and of half a tile
     (AttentionCase((1,) * 5, (33, 1, 0, 70, 16), heads=4, head_dim=128, dtype=BFLOAT16, block_size=16), "int4", 32),
-    (AttentionCase((1, 0, 1), (33, 2, 90), heads=9, kv_heads=1, head_dim=64, dtype=FLOAT16, block_size=48, sliding_window=30), "int8", None),
+    (AttentionCase((1, 0, 1), (33, 2, 90), heads=9, kv_heads=1, head_dim=64, dtype=FLOAT16, block_size=48, sliding_window=9), "int8", None),
     (AttentionCase((1, 1), (60, 41), heads=4, kv_heads=1, head_dim=128, dtype=BFLOAT16, block_size=32), "fp8_e4m3", None),
     (AttentionCase((1,), (45,), heads=2, kv_heads=1, head_dim=128, dtype=BFLOAT16, block_size=8), "int8", 32),
 ]
