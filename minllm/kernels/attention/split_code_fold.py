@@ -24,6 +24,7 @@ from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
+UNLIFTED = 2.0**-BASE
 NO_MAXIMUM = -1e12  # of no keys, in the units of the scores: far below any, but finite, so that -inf less it is -inf
 LOWEST_CEILING = 2.0**-15  # one over it is float16's largest power of two
 TWICE_DOUBLED = 2 << 23  # added to the bits of a power of two
@@ -136,18 +137,18 @@ def make_code_folds(kv_format, keys, heads_here):
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
         for j in range(heads):
             head = int32(4 * j + lane % 4)
-            total = sum_over_rows(sums[j]) * float32(2.0**-BASE)
+            total = sum_over_rows(sums[j]) * float32(UNLIFTED)
             if head < heads_left and lane < 4:
                 warp_max[uint32(warp), uint32(head)] = maxima[j] * units[j]
                 warp_sum[uint32(warp), uint32(head)] = total
             for group in range(groups):
                 added = float32(0.0)
                 if integers:
-                    added = zeros_of(zero_sums, group, j, lane) * float32(2.0**-BASE)
+                    added = zeros_of(zero_sums, group, j, lane) * float32(UNLIFTED)
                 i = group // lane_groups if parts > halves else j % halves
                 for step in range(group * steps // groups, (group + 1) * steps // groups):
                     upper = chunk_steps == 2 and step % 2 == 1
-                    factor = float32(2.0**-BASE / (unit * upper_factor) if upper else 2.0**-BASE / unit)
+                    factor = float32(UNLIFTED / (unit * upper_factor) if upper else UNLIFTED / unit)
                     factor *= ceiling[0] if integers else value_scale
                     for half in range(2):
                         number = acc[4 * (step * columns + j // halves) + 2 * half + i] * factor + added

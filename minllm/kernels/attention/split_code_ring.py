@@ -22,6 +22,7 @@ from minllm.kernels.attention.split_ring import WAIT_FOR_OLDEST
 from minllm.ptx import cp_async_16, cp_async_16_narrow, cp_async_commit_group
 
 LINE_BYTES = 128  # of L2
+BARRIER_BYTES = 16  # of a stage: two mbarriers
 SWIZZLE_BYTES = 1024  # after which the copy engine's swizzle repeats
 # Fields of a place: a sequence, its first visible key and one past the last, the position of a warp's tile, the blocks of its runs.
 PLACE_SEQUENCE, START, STOP, POSITION, BLOCKS = range(5)
@@ -65,7 +66,7 @@ def stage_bytes_of(kv_format, keys, by_engine=False):
 def ring_bytes_of(kv_format, keys, stages, by_engine=False):
     """Bytes of a warp's ring; the copy engine's rings end with their mbarriers, and begin where its swizzle does."""
     byte_count = stages * (stage_bytes_of(kv_format, keys, by_engine) + scale_bytes_of(kv_format, keys))
-    return -(-(byte_count + 8 * stages) // SWIZZLE_BYTES) * SWIZZLE_BYTES if by_engine else byte_count
+    return -(-(byte_count + BARRIER_BYTES * stages) // SWIZZLE_BYTES) * SWIZZLE_BYTES if by_engine else byte_count
 
 
 @functools.cache
@@ -130,7 +131,7 @@ def make_clear_scales(kv_format, keys):
 
 @functools.cache
 def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
-    """(setup, fetch, wait): device functions for a warp's ring, which begins at the shared address `ring`.
+    """(fetch, wait): device functions for a warp's ring, which begins at the shared address `ring`.
 
     head_tiles: heads of the line for each KV head. fetch has the tile copied that `place` was aimed at, place_fields_of(...) int32, and
     aims at the next one, so that no fetch waits for a block table. The keys of a head lie side by side in a block: all but a lane's first
@@ -199,10 +200,6 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
                 cp_async_16(to, key_scales, index, valid)
 
     @cuda.jit(device=True)
-    def setup(ring, lane):
-        """cp.async needs no preparation."""
-
-    @cuda.jit(device=True)
     def fetch(cursor, place, heads, batch, cache, warp, lane, ring, stage):
         """Start copying the cursor's tile, if any is left, to the stage at this shared address, and go on to the next: always one group of
         copies."""
@@ -234,4 +231,4 @@ def make_code_ring(kv_format, block_size, head_tiles, keys, warps, stages):
                 clear_scales(rings, scale_word, position, start, stop, lane)
                 cuda.syncwarp()
 
-    return setup, fetch, wait
+    return fetch, wait

@@ -111,8 +111,11 @@ def make_write_zeros(head_dim, threads):
 
 
 @functools.cache
-def make_merges(head_dim, heads, warps):
-    """(share_states, write_whole, write_part, arrive, merge_parts) for up to `heads` query heads a block, a multiple of 8."""
+def make_merges(head_dim, heads, warps, synchronize=cuda.syncthreads):
+    """(share_states, write_whole, write_part, arrive, merge_parts) for up to `heads` query heads a block, a multiple of 8.
+
+    warps: those that merge; synchronize: their barrier, where a block has others too.
+    """
     threads = 32 * warps
     steps, columns = -(-head_dim // 16), heads // 8
     vectors_each = -(-head_dim // (32 * DIMS_AT_ONCE))  # of a lane
@@ -177,12 +180,12 @@ def make_merges(head_dim, heads, warps):
     def arrive(parts_in_memory, first_place, arrived):
         """Count this block in at the head whose first part lies at first_place; tells all threads how many blocks came before."""
         arrivals = parts_in_memory[3]
-        cuda.syncthreads()
+        synchronize()
         if cuda.threadIdx.x == 0:
             cuda.threadfence()  # what this block has written is seen before its arrival
             arrived[0] = cuda.atomic.add(arrivals, uint32(first_place) // 2, 1)
             cuda.threadfence()  # and what the others have written, after theirs
-        cuda.syncthreads()
+        synchronize()
         return arrived[0]
 
     @cuda.jit(device=True)

@@ -66,7 +66,7 @@ from minllm.kernels.attention.split_plan import (
 from minllm.kernels.attention.split_shape import grid_of, head_tiles_of
 from minllm.kernels.attention.split_tiles import columns_of, make_block_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import shared_address
+from minllm.ptx import bar_sync, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -79,28 +79,30 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
     begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
     _, advance = make_walk(tile)
-    make_ring = make_code_tensor_ring if shape.tensor_copies else make_code_ring
-    setup, fetch, wait = make_ring(kv_format, block_size, head_tiles, keys, warps, stages)
+    ring_sizes, turns, by_engine = (kv_format, block_size, head_tiles, keys, warps, stages), shape.turns, shape.tensor_copies
+    setup, produce, wait_filled, release = make_code_tensor_ring(*ring_sizes)
+    fetch, wait_oldest = make_code_ring(*ring_sizes)
+    wait, synchronize = (wait_filled, make_synchronize(threads)) if by_engine else (wait_oldest, cuda.syncthreads)
     load_query, prepare_query = make_query_preparation(kv_format, dtype, heads_here)
     make_score_tile = make_channel_scores if kv_format.keys_by_channel else make_scores
     score_tile, mask_tile = make_score_tile(kv_format, shape, heads_here), make_mask(kv_format, keys, heads_here)
     multiply_values = make_value_products(kv_format, shape, heads_here)
     clear, fold, share_states = make_code_folds(kv_format, keys, heads_here)
     (prefetch_block_tables, heads_of, _), write_zeros = make_block_steps(head_dim, group, shape), make_write_zeros(head_dim, threads)
-    _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
+    _, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps, synchronize)
     shared_bytes = code_ring_bytes_of(kv_format, shape)
     warp_bytes, place_fields = shared_bytes // warps, place_fields_of(block_size, keys)
     stage_bytes = stage_bytes_of(kv_format, keys, shape.tensor_copies)
     aim, (_, scale_word_of) = make_aim(block_size, keys, warps), make_scale_places(kv_format, keys, stages, shape.tensor_copies)
     floats, lanes = kv_format.is_float, lanes_of(kv_format, heads_here)
     loaded_count, fragment_count = query_counts(kv_format, heads_here)
-    load_early = loaded_count <= 16 and warps * shape.blocks <= 8  # where the registers allow two heads' queries at a time
+    all_threads = threads + 32 * by_engine  # with the producer's
+    load_early = loaded_count <= 16 and all_threads * shape.blocks <= 256  # where the registers allow two heads' queries at a time
     state_count, score_count, out_count = lanes.heads, lanes.heads * keys // 8, head_dim // 4 * lanes.columns
     sum_count, zero_count = groups * lanes.heads, 4 * zero_tiles_of(lanes) * lanes.columns
-    turns, by_engine = shape.turns, shape.tensor_copies
     state_shape, out_shape = (turns, warps, heads_here), (turns, warps, heads_here, pitch_of(head_dim))
 
-    @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
+    @kernel(launch_bounds=(all_threads, shape.blocks), dependent_launch=True)
     def split_quantized_kernel(
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
@@ -139,20 +141,27 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         ring = uint32(ring_start + warp * warp_bytes)
 
         prefetch_block_tables(block_tables)
-        setup(ring, lane)
-        ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
         following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
-        cut = cuda.local.array(CUT_FIELDS, int32)
+        ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
         place = cuda.local.array(place_fields, int32)
-        place[PLACE_SEQUENCE] = -1
-        begin(ahead, cut, line_heads, batch)
-        aim(ahead, place, batch, block_tables, warp)
-        for i in range(CURSOR_FIELDS):
-            now[i] = ahead[i]
+        cut = cuda.local.array(CUT_FIELDS, int32)
+        begin(now, cut, line_heads, batch)
         line = cut[LINE]
-        for stage in range(stages - 1):
-            fetch(ahead, place, line_heads, batch, cache, warp, lane, ring, uint32(ring + stage * stage_bytes))
+        if by_engine:
+            if warp < warps:
+                setup(ring, lane)
+            cuda.syncthreads()
+            if warp == warps:  # the producer
+                produce(now, line_heads, batch, cache, ring_start, lane)
+                return
+        else:
+            for i in range(CURSOR_FIELDS):
+                ahead[i] = now[i]
+            place[PLACE_SEQUENCE] = -1
+            aim(ahead, place, batch, block_tables, warp)
+            for stage in range(stages - 1):
+                fetch(ahead, place, line_heads, batch, cache, warp, lane, ring, uint32(ring + stage * stage_bytes))
         ring_end = uint32(ring + stages * stage_bytes)
         stage, free_stage, parity = ring, uint32(ring_end - stage_bytes), uint32(0)
 
@@ -189,7 +198,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
                 next_head, next_heads = heads_of(following[HEAD])
                 load_query(loaded, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
             for _ in range(tiles):
-                fetch(ahead, place, line_heads, batch, cache, warp, lane, ring, free_stage)
+                if not by_engine:
+                    fetch(ahead, place, line_heads, batch, cache, warp, lane, ring, free_stage)
                 at_edge = position < start or int32(position + keys) > stop  # of what is visible
                 scale_word = scale_word_of(warp, ring, stage)
                 wait(rings, ring_start, ring, stage, scale_word, parity, position, start, stop, at_edge, lane)
@@ -198,7 +208,10 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
                     mask_tile(scores, position, start, stop, lane)
                 fold(scores, state, units, scale, rings, scale_word, lane)
                 multiply_values(state, scores, rings, scale_word, stage, lane)
-                cuda.syncwarp()  # all lanes have read the stage, which is filled next
+                if by_engine:
+                    release(ring, stage, lane)
+                else:
+                    cuda.syncwarp()  # all lanes have read the stage, which is filled next
                 position = int32(position + tile)
                 free_stage = stage
                 stage = uint32(stage + stage_bytes)
@@ -209,7 +222,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
             if turns == 2:  # who writes the next head's state need not wait for those who read this one's
                 turn = uint32(1 - turn)
             share_states(state, units, value_scale, shared_states, heads_left)
-            cuda.syncthreads()
+            synchronize()
             if tiles == now[TILES]:
                 write_whole(shared_states, out, lse, row, first_head, heads_left, scale)
             else:
@@ -219,13 +232,23 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
                 if arrive(parts_in_memory, first_place, arrived) == parts - 1:
                     merge_parts(parts_in_memory, first_place, parts, out, lse, row, first_head, heads_left, scale)
             if turns == 1:
-                cuda.syncthreads()  # nobody reads the shared states any more
+                synchronize()  # nobody reads the shared states any more
             line = int32(line + tiles)
             for i in range(CURSOR_FIELDS):
                 now[i] = following[i]
         write_zeros(out, lse, batch)
 
-    return split_quantized_kernel, threads, shared_bytes
+    return split_quantized_kernel, all_threads, shared_bytes
+
+
+def make_synchronize(threads):
+    """A barrier for the first `threads` threads of a block."""
+
+    @cuda.jit(device=True)
+    def synchronize():
+        bar_sync(1, threads)
+
+    return synchronize
 
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None):
