@@ -23,7 +23,7 @@ from minllm.kernels.attention.split_code_lanes import lanes_of
 from minllm.kernels.attention.split_code_ring import chunks_of, row_bytes_of
 from minllm.kernels.attention.split_code_tile import LOWER_HALVES, UPPER_HALVES, make_chunk_at
 from minllm.kernels.attention.split_codes import nibbles, operands_of
-from minllm.ptx import fma_f16x2, ldmatrix_x2, load_128, mma_m16n8k16_f16, prmt
+from minllm.ptx import fma_f16x2, ldmatrix_x2, mma_m16n8k16_f16, prmt
 
 
 @cuda.jit(device=True)
@@ -48,14 +48,12 @@ def make_channel_scores(kv_format, shape, heads_here):
     @cuda.jit(device=True)
     def scale_query(scaled, zero_sums, fragments, rings, scale_word, chunk, lane):
         """The operands of a chunk's two steps times the scales of their channels; and what the zeros add."""
-        pairs, zeros = cuda.local.array(8, uint32), cuda.local.array(4, uint32)
+        zeros = cuda.local.array(4, uint32)
         first = int64(scale_word) + int64(32 * chunk + 8 * (lane % 4))  # of eight channels in a row
-        pairs[0], pairs[1], pairs[2], pairs[3] = load_128(rings, first)
-        pairs[4], pairs[5], pairs[6], pairs[7] = load_128(rings, first + 4)
         for part in range(2):
             step = 2 * chunk + part
             for half in range(2):
-                one, next_one = pairs[4 * half + 2 * part], pairs[4 * half + 2 * part + 1]
+                one, next_one = rings[first + (4 * half + 2 * part)], rings[first + (4 * half + 2 * part + 1)]
                 scale, zero = prmt(one, next_one, uint32(LOWER_HALVES)), prmt(one, next_one, uint32(UPPER_HALVES))
                 zeros[2 * half], zeros[2 * half + 1] = zero, zero
                 for column in range(columns):
