@@ -26,7 +26,7 @@ import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.policy import CachePolicy
-from minllm.errors import CacheError, OutOfMemoryError
+from minllm.errors import CacheError, InvalidOptionError, OutOfMemoryError
 
 CHUNK_BYTES = 16 << 20  # of a buffer on the device, and of a piece of host memory: launches then take less time than the copy
 BUFFERS = 2
@@ -50,13 +50,16 @@ class Swapped:
 
 
 class SwapSpace:
-    """Room in the host's memory for sequences of one cache and policy; at most `capacity_bytes` of it.
+    """Room in the host's memory for sequences of one cache and policy: `capacity_bytes` of it, taken at once.
 
     cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py. chunk_blocks: how many
-    blocks cross at a time; by default CHUNK_BYTES of them.
+    blocks cross at a time; by default CHUNK_BYTES of them. Raises InvalidOptionError for a cache with a residual window, whose newest
+    tokens are in no block, and OutOfMemoryError.
     """
 
     def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int | None = None):
+        if cache.shape.residual_window:
+            raise InvalidOptionError("sequences of a cache with a residual window are not swapped: recompute them, or give it no window")
         self.policy, self.transfers = policy, transfers
         self.arrays = cache.arrays  # each [2 * layers, num_blocks, ...]
         self.block_bytes = cache.shape.bytes_per_block
