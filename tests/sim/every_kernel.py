@@ -107,7 +107,7 @@ ROUNDED = {
 }
 ROUNDING = 2.0**-21  # of an array's largest number
 # Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
-COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12}
+COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12, "flash_attention_2_quantized_kernel": 2.0**-12}
 
 
 def row(make):

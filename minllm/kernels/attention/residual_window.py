@@ -9,6 +9,10 @@ that are there anyway, each bound to its part (window_keys.py), and merge_states
 
 In a decode step a sequence has one row, so that its recent keys are just those of the recent cache: split_tensor_core needs no bound.
 
+What was measured on an H200 (32/8 heads of 128, a window of 128, tokens of context a second against split_tensor_core in bfloat16): 64
+contexts of 4096 in kivi_int4 2.34, in int4 2.35, 256 of 1024 in kivi_int4 1.95; one of 8192 0.68, where three launches cost more than codes
+save. A prompt of 4,096 tokens in kivi_int4 175 TFLOP/s.
+
 FLOPs and bytes: those of both kernels over their keys, and the merge's. A row sees residual_window to residual_window + TOKEN_GROUP - 1
 recent keys, so that their part does not grow with the context.
 """

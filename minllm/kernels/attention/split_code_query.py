@@ -6,7 +6,7 @@ a unit that makes the largest LARGEST_INTEGER, rounded, and split into an upper 
     q = (256 upper + lower) * unit
 
 which are two columns of one product, neighbours in the same lane. So a product of bytes is exact, and a query is kept to nearly 16 bits of
-its largest component, where bfloat16 has 8 bits of each. Queries that meet bytes with two codes of 4 bits (split_codes.py) are kept to 12.
+its largest component, where bfloat16 has 8 bits of each.
 For 8-bit floats, and for keys by channel, whose scales the query is multiplied by first (split_channel_scores.py), queries are brought
 into float16's range by a power of two.
 
@@ -24,7 +24,7 @@ from minllm.ptx import float_as_uint, load_32, pack_f16x2, prmt, rcp, uint_as_fl
 
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # 2**e has the bits of TWO_EXPONENTS less those of 2**-e
 SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way
-LARGEST_INTEGER = 30000.0  # and a sixteenth more is within two bytes, and 256 times 255 times as much within int32
+LARGEST_INTEGER = 32000.0  # within two bytes, and 256 times 255 times as much, the largest product of a head, within int32
 LEAST, MOST = 2.0**-64, 2.0**64  # the largest component is taken to be at least, and at most
 INTEGER = 1.5 * 2.0**23  # an integer added to it stands in the lowest bits of the sum
 UPPER_BYTES, LOWER_BYTES = 0x51, 0x40  # prmt: bytes 1, or bytes 0, of two words
@@ -114,7 +114,7 @@ def make_integer_query(kv_format, dtype, heads_here):
     """make_query_preparation for integers; operands [a lane's heads, words of 4 channels]."""
     head_dim, groups, heads = kv_format.head_dim, kv_format.groups, lanes_of(kv_format, heads_here).heads
     operands = operands_of(kv_format.name)
-    query_channel, byte_order, nested = operands.query_channel, operands.byte_order, operands.nested
+    query_channel, byte_order = operands.query_channel, operands.byte_order
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
     words = head_dim // 16
     pitch, group_words = words + words % 2, words // groups
@@ -141,9 +141,9 @@ def make_integer_query(kv_format, dtype, heads_here):
     @cuda.jit(device=True)
     def prepare_query(fragments, loaded, units, query_sums, lane):
         lower = lane // 4 % 2 == 1  # this column's half of the query
-        rounding = uint32(0) if lower else uint32(128)  # the lower byte is of a sign: the upper one is rounded
         mine = int32(8 * (lane % 4))  # a lane that has the queries of this lane's head
-        bits, above = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
+        integer = float32(INTEGER) if lower else float32(INTEGER + 128.0)  # the lower byte is of a sign: the upper one is rounded
+        bits = cuda.local.array(4, uint32)
         for j in range(heads):
             largest = float32(0.0)
             for i in range(2 * words):
@@ -155,19 +155,12 @@ def make_integer_query(kv_format, dtype, heads_here):
             for group in range(groups):
                 total = float32(0.0)
                 for i in range(group_words):
-                    at = group * group_words + (i ^ 1 if nested else i)  # of two words that nest the second goes first
+                    at = group * group_words + i
                     for half in range(2):
                         first, second = unpack(loaded[2 * (j * words + at) + half])
                         total += first + second
-                        share = factor * float32(1 / 16) if nested and at % 2 == 1 else factor
-                        bits[2 * half] = float_as_uint(first * share + float32(INTEGER))
-                        bits[2 * half + 1] = float_as_uint(second * share + float32(INTEGER))
-                    for k in range(4):
-                        number = bits[k]
-                        if nested and at % 2 == 0:
-                            number = uint32(number - above[k])
-                        above[k] = bits[k]
-                        bits[k] = uint32(number + rounding)
+                        bits[2 * half] = float_as_uint(first * factor + integer)
+                        bits[2 * half + 1] = float_as_uint(second * factor + integer)
                     fragments[j * pitch + at] = pick_bytes(bits, lower)
                 query_sums[group * heads + j] = cuda.shfl_sync(ALL_LANES, over_row(total) * factor, mine)
             if pitch > words:

@@ -8,11 +8,7 @@ any exchange between lanes.
 Keys that are integers are multiplied as integers, four in a word:
 
     int8      words are operands as they are
-    int4      one AND cuts out the lower nibbles of four bytes; the bytes as they are stand for the upper ones. They hold both, l + 16 u:
-
-                  q l + r u = (q - r / 16) l + (r / 16) (l + 16 u)
-
-              so that the queries see to it (split_code_query.py)
+    int4      one AND cuts out four nibbles, for the upper ones after a shift
 
 Values are multiplied by weights, which are fractions, and so become float16, as do keys that are 8-bit floats; float16 holds all codes
 exactly:
@@ -52,8 +48,7 @@ class CodeOperands:
     Of 8-bit floats key_operands is like value_operands; query_channel(step, half, lane) is the first of the two channels that word
     `half` of B holds. Of integers key_operands(a, words, part, parts) makes the four words of A for a product of 32 channels, number
     `part` of `parts` that two chunks take, from their four words. Word i of B for a head has four channels: two from
-    query_channel(i, 0, lane) on and two from query_channel(i, 1, lane) on, in byte_order. nested: the bytes that an odd word meets are 16
-    times the codes of its channels plus the codes that the word before it meets.
+    query_channel(i, 0, lane) on and two from query_channel(i, 1, lane) on, in byte_order.
     """
 
     steps: int
@@ -64,7 +59,6 @@ class CodeOperands:
     query_channel: Any
     value_channel: Any
     byte_order: int = IN_ORDER
-    nested: bool = False
 
 
 @functools.cache
@@ -138,10 +132,10 @@ def nibbles(word, part):
 
 @cuda.jit(device=True)
 def nibble_key_operands(a, words, part, parts):
-    """The lower nibbles of four bytes, then the bytes: 16 times the upper nibbles, and the lower ones once more."""
+    """The lower nibbles of four bytes, then the upper ones."""
     for row in range(2):
         a[row] = uint32(words[2 * part + row] & uint32(FOUR_NIBBLES))
-        a[2 + row] = words[2 * part + row]
+        a[2 + row] = uint32((words[2 * part + row] >> uint32(4)) & uint32(FOUR_NIBBLES))
 
 
 @cuda.jit(device=True)
@@ -178,4 +172,4 @@ def operands_of(name):
         products = (e4m3_key_operands, e4m3_value_operands)
         return CodeOperands(1, 1.0, 1.0, *products, query_channel_of_floats, value_channel_of_bytes)
     channels = (query_channel_of_nibbles, value_channel_of_nibbles)
-    return CodeOperands(2, DENORMAL, 16.0, nibble_key_operands, nibble_value_operands, *channels, IN_TURN, True)
+    return CodeOperands(2, DENORMAL, 16.0, nibble_key_operands, nibble_value_operands, *channels, IN_TURN)

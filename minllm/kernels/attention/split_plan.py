@@ -29,6 +29,7 @@ CURSOR_FIELDS = 6
 # Fields of a cut: LINE, where on the line this block's run begins; the first LARGER runs have SHARE + 1 tiles, the others SHARE.
 LINE, SHARE, LARGER = range(3)
 CUT_FIELDS = 3
+SEQUENCES_AT_ONCE = 4  # of a lane, whose lengths are on their way together
 
 
 @cuda.jit(device=True)
@@ -102,13 +103,16 @@ def make_fair_plan(tile):
     @cuda.jit(device=True)
     def add_up(heads, batch):
         """(tiles, heads that have any) of all sequences."""
-        total, busy = int32(0), int32(0)
-        sequence = cuda.threadIdx.x % 32
-        while sequence < batch[1].shape[0]:
-            _, tiles = tiles_of(sequence, batch)
-            total = int32(total + tiles)
-            busy = int32(busy + min(tiles, 1))
-            sequence += 32
+        total, busy, sequences = int32(0), int32(0), int32(batch[1].shape[0])
+        first = int32(cuda.threadIdx.x % 32)
+        while first < sequences:
+            for i in range(SEQUENCES_AT_ONCE):
+                sequence = int32(first + 32 * i)
+                _, tiles = tiles_of(min(sequence, int32(sequences - 1)), batch)
+                if sequence < sequences:
+                    total = int32(total + tiles)
+                    busy = int32(busy + min(tiles, 1))
+            first = int32(first + 32 * SEQUENCES_AT_ONCE)
         return int32(warp_sum(total) * heads), int32(warp_sum(busy) * heads)
 
     @cuda.jit(device=True)

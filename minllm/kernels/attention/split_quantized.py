@@ -172,6 +172,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         acc, ceiling = cuda.local.array(out_count, float32), cuda.local.array(1, float32)
         lift = cuda.local.array(1, uint32)
         state = (maxima, sums, zero_sums, acc, ceiling, lift)
+        write_zeros(out, lse, batch)  # while the first keys are on their way
         if load_early and now[LEFT] > 0:
             first_head, heads_left = heads_of(now[HEAD])
             load_query(loaded, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
@@ -236,7 +237,6 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
             line = int32(line + tiles)
             for i in range(CURSOR_FIELDS):
                 now[i] = following[i]
-        write_zeros(out, lse, batch)
 
     return split_quantized_kernel, all_threads, shared_bytes
 
