@@ -651,7 +651,7 @@ def split_quantized_of_a_decode_step():
     different = dict(query=rows, part_out=2 * states * D)
     shape = CodeShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
-    of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, for up to 16 groups
+    of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, of both groups
     return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
 
 

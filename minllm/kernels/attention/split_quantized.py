@@ -4,6 +4,7 @@ The frame is split_tensor_core.py's: a ring of tiles for every warp, a line of t
 same launch. What differs is what a tile is, and what is done with it, each part in a file of its own:
 
     split_code_ring   codes and their scales travel as they lie in memory
+    split_code_tensor_ring   the same by the copy engine, which a warp of its own keeps busy
     split_codes       words of codes become operands, one instruction for two numbers, or none
     split_code_query  queries as operands for products with codes
     split_channel_scores  products of codes of keys by channel
@@ -13,16 +14,18 @@ same launch. What differs is what a tile is, and what is done with it, each part
 
 So no dequantised key or value exists anywhere, neither in memory nor in a register.
 
-FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * (head_dim *
-bits / 8 + 4 * groups) a key, read once; 8-bit floats have no groups, but 8 bytes of scales a KV head. A head that is cut into n parts
-adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16 that is 1.94 times less for int8, 2 for fp8, 3.2 for int4 in
-groups of 32 and 3.56 in groups of 64 (head_dim 128).
+FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills, and for integers 256 for every
+two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) a key, read once; 8-bit floats have no groups, but 8
+bytes of scales a KV head. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16
+that is 1.94 times less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 What was measured on an H200 (32/8 heads of 128, tokens of context a second against split_tensor_core in bfloat16, 64 contexts of 4096 and
-256 of 1024): int8 1.76 and 1.78, e4m3 1.81 and 1.83, e5m2 1.82 and 1.84, int4 2.56 and 2.62, in groups of 64 2.94 and 2.84. What mattered:
-codes and scales head by head in memory (int4 makes 2.1 where a head's 64 bytes lie token by token: half lines with gaps between), 4 stages
-for tiles of 16 keys (int8 makes 1.5 with 3), and blocks looked up a tile ahead. int4 computes nearly as long as it reads: it takes 90 us
-from L2 alone, and 97 from memory.
+256 of 1024): int8 1.89 and 1.91, e4m3 1.95 and 1.95, e5m2 1.94 and 1.97, int4 2.9 and 2.9, in groups of 64 3.28 and 3.21. All of them, and
+bfloat16 too, take about as long as their bytes at 4.53 TB/s and 10 microseconds more. What mattered, for int8 and for int4: integer products
+and one head a lane (a third fewer instructions; 1.73 to 1.73, 2.52 to 2.61), the copy engine instead of cp.async, in tiles of 32 keys (1.85,
+2.82), requests of whole lines of 128 bytes, and a producer's warp (1.88, 2.93). Before that, codes and scales head by head in memory (int4
+made 2.1 where a head's 64 bytes lay token by token), and blocks looked up a tile ahead. More warps that compute gained nothing: it is no
+longer they who are waited for. Groups of 64 for values alone would read 5 % less, but cost int4 2.4 % of perplexity instead of 1.9.
 """
 
 import functools
