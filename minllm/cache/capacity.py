@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape
+from minllm.cache.residual_window import WindowRoom
 from minllm.errors import OutOfMemoryError
 
 
@@ -36,8 +37,26 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
 
 
 def one_block_a_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
-    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what the budget holds if that is less."""
-    return replace(shape, block_size=max(1, min(max_model_len, budget.num_bytes // _bytes_a_token(shape))))
+    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what the budget holds if that is less.
+
+    Of whole groups of tokens where keys are quantised by channel.
+    """
+    group = 1 if shape.format is None else shape.format.token_group
+    fitting = budget.num_bytes // (group * _bytes_a_token(shape))
+    return replace(shape, block_size=group * max(1, min(blocks_needed(max_model_len, group), fitting)))
+
+
+def budget_beside(room: WindowRoom | None, shape: CacheShape, budget: CacheBudget) -> CacheBudget:
+    """What is left for tokens of any age. OutOfMemoryError where the residual windows alone take all of it."""
+    if room is None:
+        return budget
+    left = replace(budget, num_bytes=budget.num_bytes - room.bytes(shape))
+    if left.num_bytes <= 0:
+        raise OutOfMemoryError(
+            f"The residual windows of {room.rings - 1} sequences take {room.bytes(shape):,} bytes, and {max(0, budget.num_bytes):,} are "
+            f"there for the whole KV cache: lower kv_cache_residual_window or max_num_seqs, or {budget.advice}."
+        )
+    return left
 
 
 def _bytes_a_token(shape: CacheShape) -> int:

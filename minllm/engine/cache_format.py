@@ -11,7 +11,9 @@ from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
 from minllm.models.config import ModelConfig
 
 
-def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
+def cache_shape(
+    config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto", residual_window: int = 0
+) -> CacheShape:
     """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
     found = None
     if kv_cache_dtype != "auto":
@@ -19,7 +21,8 @@ def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_
             found = kv_format(kv_cache_dtype, config.head_dim)
         except KernelArgumentError as error:
             raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
-    return CacheShape(config.num_hidden_layers, block_size, config.num_key_value_heads, config.head_dim, dtype, found)
+    heads = config.num_key_value_heads, config.head_dim
+    return CacheShape(config.num_hidden_layers, block_size, *heads, dtype, found, residual_window)
 
 
 def check_shape(device: str, shape: CacheShape) -> None:
@@ -48,6 +51,10 @@ def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
         return
     if attention is not None and attention not in QUANTIZED_VARIANTS:
         raise InvalidOptionError(f"kv_cache_dtype={wanted!r} is not allowed: the attention in kernel_variants reads a plain cache.")
+    if attention is not None and options.kv_cache_residual_window:
+        raise InvalidOptionError(
+            f"The attention {attention!r} in kernel_variants reads codes alone: leave it out, or take kv_cache_residual_window=0."
+        )
     if device == "cpu":
         return
     from minllm.runtime.device import current_device

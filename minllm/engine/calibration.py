@@ -46,8 +46,9 @@ class Calibration:
 
 
 def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Calibration | None:
-    """The Calibration of a cache of this shape for this model, which takes at most `max_tokens`; None where nothing is quantised."""
-    if shape.format is None:
+    """The Calibration of a cache of this shape for this model, which takes at most `max_tokens`; None where nothing is quantised, or keys
+    are by channel, each of which finds its own zero and scale in every group."""
+    if shape.format is None or shape.format.keys_by_channel:
         return None
     keys, values = cached_numbers(ops, model, shape, calibration_tokens(tokenizer, model.config.vocab_size, max_tokens))
     smoothing = smoothing_of(keys)

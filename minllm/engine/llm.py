@@ -29,14 +29,16 @@ class LLM:
     model: a Hugging Face model directory; None is the small model of Python code that comes with minllm.
     device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
     dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
-    kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8") or
-    "fp8_e5m2" (kernels/quantization/formats.py). quantization: only None in this version.
+    kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"),
+    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: so many of a sequence's newest tokens, a multiple
+    of 32, are read as they are and not as codes; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
+    quantization: only None in this version.
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
     kv_cache_policy: how the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
     for every sequence, "virtual" with addresses for as many and memory for those that come. block_size: tokens in a block of the paged
-    cache. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching: what a prompt has in common with
-    earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
+    cache; None is 16, or 32 for kivi_int4. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching:
+    what a prompt has in common with earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
     (ops/own_kernels.py) also runs on a CPU, in the simulator.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
@@ -60,7 +62,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         kv_cache_policy: str = "paged",
         enable_prefix_caching: bool | str = False,
         gpu_memory_utilization: float = 0.9,
@@ -71,12 +73,13 @@ class LLM:
         load_format: str = "auto",
         allocation: str | None = None,
         pinned: bool = True,
+        kv_cache_residual_window: int | None = None,
         progress: bool | Progress = False,
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
             kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
-            allocation, pinned,
+            allocation, pinned, kv_cache_residual_window,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from minllm.cache.capacity import CacheBudget, num_blocks_that_fit, one_block_a_sequence
+from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_a_sequence
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -16,6 +16,7 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
+from minllm.cache.residual_window import window_room
 from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_capacity import virtual_cache_that_fits
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
@@ -75,7 +76,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     tokenizer = Tokenizer.from_directory(directory)
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
-    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
+    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
     check_weights_fit(device, ops, config)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
@@ -99,10 +100,12 @@ def _make_cache(
     """The memory for keys and values, and who decides about it."""
     if options.kv_cache_policy == "virtual":
         return _make_virtual_cache(device, options, shape, budget, wanted_len)
+    room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
+    budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
         shape = one_block_a_sequence(shape, budget, wanted_len)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
-    return KVCache(ops, shape, num_blocks), _make_policy(options, shape, num_blocks)
+    return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
 
 
 def _make_virtual_cache(

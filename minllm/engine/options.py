@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.quantization.formats import ALIASES, TOKEN_FORMATS
+from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP, default_window
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
 
@@ -15,7 +15,8 @@ LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("auto", *TOKEN_FORMATS, *ALIASES)
+KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
+BLOCK_SIZE = 16  # tokens, where none is given
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -45,7 +46,7 @@ class EngineOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_policy: str = "paged"
     enable_prefix_caching: bool | str = False
     gpu_memory_utilization: float = 0.9
@@ -56,6 +57,7 @@ class EngineOptions:
     load_format: str = "auto"
     allocation: str | None = None
     pinned: bool = True
+    kv_cache_residual_window: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
@@ -67,6 +69,7 @@ class EngineOptions:
             self._check_positive(name)
         if self.max_model_len is not None:
             self._check_positive("max_model_len")
+        self._check_window()
         share = self.gpu_memory_utilization
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
@@ -84,6 +87,7 @@ class EngineOptions:
         """Each option of the cache by itself, then those that do not go together."""
         self._check_name("kv_cache_policy", KV_CACHE_POLICIES)
         self._check_name("kv_cache_dtype", KV_CACHE_DTYPES)
+        self._set_defaults()
         policy, prefixes = self.kv_cache_policy, self.enable_prefix_caching
         is_choice = isinstance(prefixes, bool) or _is_name(prefixes, PREFIX_INDEXES)
         _check(is_choice, "enable_prefix_caching", prefixes, 'False, True, "hash" (which True means) or "radix"')
@@ -94,6 +98,26 @@ class EngineOptions:
 
     def _check_name(self, name: str, names: tuple[str, ...]) -> None:
         _check(_is_name(getattr(self, name), names), name, getattr(self, name), f"one of {', '.join(names)}")
+
+    def _set_defaults(self) -> None:
+        """Sizes that depend on the cache's format: a group of keys by channel must lie in one block."""
+        by_channel = self.kv_cache_dtype in CHANNEL_FORMATS
+        if self.block_size is None:
+            object.__setattr__(self, "block_size", TOKEN_GROUP if by_channel else BLOCK_SIZE)
+        if self.kv_cache_residual_window is None:
+            object.__setattr__(self, "kv_cache_residual_window", default_window(self.kv_cache_dtype))
+
+    def _check_window(self) -> None:
+        """The residual window, and what does not go with it."""
+        name, window, by_channel = "kv_cache_residual_window", self.kv_cache_residual_window, self.kv_cache_dtype in CHANNEL_FORMATS
+        is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
+        _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
+        _check(not window or self.kv_cache_dtype != "auto", name, window, 'for a quantised cache: kv_cache_dtype="auto" keeps all as it is')
+        _check(window or not by_channel, name, window, f"at least {TOKEN_GROUP} with {self.kv_cache_dtype}, whose codes are made by groups")
+        prefixes = "False with a residual window, whose tokens are not in the blocks that prompts could share"
+        _check(not (window and self.enable_prefix_caching), "enable_prefix_caching", self.enable_prefix_caching, prefixes)
+        is_whole = not by_channel or self.kv_cache_policy != "paged" or self.block_size % TOKEN_GROUP == 0
+        _check(is_whole, "block_size", self.block_size, f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={self.kv_cache_dtype!r}")
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)

@@ -46,12 +46,14 @@ class Scorer:
         try:
             self.policy.append(owner, token_ids[1:])
             table = self.policy.table(owner)
+            window = self.cache.shape.residual_window
+            ring = self.cache.room.scoring_ring if window else 0
             step = max(1, min(self.max_num_batched_tokens, MAX_LOGITS // self.model.config.vocab_size))
             for start in range(0, len(token_ids), step):
-                span = Span(token_ids[start : start + step], start, table)
+                span = Span(token_ids[start : start + step], start, table, ring)
                 skipped = min(max(0, first_row - start), len(span.token_ids))
                 rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits asks for one row, and drops it
-                batch = to_backend(build_batch([span], rows, self.cache.block_size), self.ops)
+                batch = to_backend(build_batch([span], rows, self.cache.block_size, window), self.ops)
                 logits = forward(self.ops, self.model, batch, self.cache.layers)
                 if skipped < len(span.token_ids):
                     yield self.ops.to_host(logits)

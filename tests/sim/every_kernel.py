@@ -37,7 +37,9 @@ from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
+from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
@@ -268,6 +270,28 @@ def qkv_rope_and_append_to_a_quantized_cache():
     repeated |= dict(smoothing=T * (2 * kv_heads + heads) * D * 4)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b, smoothing=3 * kv_heads * D * 4)
     return run, {"qkv_rope_append_quantized_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+@row
+def quantize_groups_of_recent_tokens():
+    """Two groups of 32 tokens, the second of them in the second half of its block, and 5 tokens that wait for theirs to be whole."""
+    groups, kv_heads, D, b = 2, 2, 64, 2
+    form, rows = kv_format("kivi_int4", D), groups * 32 * kv_heads
+    caches = [allocate(form, 2, 64, kv_heads, np.zeros, np.array, by_channel) for by_channel in (True, False)]
+    recent = [numbers(3, 32, kv_heads, D) for _ in range(2)]
+    batch = (integers(0, 69), integers(69), integers(1, 0)[None], integers(69), integers(2, 0, 1)[None])
+    moved = {f"recent_{name}": rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D // 2 for name in ("key", "value")}
+    moved |= dict(key_scales=groups * kv_heads * D * 4, value_scales=rows * D // 32 * 4)
+    indices = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
+    return partial(quantize_groups, *recent, *caches, *batch, 69), {"quantize_groups_kernel": Expected(moved)}, indices
+
+
+@row
+def moving_residual_windows_on():
+    B, blocks = 3, 3
+    state = [integers(70, 31, 200), integers(71, 32, 0), integers(2, 0, 1), *(np.zeros(B, np.int32) for _ in range(2))]
+    asked = {name: 4 * B for name in ("positions", "context_lens", "rings", "slots", "recent_lens")} | dict(recent_tables=4 * B * blocks)
+    return partial(move_window, *state, np.zeros((B, blocks), np.int32), 64), {"move_window_kernel": Expected(asked)}
 
 
 @row
@@ -544,6 +568,22 @@ def flash_attention_2_over_a_quantized_cache():
         flash_attention_2_quantized.attention, arrays.query, *quantize_case(arrays, "int8")[:2], *batch, tiles=(query_tile, key_tile, 1)
     )
     expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
+    return run, {"flash_attention_2_quantized_kernel": expected}, LENS
+
+
+@row
+def flash_attention_2_over_keys_by_channel():
+    """Eight new tokens, which see the same 96 codes: six tiles of 16 keys, half a group each."""
+    T, heads, kv_heads, D, codes, key_tile = 8, 2, 1, 32, 96, 16
+    arrays = make_window_arrays(WindowCase((T,), (136,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
+    rows, groups, key_tiles = T * heads * D * 2, codes // 32, codes // key_tile
+    asked = dict(query=rows, out=rows, key_codes=heads * codes * D // 2, value_codes=heads * codes * D // 2)
+    asked |= dict(key_scales=heads * key_tiles * D * 4, value_scales=heads * codes * 4)
+    different = dict(key_codes=codes * D // 2, value_codes=codes * D // 2, key_scales=groups * D * 4, value_scales=codes * 4)
+    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
+    options = dict(tiles=(16, key_tile, 1), residual_window=32)
+    run = partial(flash_attention_2_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
+    expected = Expected(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
     return run, {"flash_attention_2_quantized_kernel": expected}, LENS
 
 

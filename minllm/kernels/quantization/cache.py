@@ -75,12 +75,14 @@ class QuantizedCache:
         for i in range(self.format.token_group):
             self.codes[block, :, token + i] = codes[:, :, i]
 
+    def smoothed(self, x: np.ndarray) -> np.ndarray:
+        """x [tokens, kv_heads, head_dim] as it is cached but for the codes, float32 (NumPy caches only)."""
+        x = x.astype(np.float32)
+        return x if self.smoothing is None else (x - self.smoothing[0]) * self.smoothing[1]
+
     def put(self, slots: np.ndarray, x: np.ndarray) -> None:
         """Quantise x [tokens, kv_heads, head_dim] and write it at `slots`, block * block_size + offset (NumPy caches only)."""
-        x = x.astype(np.float32)
-        if self.smoothing is not None:
-            x = (x - self.smoothing[0]) * self.smoothing[1]
-        codes, scales = quantize_reference(x, self.format, self.scales if self.format.is_float else None)
+        codes, scales = quantize_reference(self.smoothed(x), self.format, self.scales if self.format.is_float else None)
         at = np.divmod(slots, self.codes.shape[2])
         self.codes.swapaxes(1, 2)[at] = codes
         if not self.format.is_float:

@@ -25,9 +25,12 @@ from minllm.errors import KernelArgumentError
 CODE_BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8, "kivi_int4": 4}
 ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's
 TOKEN_FORMATS = ("int8", "int4", "fp8_e4m3", "fp8_e5m2")  # a token's codes are made when it comes
+CHANNEL_FORMATS = ("kivi_int4",)  # a key's codes are made with those of its group
+KV_FORMATS = (*TOKEN_FORMATS, *CHANNEL_FORMATS)
 INT4_GROUP = 32  # components
 TOKEN_GROUP = 32  # tokens that become codes together where keys are quantised by channel; residual windows are multiples of it
 PAIR_BYTES = 4  # scale and zero in float16
+RESIDUAL_WINDOW = 128  # tokens, where a format needs a window and none is given: KIVI's own
 FP8_SINCE = (8, 9)  # the compute capability from which GPUs convert to and from fp8
 CHUNK_BITS = 128  # of a head's codes, that a thread loads at one time; a group's codes are whole chunks too
 
@@ -81,11 +84,16 @@ class KvFormat:
         return 2**self.bits - 1
 
 
+def default_window(name: str) -> int:
+    """Tokens of the residual window that a cache of this format has where nobody asks for another."""
+    return RESIDUAL_WINDOW if name in CHANNEL_FORMATS else 0
+
+
 def full_name(name: str) -> str:
     """The format's own name for a name or an alias; KernelArgumentError where there is none."""
     found = ALIASES.get(name, name)
     if found not in CODE_BITS:
-        raise KernelArgumentError(f"there is no KV format {name!r}; there are {', '.join([*CODE_BITS, *ALIASES])}")
+        raise KernelArgumentError(f"there is no KV format {name!r}; there are {', '.join([*KV_FORMATS, *ALIASES])}")
     return found
 
 

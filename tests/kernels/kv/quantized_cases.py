@@ -78,9 +78,9 @@ def empty_caches(case):
 
 
 def on(device, cache):
-    """The same cache in the memory of the device under test."""
+    """A copy of the cache in the memory of the device under test."""
     smoothing = None if cache.smoothing is None else device.array(cache.smoothing)
-    return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, smoothing)
+    return QuantizedCache(device.array(cache.codes.copy()), device.array(cache.scales.copy()), cache.format, smoothing, cache.by_channel)
 
 
 def check_append_quantized(case, dtype, device):
@@ -95,8 +95,11 @@ def check_append_quantized(case, dtype, device):
         np.testing.assert_array_equal(bits(device.host(found.scales)), bits(wanted.scales))
 
 
-def check_qkv_rope_append_quantized(case, dtype, device):
-    """Values are the reference's to the bit; keys, whose norms and turns round differently, are at most a step of the format away."""
+def check_qkv_rope_append_quantized(case, dtype, device, keeps_recent=False):
+    """Values are the reference's to the bit; keys, whose norms and turns round differently, are at most a step of the format away.
+
+    keeps_recent: every token is also kept as it is, in a plain cache with other slots.
+    """
     qkv = random((case.tokens, (case.heads + 2 * case.kv_heads) * case.head_dim), dtype, 0)
     if case.loud_end:
         qkv.reshape(case.tokens, -1, case.head_dim)[..., -8:] *= 16
@@ -106,13 +109,28 @@ def check_qkv_rope_append_quantized(case, dtype, device):
     slots, *expected = empty_caches(case)
     caches = [on(device, cache) for cache in expected]
     options = dict(cos_sin=cos_sin, q_norm=norms[0], k_norm=norms[1])
-    query = qkv_rope_append_reference(qkv, positions, slots, *expected, case.heads, case.kv_heads, epsilon=1e-6, **options)
+    recent = recent_of(case, dtype) if keeps_recent else None
+    copies = None if recent is None else [device.array(array.copy()) for array in recent]
+    query = qkv_rope_append_reference(
+        qkv, positions, slots, *expected, case.heads, case.kv_heads, epsilon=1e-6, recent=recent, **options
+    )  # fmt: skip
     out = device.array(np.full(query.shape, np.nan, dtype))
     options = {name: None if array is None else device.array(array) for name, array in options.items()}
-    qkv_rope_append(*map(device.array, (qkv, positions, slots)), *caches, out, epsilon=1e-6, **options)
+    qkv_rope_append(*map(device.array, (qkv, positions, slots)), *caches, out, epsilon=1e-6, recent=copies, **options)
     assert_close(device.host(out), query.astype(np.float64), dtype, slack=2**-7 if dtype.itemsize == 2 else 3e-6)
     np.testing.assert_array_equal(device.host(caches[1].codes), expected[1].codes)
     check_keys(QuantizedCache(device.host(caches[0].codes), device.host(caches[0].scales), expected[0].format), expected[0])
+    if keeps_recent:
+        assert_close(device.host(copies[0]), recent[0].astype(np.float64), dtype, slack=2**-7 if dtype.itemsize == 2 else 3e-6)
+        np.testing.assert_array_equal(bits(device.host(copies[1])), bits(recent[1]))
+
+
+def recent_of(case, dtype):
+    """Plain caches of blocks of 32 recent tokens, keys and values, and slots in them, the second of them -1."""
+    slots = np.random.default_rng(8).permutation(2 * 32 * -(-case.tokens // 32))[: case.tokens].astype(np.int32)
+    slots[1:2] = -1
+    shape = (2 * -(-case.tokens // 32), 32, case.kv_heads, case.head_dim)
+    return np.full(shape, 7, dtype), np.full(shape, 7, dtype), slots
 
 
 def check_keys(found, wanted):

@@ -3,7 +3,7 @@
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.quantization.formats import CODE_BITS, kv_format
+from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_fp8_is_vllms_name_of_e4m3():
 
 
 def test_an_unknown_format_names_those_that_there_are():
-    with pytest.raises(KernelArgumentError, match=", ".join(CODE_BITS)):
+    with pytest.raises(KernelArgumentError, match=", ".join(KV_FORMATS)):
         kv_format("int2", 64)
 
 
