@@ -11,6 +11,7 @@ from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_appe
 from minllm.kernels.kv.qkv_rope_append_quantized import THREADS as QUANTIZED_THREADS
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import HEADS_A_THREAD, THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.quantize_groups import THREADS as GROUP_THREADS
 from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
@@ -107,4 +108,4 @@ def quantized_specimens():
         )
         arguments = (recent, recent, codes, scales, codes, scales, indices, indices, tables, indices, tables)
         kernel = quantize_groups_kernel(dtype, kv_format("kivi_int4", head_dim), 32)
-        yield Specimen(f"kv/quantize_groups/{head_dim}/{dtype}", kernel, arguments, threads=THREADS, blocks=4, contains=("LD*128*",))
+        yield Specimen(f"kv/quantize_groups/{head_dim}/{dtype}", kernel, arguments, threads=GROUP_THREADS, blocks=4, contains=("LD*128*",))
