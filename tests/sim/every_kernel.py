@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.embedding.lookup import embedding
+from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
 from minllm.kernels.kv.move_window import move_window
@@ -316,6 +318,26 @@ def qkv_rope_and_append():
     run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
+def as_of_many_tokens(*arguments):
+    """`qkv_rope_append` with the kernel in which a thread has two heads."""
+    with patch.object(qkv_rope_append_vector, "MANY_TOKENS", 1):
+        qkv_rope_append(*arguments)
+
+
+@row
+def qkv_rope_and_append_of_many_tokens():
+    T, heads, kv_heads, D, b = 2, 29, 3, 64, 2
+    N, of_a_warp = heads + 2 * kv_heads, 8
+    side_by_side = -(-N // (2 * of_a_warp)) * of_a_warp  # whole warps; the angles are loaded once for the two heads of a thread
+    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
+    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
+    run = partial(as_of_many_tokens, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * side_by_side * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
     return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 
