@@ -44,7 +44,7 @@ from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, ROWS
+from minllm.kernels.matmul.wgmma_epilogue import ROWS
 from minllm.kernels.matmul.wgmma_ring import make_ring
 from minllm.kernels.matmul.wgmma_roles import make_consume, make_produce
 from minllm.kernels.matmul.wgmma_tiling import TILE_K, WgmmaTiling, choose_tiling
@@ -65,15 +65,17 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     rows of out begin on multiples of 4 bytes, and out is of `dtype`.
     """
     tiling.check(gated)
-    consumers, cluster, stages, threads = tiling.consumers, tiling.cluster, tiling.stages, tiling.threads
+    consumers, cluster, stages, threads, early = tiling.consumers, tiling.cluster, tiling.stages, tiling.threads, tiling.early
     ring_bytes, staging_bytes = tiling.stages * tiling.stage_bytes, tiling.staging_bytes
     rows, columns = tiling.tile_m * cluster, tiling.columns(gated)  # of out, that a cluster computes at a time
     make_barriers, _, meet = make_ring(tiling)
     produce, consume = make_produce(tiling, gated), make_consume(tiling, dtype, gated, copied, paired)
 
-    @kernel(launch_bounds=(threads, 1))
+    @kernel(launch_bounds=(threads, 1), dependent_launch=early)
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps):
         """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None."""
+        if early:
+            ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint8, 1024)
         thread = int32(cuda.threadIdx.x)
         ring = uint32((ptx.shared_address(memory, 0) + uint32(1023)) & uint32(0xFFFFFC00))
@@ -119,7 +121,7 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     clusters = min(ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
     x_map, weight_map = tensor_map(x, (tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
-    out_map = tensor_map(out, (ROWS, CHUNK_COLUMNS)) if copied else None
+    out_map = tensor_map(out, (ROWS, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
     arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K))
     cluster = None if tiling.cluster == 1 else (tiling.cluster, 1, 1)
     launch(chosen, clusters * tiling.cluster, tiling.threads, arguments, stream, tiling.shared_bytes, cluster)

@@ -50,16 +50,15 @@ def make_ring(tiling: WgmmaTiling):
 
 
 def make_fetch(tiling: WgmmaTiling):
-    """The device function that fetches one step's tiles: of x [tile_m, 64], of weight two halves of [tile_n / 2, 64]."""
+    """Two device functions that fetch one step's tiles: of weight, two halves of [tile_n / 2, 64], and of x, [tile_m, 64]."""
     x_bytes, half_bytes, cluster = tiling.tile_m * LINE_BYTES, tiling.tile_n // 2 * LINE_BYTES, tiling.cluster
     stage_bytes, both_blocks = tiling.stage_bytes, 0b11
 
     @cuda.jit(device=True)
-    def fetch(x_map, weight_map, tile, full, k, row, first_half, second_half, rank):
-        """Columns k to k + 63 of x from `row` on, and of weight from `first_half` and from `second_half` on."""
+    def fetch_weight(weight_map, tile, full, k, first_half, second_half, rank):
+        """Columns k to k + 63 of weight from `first_half` and from `second_half` on; from now on the stage waits for x too."""
         weight_tile = tile + x_bytes
         ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-        ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, k, row, full)
         if cluster == 1:
             ptx.cp_async_bulk_tensor_2d_shared_global(weight_tile, weight_map, k, first_half, full)
             ptx.cp_async_bulk_tensor_2d_shared_global(weight_tile + half_bytes, weight_map, k, second_half, full)
@@ -68,4 +67,9 @@ def make_fetch(tiling: WgmmaTiling):
         else:
             ptx.cp_async_bulk_tensor_2d_shared_global_multicast(weight_tile + half_bytes, weight_map, k, second_half, full, both_blocks)
 
-    return fetch
+    @cuda.jit(device=True)
+    def fetch_x(x_map, tile, full, k, row):
+        """The same columns of x from `row` on."""
+        ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, k, row, full)
+
+    return fetch_weight, fetch_x

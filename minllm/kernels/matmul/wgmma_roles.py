@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, uint32, uint64
 
 from minllm import ptx
 from minllm.kernels.matmul.tile_order import make_tile_order
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_BYTES, make_copy_out, make_output_pair, make_store_out
+from minllm.kernels.matmul.wgmma_epilogue import make_copy_out, make_output_pair, make_store_out
 from minllm.kernels.matmul.wgmma_ring import make_fetch, make_ring
 from minllm.kernels.matmul.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP_ROWS, WgmmaTiling
 
@@ -33,28 +33,48 @@ def descriptor(low):
 def make_produce(tiling: WgmmaTiling, gated: bool):
     """The device function of the producer: one thread, which fetches all tiles of a block as far ahead as the ring has stages."""
     tile_m, columns, cluster, stages, stage_bytes = tiling.tile_m, tiling.columns(gated), tiling.cluster, tiling.stages, tiling.stage_bytes
-    half = tiling.tile_n // 2
-    fetch, tile_at = make_fetch(tiling), make_tile_order(tiling.group)
+    half, early = tiling.tile_n // 2, tiling.early
+    fetch_weight, fetch_x = make_fetch(tiling)
+    tile_at = make_tile_order(tiling.group)
+
+    @cuda.jit(device=True, forceinline=True)
+    def begin(x_map, weight_map, ring, full, tiles_m, tiles_n, k_steps, n, rank):
+        """The first ring of the first tile, weights before the wait for what computes x -> how many steps."""
+        tile_row, tile_column = tile_at(int32(cuda.blockIdx.x // cluster), tiles_m, tiles_n)
+        row, first_half = int32((tile_row * cluster + rank) * tile_m), int32(tile_column * columns)
+        second_half = int32(first_half + (n if gated else half))
+        steps = int32(min(k_steps, stages))
+        for step in range(steps):
+            fetch_weight(weight_map, ring + step * stage_bytes, full + 8 * step, int32(step * TILE_K), first_half, second_half, rank)
+        ptx.griddepcontrol_wait()
+        for step in range(steps):
+            fetch_x(x_map, ring + step * stage_bytes, full + 8 * step, int32(step * TILE_K), row)
+        return steps
 
     @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, n):
-        ptx.fence_proxy_tensormap_acquire(x_map)
-        ptx.fence_proxy_tensormap_acquire(weight_map)
         rank = int32(ptx.cluster_ctarank())
-        stage, phase = uint32(0), uint32(0)
+        stage, phase, done = uint32(0), uint32(0), int32(0)
+        if early:
+            done = begin(x_map, weight_map, ring, full, tiles_m, tiles_n, k_steps, n, rank)
+            stage, phase = uint32(done % stages), uint32(done // stages)
+        else:
+            ptx.fence_proxy_tensormap_acquire(x_map)
+            ptx.fence_proxy_tensormap_acquire(weight_map)
         number = int32(cuda.blockIdx.x // cluster)
         while number < tiles_m * tiles_n:
             tile_row, tile_column = tile_at(number, tiles_m, tiles_n)
             row, first_half = int32((tile_row * cluster + rank) * tile_m), int32(tile_column * columns)
             second_half = int32(first_half + (n if gated else half))
-            for step in range(k_steps):
+            for step in range(done, k_steps):
                 ptx.mbarrier_wait_parity(empty + 8 * stage, phase ^ uint32(1))
                 tile, k = uint32(ring + stage * stage_bytes), int32(step * TILE_K)
-                fetch(x_map, weight_map, tile, full + 8 * stage, k, row, first_half, second_half, rank)
+                fetch_weight(weight_map, tile, full + 8 * stage, k, first_half, second_half, rank)
+                fetch_x(x_map, tile, full + 8 * stage, k, row)
                 stage = uint32(stage + 1)
                 if stage == stages:
                     stage, phase = uint32(0), uint32(phase ^ 1)
-            number = int32(number + cuda.gridDim.x // cluster)
+            number, done = int32(number + cuda.gridDim.x // cluster), int32(0)
 
     return produce
 
@@ -62,7 +82,7 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
 def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
     """The device function of a consumer: a warpgroup that multiplies 64 rows of every tile of a block, and writes them."""
     tile_m, tile_n, columns, cluster, stages = tiling.tile_m, tiling.tile_n, tiling.columns(gated), tiling.cluster, tiling.stages
-    stage_places, staging_bytes = tiling.stage_bytes // 16, tiling.chunks * CHUNK_BYTES
+    stage_places, staging_bytes, early = tiling.stage_bytes // 16, tiling.staging_bytes // tiling.consumers, tiling.early
     x_bytes, consumer_bytes = tiling.tile_m * LINE_BYTES, WARPGROUP_ROWS * LINE_BYTES
     totals = tile_n // 2  # float32 a thread
     _, release, _ = make_ring(tiling)
@@ -70,7 +90,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     wgmma = ptx.make_wgmma(tile_n, WGMMA_DTYPES[dtype])
     output_pair = make_output_pair(columns // 2, gated)
     make_out, how = (make_copy_out, tiling.chunks) if copied else (make_store_out, paired)
-    make_room, write = make_out(columns, dtype, output_pair, how)
+    make_room, write = make_out(columns, tiling.chunk_columns, dtype, output_pair, how)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(total, x, weight, add):
@@ -86,7 +106,9 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
         thread = thread & 127
         x_ring, weight_ring = ptx.keep_register(low_word(ring + consumer * consumer_bytes)), ptx.keep_register(low_word(ring + x_bytes))
         full, empty = ptx.keep_register(full), ptx.keep_register(empty)
-        if copied:
+        if early:
+            ptx.griddepcontrol_wait()
+        elif copied:
             ptx.fence_proxy_tensormap_acquire(out_map)
         total = cuda.local.array(totals, float32)
         rank = int32(ptx.cluster_ctarank())

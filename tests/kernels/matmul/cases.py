@@ -52,7 +52,7 @@ SMALL_TENSOR_CORE_TILINGS = [
     TensorCoreTiling(32, 32, 32, 1, 2, 3),
     TensorCoreTiling(16, 32, 64, 1, 2, 4),
 ]
-SMALL_WGMMA_TILINGS = [WgmmaTiling(1, 64, 2), WgmmaTiling(1, 128, 3, 2, 2, 1), WgmmaTiling(2, 64, 2, 2)]
+SMALL_WGMMA_TILINGS = [WgmmaTiling(1, 64, 2), WgmmaTiling(1, 128, 3, 2, 2, 1), WgmmaTiling(2, 64, 2, 2), WgmmaTiling(1, 96, 2, 2, 1, early=True)]
 SMALL_GEMV_TILINGS = [GemvTiling(1, 1, 1), GemvTiling(2, 2, 2), GemvTiling(3, 1, 1), GemvTiling(1, 4, 1, 2), GemvTiling(2, 4, 2, 4)]
 # One warp and several, K divided among warps or blocks, and rings that turn over.
 SMALL_FLAT_TILINGS = [FlatTiling(16, 1, 1, 2), FlatTiling(32, 4, 4, 3), FlatWgmmaTiling(1, 2, 1), FlatWgmmaTiling(2, 3, 2)]

@@ -24,7 +24,7 @@ def test_bias_and_residual_are_added(case, device):
     check_residual(*case, device)
 
 
-@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2]], ids=str)
+@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2], TILINGS[-1]], ids=str)
 def test_the_tilings_of_the_gpu(tiling, device):
     check_residual(130, 264, 136, BFLOAT16, BFLOAT16, tiling, device)
 
@@ -74,7 +74,7 @@ def test_a_gpu_without_wgmma_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "tiling", [(1, 96, 2), (1, 64, 2, 1, 2), (3, 64, 2), (1, 64, 2, 4), (1, 64, 1), (2, 256, 5)], ids=str
+    "tiling", [(1, 80, 2), (1, 64, 2, 1, 2), (3, 64, 2), (1, 64, 2, 4), (1, 64, 1), (2, 256, 5)], ids=str
 )
 def test_tilings_that_cannot_be_launched_are_refused(tiling):
     with pytest.raises(KernelArgumentError, match="WgmmaTiling"):
