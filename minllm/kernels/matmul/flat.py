@@ -30,12 +30,13 @@ import numpy as np
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul import flat_tiles, flat_wgmma_tiling
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.flat_output import stored_together
 from minllm.kernels.matmul.flat_tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat_wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.wgmma import has_wgmma
-from minllm.kernels.vector import address, vectors_a_row
+from minllm.kernels.vector import vectors_a_row
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
 
@@ -91,7 +92,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     """Launch for arrays that were checked: on Hopper the kernel that is made for it, the other one elsewhere and in the simulator."""
     (m, n), k = out.shape, x.shape[1]
     tokens = min(padded for padded in PADDED_ROWS if padded >= m)
-    paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
+    together = stored_together(out, x.dtype)
     hopper = has_wgmma(x)
     if tiling is None:
         hoppers = hopper and not isinstance(x, np.ndarray)
@@ -104,11 +105,11 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     blocks = ceil_div(n, columns)
     if isinstance(tiling, FlatTiling):
         tokens = min(tokens, flat_tiles.MOST_TOKENS)
-        chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, paired)
+        chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, together)
         arguments, grid = (x, weight, bias, out), (blocks, ceil_div(m, tokens))
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
-        chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, paired)
+        chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, together)
         x_map = tensor_map(x, (tokens // tiling.sharers, TILE_K), promotion=128)
         weight_map = tensor_map(weight, (columns, TILE_K), promotion=128)
         arguments = (x_map, weight_map, bias, out, ceil_div(k, TILE_K))

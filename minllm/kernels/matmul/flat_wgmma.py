@@ -137,17 +137,18 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
 
 
 def make_added(splits: int, sharers: int):
-    """The device function that adds a sum over the blocks of a cluster that divide K."""
+    """The device function that adds four neighbouring sums over the blocks of a cluster that divide K."""
 
     @cuda.jit(device=True, forceinline=True)
     def added(sums, start, place):
         if splits == 1:
-            return sums[start + place]
+            return ptx.load_float32(sums, start + place)
         address, sharer = ptx.shared_address(sums, start + place), ptx.cluster_ctarank() % uint32(sharers)
-        total = float32(0.0)
+        a, b, c, d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
         for split in range(splits):
-            total += ptx.ld_shared_cluster_f32(ptx.mapa(address, split * sharers + sharer))
-        return total
+            e, f, g, h = ptx.ld_shared_cluster_v4_f32(ptx.mapa(address, split * sharers + sharer))
+            a, b, c, d = a + e, b + f, c + g, d + h
+        return a, b, c, d
 
     return added
 
@@ -163,10 +164,10 @@ def meet(blocks):
 
 
 @functools.cache
-def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, paired: bool):
+def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int):
     """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. paired: out is of `dtype` and its rows begin on multiples of 4 bytes.
+    gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs stored at a time, as `stored_together` says.
     """
     tiling.check(tokens)
     stages, splits, sharers, consumers = tiling.stages, tiling.splits, tiling.sharers, tiling.warpgroups * WARPGROUP
@@ -175,7 +176,7 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
     ring_bytes = max(stages * tiling.stage_bytes(tokens), tiling.sums_bytes(tokens))
     begin, produce = make_produce(tokens, tiling, gated)
     consume = make_consume(tokens, tiling, dtype)
-    write = make_write(tiling.rows, splits * consumers, dtype, gated, paired, make_added(splits, sharers))
+    write = make_write(tiling.rows, splits * consumers, dtype, gated, together, make_added(splits, sharers))
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_wgmma_kernel(x_map, weight_map, bias, out, k_steps):
