@@ -110,7 +110,8 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
         chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, together)
-        x_map = tensor_map(x, (tokens // tiling.sharers, TILE_K), promotion=128)
+        # Of tokens that are not there none are fetched: the copy engine would take four times as long to fill them with zeros.
+        x_map = tensor_map(x, (m if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
         weight_map = tensor_map(weight, (columns, TILE_K), promotion=128)
         arguments = (x_map, weight_map, bias, out, ceil_div(k, TILE_K))
         cluster = tiling.splits * tiling.sharers

@@ -67,13 +67,16 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     tiling.check(gated)
     consumers, cluster, stages, threads, early = tiling.consumers, tiling.cluster, tiling.stages, tiling.threads, tiling.early
     ring_bytes, staging_bytes = tiling.stages * tiling.stage_bytes, tiling.staging_bytes
-    rows, columns = tiling.tile_m * cluster, tiling.columns(gated)  # of out, that a cluster computes at a time
+    columns = tiling.columns(gated)  # of out, that a cluster computes at a time
     make_barriers, _, meet = make_ring(tiling)
     produce, consume = make_produce(tiling, gated), make_consume(tiling, dtype, gated, copied, paired)
 
     @kernel(launch_bounds=(threads, 1), dependent_launch=early)
-    def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps):
-        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None."""
+    def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps, few_rows):
+        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None.
+
+        Early, a consumer has `few_rows` rows of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
+        """
         if early:
             ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint8, 1024)
@@ -82,6 +85,8 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
         staging = uint32(ring + ring_bytes)
         full = uint32(staging + staging_bytes)
         empty = uint32(full + 8 * stages)
+        each = int32(few_rows if early else ROWS)  # rows of x for a consumer
+        rows = int32(each * consumers * cluster)  # of out, that a cluster computes at a time
         tiles_m, tiles_n = int32((out.shape[0] + rows - 1) // rows), int32((out.shape[1] + columns - 1) // columns)
         if thread == 0:
             make_barriers(full, empty)
@@ -90,11 +95,11 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
             if consumers == 2:
                 ptx.setmaxnreg_dec(40)
             if thread == 0:
-                produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, int32(out.shape[1]))
+                produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, int32(out.shape[1]), each)
         else:
             if consumers == 2:
                 ptx.setmaxnreg_inc(232)
-            consume(bias, residual, out, out_map, ring, staging, full, empty, tiles_m, tiles_n, k_steps, thread)
+            consume(bias, residual, out, out_map, memory, ring, staging, full, empty, tiles_m, tiles_n, k_steps, each, thread)
         meet()  # a block's shared memory has to stay while the other may still copy to it
 
     return matmul_wgmma_kernel
@@ -118,11 +123,13 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     tiling = tiling or choose_tiling(m, n, gated, multiprocessors)
     copied = out.dtype == x.dtype and vectors_a_row(n, out) > 0
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
-    clusters = min(ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
+    rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # of tiles, and of clusters
+    clusters = min(rows * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
+    each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
-    x_map, weight_map = tensor_map(x, (tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
-    out_map = tensor_map(out, (ROWS, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
-    arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K))
+    x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
+    out_map = tensor_map(out, (each, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
+    arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K), each)
     cluster = None if tiling.cluster == 1 else (tiling.cluster, 1, 1)
     launch(chosen, clusters * tiling.cluster, tiling.threads, arguments, stream, tiling.shared_bytes, cluster)
 

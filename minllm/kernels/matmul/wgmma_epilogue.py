@@ -98,8 +98,11 @@ def make_copy_out(columns: int, chunk_columns: int, dtype: str, output_pair, roo
             ptx.cp_async_bulk_commit_group()
 
     @cuda.jit(device=True, forceinline=True)
-    def copy_out(total, bias, residual, out_map, out, staging, row, column, consumer, thread):
-        """total -> out[row : row + 64, column : column + columns], what lies inside of it; there is room for the first batch."""
+    def copy_out(total, bias, residual, out_map, out, staging, row, rows, column, consumer, thread):
+        """total -> out[row : row + rows, column : column + columns], what lies inside of it: the map's boxes have `rows` rows.
+
+        There is room for the first batch.
+        """
         copy_batch(total, 0, bias, residual, out_map, staging, row, column, consumer, thread)
         if batches > 1:
             make_room(consumer, thread)
@@ -124,26 +127,27 @@ def make_store_out(columns: int, chunk_columns: int, dtype: str, output_pair, pa
         """Nothing: outputs go straight to memory."""
 
     @cuda.jit(device=True, forceinline=True)
-    def store_chunk(total, chunk, bias, residual, out, row, column, lane):
+    def store_chunk(total, chunk, bias, residual, out, row, end, column, lane):
         """The `chunk`-th columns of this warp's sums, which begin at (row, column) of out."""
         for pair in range(sums_of_a_chunk // 2):
             pair_row, pair_column = row + (lane >> 2) + pair % 2 * 8, column + pair // 2 * 8 + 2 * (lane & 3)
             low, high = output_pair(total, sums_of_a_chunk * chunk + 2 * pair, bias, residual, pair_row, pair_column)
-            store_pair(out, pair_row, pair_column, low, high)
+            if pair_row < end:
+                store_pair(out, pair_row, pair_column, low, high)
 
     @cuda.jit(device=True, forceinline=True)
-    def store_out(total, bias, residual, out_map, out, staging, row, column, consumer, thread):
-        """total -> out[row : row + 64, column : column + columns], what lies inside of it.
+    def store_out(total, bias, residual, out_map, out, staging, row, rows, column, consumer, thread):
+        """total -> out[row : row + rows, column : column + columns], what lies inside of it.
 
         Written out: the compiler does not unroll a body this long, and sums that are not indexed by constants would leave registers.
         """
-        warp_row, lane = row + (thread >> 5) * WARP_ROWS, thread & 31
-        store_chunk(total, 0, bias, residual, out, warp_row, column, lane)
+        warp_row, end, lane = row + (thread >> 5) * WARP_ROWS, row + rows, thread & 31
+        store_chunk(total, 0, bias, residual, out, warp_row, end, column, lane)
         if chunks > 1:
-            store_chunk(total, 1, bias, residual, out, warp_row, column + chunk_columns, lane)
+            store_chunk(total, 1, bias, residual, out, warp_row, end, column + chunk_columns, lane)
         if chunks > 2:
-            store_chunk(total, 2, bias, residual, out, warp_row, column + 2 * chunk_columns, lane)
+            store_chunk(total, 2, bias, residual, out, warp_row, end, column + 2 * chunk_columns, lane)
         if chunks > 3:
-            store_chunk(total, 3, bias, residual, out, warp_row, column + 3 * chunk_columns, lane)
+            store_chunk(total, 3, bias, residual, out, warp_row, end, column + 3 * chunk_columns, lane)
 
     return make_room, store_out

@@ -50,15 +50,19 @@ def make_ring(tiling: WgmmaTiling):
 
 
 def make_fetch(tiling: WgmmaTiling):
-    """Two device functions that fetch one step's tiles: of weight, two halves of [tile_n / 2, 64], and of x, [tile_m, 64]."""
+    """Two device functions that fetch one step's tiles: of weight, two halves of [tile_n / 2, 64], and of x, [tile_m, 64].
+
+    Of few rows of x (`early`) each consumer gets `each`, in a box of its own, where 64 would reach beyond x's end.
+    """
     x_bytes, half_bytes, cluster = tiling.tile_m * LINE_BYTES, tiling.tile_n // 2 * LINE_BYTES, tiling.cluster
-    stage_bytes, both_blocks = tiling.stage_bytes, 0b11
+    stage_bytes, both_blocks, early, consumers = tiling.stage_bytes, 0b11, tiling.early, tiling.consumers
+    consumer_bytes = x_bytes // consumers
 
     @cuda.jit(device=True)
-    def fetch_weight(weight_map, tile, full, k, first_half, second_half, rank):
+    def fetch_weight(weight_map, tile, full, k, first_half, second_half, rank, each):
         """Columns k to k + 63 of weight from `first_half` and from `second_half` on; from now on the stage waits for x too."""
         weight_tile = tile + x_bytes
-        ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
+        ptx.mbarrier_arrive_expect_tx(full, stage_bytes - x_bytes + consumers * each * LINE_BYTES if early else stage_bytes)
         if cluster == 1:
             ptx.cp_async_bulk_tensor_2d_shared_global(weight_tile, weight_map, k, first_half, full)
             ptx.cp_async_bulk_tensor_2d_shared_global(weight_tile + half_bytes, weight_map, k, second_half, full)
@@ -68,8 +72,10 @@ def make_fetch(tiling: WgmmaTiling):
             ptx.cp_async_bulk_tensor_2d_shared_global_multicast(weight_tile + half_bytes, weight_map, k, second_half, full, both_blocks)
 
     @cuda.jit(device=True)
-    def fetch_x(x_map, tile, full, k, row):
+    def fetch_x(x_map, tile, full, k, row, each):
         """The same columns of x from `row` on."""
         ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, k, row, full)
+        if early and consumers == 2:
+            ptx.cp_async_bulk_tensor_2d_shared_global(tile + consumer_bytes, x_map, k, row + each, full)
 
     return fetch_weight, fetch_x

@@ -11,6 +11,7 @@ WARPGROUP_ROWS = 64  # of out, whose sums a consumer holds
 TILE_K = 64
 LINE_BYTES = 128  # of TILE_K elements: a row of a tile in shared memory, the swizzle's span
 SHARED_BYTES_OF_A_BLOCK = 227 * 1024
+FEW_ROWS = 256  # of x, up to which reading weight takes as long as multiplying: then blocks may start early
 
 
 class WgmmaTiling(NamedTuple):
@@ -81,6 +82,7 @@ TILINGS = (
     WgmmaTiling(1, 128, 6, 1, 1),
     WgmmaTiling(1, 96, 10, 2, 3, early=True),
     WgmmaTiling(2, 96, 7, 2, 3, early=True),
+    WgmmaTiling(2, 64, 8, 2, 1, early=True),
 )
 
 
@@ -96,4 +98,5 @@ def choose_tiling(m: int, n: int, gated: bool, multiprocessors: int) -> WgmmaTil
         products, copies = 128 * tiling.consumers * tiling.tile_n // WARPGROUP_ROWS, tiling.stage_bytes // 64
         return ceil_div(clusters, multiprocessors // tiling.cluster) * (max(products, copies) + 64)
 
-    return min((tiling for tiling in TILINGS if not gated or tiling.tile_n % 128 == 0), key=time)
+    fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n % 128 == 0) and (m <= FEW_ROWS or not tiling.early))
+    return min(fitting, key=lambda tiling: (time(tiling), not tiling.early))
