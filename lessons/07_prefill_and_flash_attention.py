@@ -249,10 +249,10 @@ show_source(
 # same, in the order in which they spread a tile over registers.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import flash_attention_2_float32
+from minllm.kernels.attention.float32_products import make_softmax
 
 show_source(
-    flash_attention_2_float32.make_kernel,
+    make_softmax,
     part="fold_softmax",
     notes={
         "shift = finite_or_zero": "A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.",

@@ -359,8 +359,8 @@ show_source(
         "load_rows(value_words": "... and of V are asked for before the first is used: bytes in flight.",
         "fold_keys(": "Online softmax, for each head of the group: your exercise below.",
         "merge_subgroups(": "The same merge within a warp, by shuffles ...",
-        "for w in range(warps)": "... and between warps, through shared memory.",
-        "split_out[sequence": "The state goes to memory, in float32, not divided.",
+        "share_state(": "... and between warps, through shared memory.",
+        "merge_warps(": "The block's state goes to memory, in float32, not divided.",
     },
     docstring=False,
 )

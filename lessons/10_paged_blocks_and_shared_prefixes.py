@@ -196,7 +196,7 @@ from minllm.kernels.kv import copy_blocks as copy_module
 show_source(
     copy_module.copy_blocks_kernel,
     notes={
-        "pair = cuda.blockIdx.y": "The grid's second axis counts pairs: one launch copies many blocks.",
+        "pair, layer = cuda.blockIdx.y": "The grid's second axis counts pairs, its third one layers: one launch copies many blocks.",
         "for i in range": "The first axis counts pieces of a block. A thread takes every 128th byte of its piece.",
     },
 )
@@ -333,9 +333,16 @@ with LLM(dtype="float32", max_num_seqs=4, enable_prefix_caching=True) as llm:
         output = llm.generate([prompt], params)[0]
         print(f"{output.num_cached_tokens:3} of {len(prompt)} prompt tokens were in the cache")
         assert output.outputs[0].token_ids == answer
+    salted = llm.generate([prompt], params, cache_salt="another tenant")[0]
+    print(f"{salted.num_cached_tokens:3} of {len(prompt)} for the same prompt of another tenant")
 assert output.num_cached_tokens == 592  # 37 blocks of 16, of the 600 that both have
+assert salted.num_cached_tokens == 0 and salted.outputs[0].token_ids == answer
 
 # %% [markdown]
+# The last request found nothing, although all of its prompt is there. Its `cache_salt` is the tenant of the chain: only
+# prompts of one salt share blocks. Otherwise whoever sends a guess and takes the time would learn whether somebody else
+# has sent the same, because a prompt that is in the cache answers sooner.
+#
 # How often prompts begin alike is up to the traffic. With eight system prompts of 512 tokens, some more popular than
 # others:
 
@@ -488,7 +495,7 @@ show_case("someone_elses_answer")
 # - W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
 #   sections 3 and 4; figure 11 for the lengths.
 # - L. Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024, section 3.
-# - vLLM's documentation, "Automatic Prefix Caching".
+# - vLLM's documentation, "Automatic Prefix Caching"; its section "Cache Isolation for Security" for the salt.
 # - R. Prabhu et al., "vAttention: Dynamic Memory Management for Serving LLMs without PagedAttention", 2024, sections
 #   5 and 6.
 # - G. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022.

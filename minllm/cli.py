@@ -20,6 +20,7 @@ from minllm.cli_options import (
     DtypeOption,
     JsonOption,
     KvCacheDtypeOption,
+    KvWindowOption,
     MaxTokensOption,
     MinPOption,
     ModelOption,
@@ -81,6 +82,7 @@ def generate(
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
     kv_cache_dtype: KvCacheDtypeOption = "auto",
+    kv_window: KvWindowOption = None,
     variant: VariantOption = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
     card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
@@ -92,7 +94,7 @@ def generate(
         from minllm.bench.report_card import as_text, card_of
 
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
-        llm = load(model, device, dtype, variant, kv_cache_dtype)
+        llm = load(model, device, dtype, variant, kv_cache_dtype, kv_window)
         simulated = note_simulated(llm)
         if max_tokens is None:
             max_tokens = 8 if simulated else 128
@@ -121,11 +123,12 @@ def chat(
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
     kv_cache_dtype: KvCacheDtypeOption = "auto",
+    kv_window: KvWindowOption = None,
     variant: VariantOption = None,
 ) -> None:
     """Talk with a model through its chat template; an empty line or end of input ends it."""
     with user_errors():
-        llm = load(model, device, dtype, variant, kv_cache_dtype)
+        llm = load(model, device, dtype, variant, kv_cache_dtype, kv_window)
         params = sampling_params(
             llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=stop,
@@ -149,11 +152,18 @@ def plan(
     context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
-    kv_dtype: Annotated[str | None, typer.Option(help="Of cached keys and values; default as the weights.", show_default=False)] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Of cached keys and values, also kivi_int4; default as the weights.", show_default=False)
+    ] = None,
+    kv_window: Annotated[
+        int | None, typer.Option(help="Newest tokens that a quantised cache keeps as they are; default the format's.", show_default=False)
+    ] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
     memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
     kv_policy: Annotated[str, typer.Option(help="How the cache is kept: contiguous, paged or virtual.")] = "paged",
-    block_size: Annotated[int, typer.Option(help="Tokens in a block of a paged cache.")] = 16,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens in a block of a paged cache; default 16, with kivi_int4 32.", show_default=False)
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens that a contiguous cache sets aside for a sequence; default the model's.", show_default=False)
     ] = None,
@@ -167,7 +177,7 @@ def plan(
 
         wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
         cache = dict(kv_dtype=kv_dtype, kv_policy=kv_policy, block_size=block_size, max_model_len=max_model_len)
-        wishes |= dict(memory_share=memory_share)
+        wishes |= dict(memory_share=memory_share, kv_window=kv_window)
         command.run(model, gpu, dtype=dtype, **cache, caches=caches, stages=stages, json_file=json_file, **wishes)
 
 
@@ -251,12 +261,16 @@ def check(
             raise typer.Exit(1)
 
 
-def load(model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto"):
+def load(
+    model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto",
+    kv_window: int | None = None,
+):  # fmt: skip
     """The LLM that the options ask for, with progress bars on standard error where somebody watches."""
     from minllm import LLM
 
     progress = sys.stderr.isatty()
-    options = dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, kernel_variants=variants(variant))
+    options = dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=kv_window)
+    options |= dict(kernel_variants=variants(variant))
     return LLM(model, progress=progress, **options)
 
 

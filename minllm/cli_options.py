@@ -32,7 +32,11 @@ ModelOption = Annotated[
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
 KvCacheDtypeOption = Annotated[
-    str, typer.Option("--kv-cache-dtype", metavar="FORMAT", help="Of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2.")
+    str, typer.Option("--kv-cache-dtype", metavar="FORMAT", help="Of keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4.")
+]
+KvWindowOption = Annotated[
+    int | None,
+    typer.Option("--kv-window", help="Newest tokens that a quantised cache keeps as they are; a multiple of 32.", show_default=False),
 ]
 VariantOption = Annotated[
     list[str] | None,

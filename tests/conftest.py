@@ -13,7 +13,7 @@ class Simulator:
 
     def array(self, host):
         """`host` where kernels can reach it."""
-        return np.ascontiguousarray(host)
+        return np.array(host, order="C")  # a copy, as on a GPU: what a kernel writes never reaches what it is compared with
 
     def host(self, array):
         """The array's contents as NumPy."""

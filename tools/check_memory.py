@@ -28,6 +28,9 @@ TOOLS = {
 }
 # Every kernel, at the sizes of the simulator's cases.
 SELECTED = (
+    r"test_against_simulator.py::",
+    r"test_quantized_attention.py::test_small_blocks",
+    r"test_quantized_kv.py::test_small_prompts",
     r"test_benchmarked_kernels.py::test_results_are_right",
     r"test_attention_kernels.py::.*heads2x",
     r"test_attention_kernels.py::test_decoding_token_after_token",

@@ -8,6 +8,8 @@
 One model, one set of weights and activations; only the cache differs, and every format reads the same windows. All keys and values that
 a token sees went through the cache, those of its own chunk too. Two models: the bundled one, which knows the text, and one with random
 weights and the heads of Llama 3.1 8B, whose perplexity says nothing, but whose logits show the formats on heads of 128.
+
+A row's variant is the format's name, and with a residual window also its tokens: "int4, window 128".
 """
 
 import json
@@ -26,11 +28,12 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.paged import PagedPolicy
+from minllm.cache.residual_window import window_room
 from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
-from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS, TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
 
 RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
@@ -41,6 +44,8 @@ LLAMA_3_1_8B_HEADS = dict(
     rope_theta=500000.0, tie_word_embeddings=True,
 )  # fmt: skip
 BENCHMARK = "KV cache accuracy"
+WINDOWS = {"int8": (128,), "int4": (32, 128), "fp8_e4m3": (32, 128, 256), "fp8_e5m2": (128,), "kivi_int4": (32, 128, 256)}
+CACHES = (*((name, 0) for name in TOKEN_FORMATS), *((name, window) for name, windows in WINDOWS.items() for window in windows))
 
 
 @dataclass
@@ -111,9 +116,9 @@ def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
         yield RANDOM, directory, dict(load_format="dummy"), RANDOM_TOKENS
 
 
-def compare(llm: LLM, token_ids: list[int], formats: tuple[str, ...] = KV_FORMATS) -> dict[str, Comparison]:
-    """Every format's Comparison, and the plain cache's own under "auto", on a text read in windows."""
-    scorers = {name: scorer_of(llm, name) for name in ("auto", *formats)}
+def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] = CACHES) -> dict[str, Comparison]:
+    """The Comparison of each (format, residual window) by its variant, and the plain cache's own under "auto", on a text in windows."""
+    scorers = {variant_of(*cache): scorer_of(llm, *cache) for cache in (("auto", 0), *caches)}
     compared = {name: Comparison() for name in scorers}
     window = min(WINDOW, llm.max_model_len)
     for begin, end, first_target in windows(len(token_ids), window, min(STRIDE, window // 2)):
@@ -125,12 +130,18 @@ def compare(llm: LLM, token_ids: list[int], formats: tuple[str, ...] = KV_FORMAT
     return compared
 
 
-def scorer_of(llm: LLM, kv_cache_dtype: str) -> Scorer:
-    """A scorer with a cache of its own, for one window."""
+def variant_of(kv_cache_dtype: str, residual_window: int) -> str:
+    """How rows call a cache."""
+    return f"{kv_cache_dtype}, window {residual_window}" if residual_window else kv_cache_dtype
+
+
+def scorer_of(llm: LLM, kv_cache_dtype: str, residual_window: int) -> Scorer:
+    """A scorer with a cache of its own, for one window of the text."""
     engine, options = llm.engine, llm.options
-    shape = cache_shape(engine.model.config, engine.ops.dtype, options.block_size, kv_cache_dtype)
-    blocks = blocks_needed(min(WINDOW, llm.max_model_len), options.block_size)
-    cache = KVCache(engine.ops, shape, blocks)
+    block_size = TOKEN_GROUP if kv_cache_dtype in CHANNEL_FORMATS else options.block_size
+    shape = cache_shape(engine.model.config, engine.ops.dtype, block_size, kv_cache_dtype, residual_window)
+    blocks = blocks_needed(min(WINDOW, llm.max_model_len), block_size)
+    cache = KVCache(engine.ops, shape, blocks, window_room(residual_window, 1, options.max_num_batched_tokens))
     calibration = calibrate(engine.ops, engine.model, shape, engine.tokenizer, llm.max_model_len)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, engine.ops)

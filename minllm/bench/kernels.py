@@ -14,7 +14,7 @@ from typing import Any
 from minllm.bench.kernel_case import MICROSECONDS, TFLOP_S, KernelCase, Prepared, rounded
 from minllm.bench.kernel_cases import STAGES, kernel_cases
 from minllm.bench.noise import Noise
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Record, Row, new_record, write_json
 from minllm.bench.timing import Clock, CudaClock, input_sets, medians_in_turn
 from minllm.errors import DeviceError, InvalidOptionError
 
@@ -52,6 +52,8 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
         try:
             rows.append(bench.row(case))
             print(as_line(rows[-1]), file=out, flush=True)
+            if json_file is not None and str(json_file) != "-":  # after every row: whoever interrupts keeps what was measured
+                write_json(json_file, record_of(device.name, ceilings, rows))
         except Exception as error:  # of whatever kind: the other rows are still worth having
             failed += 1
             print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -59,12 +61,16 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
         ops.memory.trim()
         if peers:
             peers.forget()
-    ceilings, rows = with_the_peers_ceiling(ceilings, rows)
-    record = new_record(device.name, ceilings, rows)
+    record = record_of(device.name, ceilings, rows)
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
     if json_file is not None:
         write_json(json_file, record)
     return not failed
+
+
+def record_of(device: str, ceilings: dict[str, float | None], rows: Sequence[Row]) -> Record:
+    """The record of the rows so far."""
+    return new_record(device, *with_the_peers_ceiling(ceilings, rows))
 
 
 def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:

@@ -154,6 +154,7 @@ def hidden_share(engine, space: SwapSpace, tokens: int) -> float:
         if beside:
             beside()
         space.reap(wait=True)
+        space.transfers.copying.sync()
         sync()
         seconds = time.perf_counter() - start
         space.drop("swapped")

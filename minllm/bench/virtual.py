@@ -3,6 +3,9 @@
 The calls are timed on the host, one by one, on a GPU that does nothing else: medians. Attention reads the same numbers from both caches,
 by the same kernel: from arrays [sequences, context, kv_heads, head_dim] of one layer each, and from one range of addresses in which all
 layers of a token lie side by side (cache/virtual_cache.py); launches go through the layers in turn, as a forward does.
+
+What is lost can be the layout's or the pages' fault: one size is measured again with the same layout in ordinary memory, and with fewer
+layers side by side.
 """
 
 import statistics
@@ -34,6 +37,7 @@ PAGES = 400
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SIZES = ((1, 8192), (64, 1024), (64, 4096), (256, 1024))  # sequences, context
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 32, 8, 128  # Llama-3.1-8B
+CAUSES = tuple((64, 4096, *layout) for layout in ((LAYERS, False), (8, True), (4, True)))  # sequences, context, layers, mapped
 CONTIGUOUS_LAYERS = 4  # arrays of a layer that are read in turn: far more than the caches hold
 STEPS = ("create", "map", "set access", "unmap", "release")
 
@@ -48,12 +52,12 @@ def run(json_file: Path | None) -> None:
         table.add_row(name, f"{microseconds:.1f}")
     out.print(table)
     rows = [Row("virtual memory", f"{name} a page of 2 MiB", "driver", round(value, 1), "µs") for name, value in costs.items()]
-    table = Table("decode attention, virtual cache", "contiguous", "virtual", "virtual / contiguous")
-    for sequences, context in SIZES:
-        row = decode_row(sequences, context)
+    table = Table("decode attention", "contiguous", "layers side by side", "of contiguous")
+    for measured in (*((*size, LAYERS, True) for size in SIZES), *CAUSES):
+        row = decode_row(*measured)
         rows.append(row)
-        table.add_row(row.case, f"{row.peer_value} {row.unit}", f"{row.value} {row.unit}", f"{row.ratio}")
-        out.print(row.case, row.value, row.peer_value)
+        table.add_row(f"{row.case}: {row.variant}", f"{row.peer_value} {row.unit}", f"{row.value} {row.unit}", f"{row.ratio}")
+        out.print(row.case, row.variant, row.value, row.peer_value)
     out.print(table)
     if json_file is not None:
         write_json(json_file, new_record(device, {"copy_tb_s": round(copy_tb_s(), 3)}, rows))

@@ -1,12 +1,19 @@
 """How many blocks the KV cache gets: what the memory allows, and no more than the engine can ever use."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape
+from minllm.cache.residual_window import WindowRoom
 from minllm.errors import OutOfMemoryError
 
-MAX_HOST_BYTES = 4 * 2**30  # a cache in the host's memory takes at most this
+
+@dataclass(frozen=True, slots=True)
+class CacheBudget:
+    """Memory that a cache may take. `advice`: how to have more, as the end of a sentence; it depends on whose memory it is."""
+
+    num_bytes: int
+    advice: str
 
 
 def activation_bytes(num_tokens: int, num_logits: int, hidden: int, widest: int, vocab_size: int, itemsize: int) -> int:
@@ -15,26 +22,42 @@ def activation_bytes(num_tokens: int, num_logits: int, hidden: int, widest: int,
     return num_tokens * itemsize * (5 * widest + 4 * hidden) + 2 * 4 * num_logits * vocab_size
 
 
-def available_host_bytes() -> int:
-    """Memory that the operating system could give to this process now, in bytes."""
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
-def num_blocks_that_fit(shape: CacheShape, budget_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
-    """Blocks for `budget_bytes`, at most what `max_num_seqs` sequences of full length take. OutOfMemoryError when none fits."""
+def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int) -> int:
+    """Blocks for the budget, at most what `max_num_seqs` sequences of full length take. OutOfMemoryError when none fits."""
     useful = max_num_seqs * blocks_needed(max_model_len, shape.block_size)
-    fitting = budget_bytes // shape.bytes_per_block
+    fitting = budget.num_bytes // shape.bytes_per_block
     if fitting < 1:
+        tokens = max(0, budget.num_bytes) // _bytes_a_token(shape)
+        smaller = f"take block_size={tokens} or less, " if tokens else ""
         raise OutOfMemoryError(
-            f"No memory is left for the KV cache: one block of {shape.block_size} tokens takes {shape.bytes_per_block:,} bytes, and "
-            f"{max(0, budget_bytes):,} are left. Raise gpu_memory_utilization, end other programs, or take a smaller model or block_size."
+            f"No memory is left for the KV cache: a block of {shape.block_size} tokens takes {shape.bytes_per_block:,} bytes, and "
+            f"{max(0, budget.num_bytes):,} are left, which hold {tokens} tokens: {smaller}take a smaller model, or {budget.advice}."
         )
     return min(useful, fitting)
 
 
-def one_block_a_sequence(shape: CacheShape, budget_bytes: int, max_model_len: int) -> CacheShape:
-    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what `budget_bytes` hold if that is less."""
-    fitting = budget_bytes // replace(shape, block_size=1).bytes_per_block
-    return replace(shape, block_size=max(1, min(max_model_len, fitting)))
+def one_block_a_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
+    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what the budget holds if that is less.
+
+    Of whole groups of tokens where keys are quantised by channel.
+    """
+    group = 1 if shape.format is None else shape.format.token_group
+    fitting = budget.num_bytes // (group * _bytes_a_token(shape))
+    return replace(shape, block_size=group * max(1, min(blocks_needed(max_model_len, group), fitting)))
+
+
+def budget_beside(room: WindowRoom | None, shape: CacheShape, budget: CacheBudget) -> CacheBudget:
+    """What is left for tokens of any age. OutOfMemoryError where the residual windows alone take all of it."""
+    if room is None:
+        return budget
+    left = replace(budget, num_bytes=budget.num_bytes - room.bytes(shape))
+    if left.num_bytes <= 0:
+        raise OutOfMemoryError(
+            f"The residual windows of {room.rings - 1} sequences take {room.bytes(shape):,} bytes, and {max(0, budget.num_bytes):,} are "
+            f"there for the whole KV cache: lower kv_cache_residual_window or max_num_seqs, or {budget.advice}."
+        )
+    return left
+
+
+def _bytes_a_token(shape: CacheShape) -> int:
+    return replace(shape, block_size=1).bytes_per_block

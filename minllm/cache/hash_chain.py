@@ -21,7 +21,7 @@ from minllm.cache.prefix_sharing import PrefixIndex
 
 def chain_root(tenant: str) -> bytes:
     """What the first block of a tenant's texts is chained to."""
-    return hashlib.sha256(b"tenant:" + tenant.encode()).digest()
+    return hashlib.sha256(b"tenant:" + tenant.encode(errors="surrogatepass")).digest()  # any str is a name
 
 
 def block_hash(parent: bytes, token_ids: Many[int]) -> bytes:

@@ -3,17 +3,22 @@
 Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a token: 2 * layers * kv_heads * head_dim * itemsize, for
 Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is a policy's business (`policy.CachePolicy`).
 
-A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks.
+A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks, and where it has a residual window the newest
+tokens as they are besides (residual_window.py).
+
+The arrays of all layers are parts of one, `[2 * layers, num_blocks, ...]`, keys and values in turn (of a quantised cache one of codes and
+one of scales): then one launch copies a block in every layer, where an array of its own for each would take 2 * layers launches.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from minllm.cache.residual_window import WindowRoom, ring_blocks
 from minllm.kernels.kv.copy_blocks import in_rounds
-from minllm.kernels.quantization.cache import allocate, by_block
-from minllm.kernels.quantization.formats import KvFormat
-from minllm.ops.protocol import LayerCache
+from minllm.kernels.quantization.cache import arrays_by_block, from_arrays
+from minllm.kernels.quantization.formats import TOKEN_GROUP, KvFormat
+from minllm.ops.protocol import LayerCache, RecentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class CacheShape:
     head_dim: int
     dtype: np.dtype
     format: KvFormat | None = None
+    residual_window: int = 0  # tokens that are kept as they are, the newest
 
     @property
     def bytes_per_block(self) -> int:
@@ -44,17 +50,32 @@ class KVCache:
     Zeros rather than whatever was in memory: a masked position is multiplied by an exact 0 in the softmax, and 0 * NaN would be NaN.
     """
 
-    def __init__(self, ops, shape: CacheShape, num_blocks: int):
-        self.shape = shape
-        self.num_blocks = num_blocks
-        self.layers = [LayerCache(self._half(ops), self._half(ops)) for _ in range(shape.num_layers)]
+    def __init__(self, ops, shape: CacheShape, num_blocks: int, room: WindowRoom | None = None):
+        """room: of the shape's residual window, if it has one."""
+        self.shape, self.num_blocks, self.room = shape, num_blocks, room
+        if shape.format is None:
+            found = [((num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)]
+        else:
+            found = arrays_by_block(shape.format, num_blocks, shape.block_size, shape.kv_heads)
+        self.arrays = [ops.zeros((2 * shape.num_layers, *one), dtype) for one, dtype in found]  # each [2 * layers, num_blocks, ...]
+        self.layers = [LayerCache(self._half(ops, 2 * i), self._half(ops, 2 * i + 1)) for i in range(shape.num_layers)]
 
-    def _half(self, ops):
-        """Room for the keys, or the values, of one layer."""
-        shape = self.shape
-        if shape.format is not None:
-            return allocate(shape.format, self.num_blocks, shape.block_size, shape.kv_heads, ops.zeros, ops.array)
-        return ops.zeros((self.num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)
+        if room is not None:
+            self._make_windows(ops)
+
+    def _half(self, ops, number: int):
+        """The keys, or the values, of one layer: part `number` of the arrays."""
+        parts, form = [array[number] for array in self.arrays], self.shape.format
+        return parts[0] if form is None else from_arrays(form, parts, ops.array, by_channel=form.keys_by_channel and number % 2 == 0)
+
+    def _make_windows(self, ops) -> None:
+        """Rings for every layer, again parts of one array, and scratch memory for all."""
+        shape, group = self.shape, (TOKEN_GROUP, self.shape.kv_heads, self.shape.head_dim)
+        blocks = self.room.rings * ring_blocks(shape.residual_window)
+        self.rings = ops.zeros((2 * shape.num_layers, blocks, *group), shape.dtype)
+        scratch = tuple(ops.zeros((self.room.scratch_blocks, *group), shape.dtype) for _ in range(2))
+        for i, layer in enumerate(self.layers):
+            layer.recent = RecentCache(shape.residual_window, (self.rings[2 * i], self.rings[2 * i + 1]), scratch)
 
     def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
         """What a quantised cache must know of the model before anything is written: see engine/calibration.py.
@@ -72,9 +93,14 @@ class KVCache:
         """Copies blocks, (source, destination) one after the other, in every layer."""
         for together in in_rounds(copies):
             pairs = ops.array(np.array(together, np.int32))
-            for layer in self.layers:
-                for array in (*by_block(layer.key), *by_block(layer.value)):
-                    ops.copy_blocks(array, pairs)
+            for array in self.arrays:
+                ops.copy_blocks_of_layers(array, pairs)
+
+    def copy_rings(self, ops, copies: list[tuple[int, int]]) -> None:
+        """Copies the recent tokens of sequences to others, pairs of rings (source, destination), in every layer."""
+        size = ring_blocks(self.shape.residual_window)
+        pairs = [(source * size + i, destination * size + i) for source, destination in copies for i in range(size)]
+        ops.copy_blocks_of_layers(self.rings, ops.array(np.array(pairs, np.int32)))
 
     @property
     def block_size(self) -> int:
@@ -88,5 +114,5 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the cache takes."""
-        return self.num_blocks * self.shape.bytes_per_block
+        """Bytes that the cache takes, its residual windows included."""
+        return self.num_blocks * self.shape.bytes_per_block + (self.room.bytes(self.shape) if self.room else 0)

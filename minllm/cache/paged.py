@@ -218,12 +218,12 @@ class PagedPolicy(CachePolicy):
         if num_tokens > self.max_sequence_tokens:
             raise OutOfMemoryError(
                 f"{num_tokens} tokens of {sequence!r} can never fit: the KV cache has room for {self.max_sequence_tokens} tokens of a "
-                "sequence. Lower max_tokens, shorten the prompt, or give the cache more memory (gpu_memory_utilization)."
+                "sequence. Lower max_tokens or shorten the prompt."
             )
 
     def _no_room(self, sequence: Hashable, tokens: int, needed: int) -> OutOfMemoryError:
         return OutOfMemoryError(
             f"{needed} more KV cache blocks of {self.block_size} tokens are needed for {tokens} tokens of {sequence!r}, and "
             f"{max(0, self.num_available)} of {self.num_blocks} are free and unpromised: lower max_tokens, shorten the prompt, "
-            "wait for a sequence to end, or give the cache more memory (gpu_memory_utilization)"
+            "or wait for a sequence to end"
         )

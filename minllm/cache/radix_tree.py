@@ -3,7 +3,8 @@
 A path from the root spells a text. An edge carries a run of tokens that no other text leaves in the middle, and their blocks; where two
 texts part, an edge is split. Edges begin and end at block boundaries, so that the blocks of a path are a block table and the same
 kernels read them. A lookup compares tokens and computes no hash; the tree also knows which texts go on from a block, so that a block
-takes along whatever lies behind it when it is evicted. Each tenant has a tree of its own.
+takes along whatever lies behind it when it is evicted. Each tenant has branches of its own: the tenant's name stands before the tokens
+of a text's first block.
 
 Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024, section 3 (RadixAttention).
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from minllm.cache.prefix_sharing import PrefixIndex
 
-Label = tuple[int, ...]  # the tokens of a block
+Label = tuple[int | str, ...]  # the tokens of a block; before those of a text's first block, its tenant
 
 
 @dataclass(eq=False, slots=True)
@@ -27,25 +28,25 @@ class Node:
 
 
 class RadixTree(PrefixIndex):
-    """A tree for each tenant, over blocks of `block_size` tokens."""
+    """The tree of all texts, over blocks of `block_size` tokens."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size
-        self._roots: dict[str, Node] = {}
+        self._root = Node([], [], None)
         self._node_of: dict[int, Node] = {}  # block -> the node whose edge it is on
 
     def find(self, token_ids: Many[int], tenant: str) -> list[int]:
         """See PrefixIndex."""
-        return self._walk(self._root(tenant), 0, self._labels(token_ids))[2]
+        return self._walk(self._root, 0, self._labels(token_ids, (tenant,)))[2]
 
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
         """See PrefixIndex. The walk begins behind the last block that is in the tree already."""
         known = next((i for i in range(len(blocks), 0, -1) if blocks[i - 1] in self._node_of), 0)
-        node, offset = self._root(tenant), 0
+        node, offset = self._root, 0
         if known:
             node = self._node_of[blocks[known - 1]]
             offset = node.blocks.index(blocks[known - 1]) + 1
-        labels = self._labels(token_ids[known * self.block_size :])
+        labels = self._labels(token_ids[known * self.block_size :], () if known else (tenant,))
         node, offset, passed = self._walk(node, offset, labels)
         new = len(passed)
         if new == len(labels):
@@ -80,16 +81,14 @@ class RadixTree(PrefixIndex):
 
     def clear(self) -> None:
         """See PrefixIndex."""
-        self._roots.clear()
+        self._root = Node([], [], None)
         self._node_of.clear()
 
-    def _root(self, tenant: str) -> Node:
-        return self._roots.setdefault(tenant, Node([], [], None))
-
-    def _labels(self, token_ids: Many[int]) -> list[Label]:
-        """The tokens of the full blocks."""
+    def _labels(self, token_ids: Many[int], first: tuple[str, ...] = ()) -> list[Label]:
+        """The labels of the full blocks; `first` is what stands before the tokens of the first."""
         ends = range(self.block_size, len(token_ids) + 1, self.block_size)
-        return [tuple(token_ids[end - self.block_size : end]) for end in ends]
+        labels = [tuple(token_ids[end - self.block_size : end]) for end in ends]
+        return [first + labels[0], *labels[1:]] if labels else []
 
     def _walk(self, node: Node, offset: int, labels: list[Label]) -> tuple[Node, int, list[int]]:
         """Goes on from block `offset` of a node's edge as long as the tree says the same: where it ends, and the blocks passed."""

@@ -11,8 +11,7 @@ What paging does with block tables in every kernel, the GPU's own page tables do
 No mapping changes under a kernel or a graph that runs: room is made before a step is launched, what running sequences may write is
 never taken, and before any page is taken VirtualRange.unmap waits for everything that was launched.
 
-Kernels fetch whole tiles of keys, of which only the visible ones count; so tiles are mapped as a whole: of up to READ_TILE tokens where
-several are computed at a time, a prompt, and of STEP_TILE in a step of one new token.
+Nobody else gets a page that a running sequence has a claim on (virtual_claims.py).
 
 A fork copies its parent's pages: addresses are contiguous, so two sequences cannot share a page and then go on apart in it.
 """
@@ -20,41 +19,26 @@ A fork copies its parent's pages: addresses are contiguous, so two sequences can
 import threading
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 from minllm.cache.length_estimate import LengthEstimate
 from minllm.cache.mapping_thread import MappingThread
 from minllm.cache.policy import CachePolicy, CacheUsage, PrefixHits
 from minllm.cache.virtual_cache import VirtualKVCache
 from minllm.cache.virtual_check import check_virtual
+from minllm.cache.virtual_claims import READ_TILE, STEP_TILE, Claims, Occupied
 from minllm.cache.virtual_slots import MappingCounts, Slots
 from minllm.errors import CacheError, OutOfMemoryError
 
-READ_TILE = 128  # tokens: the most keys that an attention kernel of a prompt fetches at a time
-STEP_TILE = 16  # tokens: the same for a kernel of one new token a sequence
 STEPS_AHEAD = 2  # tokens that are not known yet of a sequence for which room is made step by step
 LOOK_AHEAD = 16  # tokens: pages are asked for so long before a sequence reaches them
-
-
-@dataclass(slots=True)
-class Occupied:
-    """A running sequence."""
-
-    slot: int
-    token_ids: list[int]
-    prompt_tokens: int
-    promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
-    expected_tokens: int  # prompt and estimated answer
-    room: int  # tokens that it may write now
-    tiles_end: int  # tokens: where the last tile ends that a prompt's kernels fetch
-    asked_pairs: int = 0  # up to here it is to be mapped in the background
 
 
 class VirtualPolicy(CachePolicy):
     """A slot of a VirtualKVCache for each sequence.
 
-    background: map ahead in a thread; False does it at once in the calling one. read_tile, step_tile, look_ahead: in tokens, see above; an
+    background: map ahead in a thread; False does it at once in the calling one. read_tile, step_tile: in tokens, see virtual_claims.py; an
     engine that computes several tokens of a sequence in a step, to verify them, gives as step_tile what it gives as read_tile.
+    look_ahead: in tokens, see above.
     max_retained_pairs: how many pairs of pages idle slots may keep in all; None is any number.
     """
 
@@ -64,11 +48,10 @@ class VirtualPolicy(CachePolicy):
     ):  # fmt: skip
         self.cache, self.layout, self.slots = cache, cache.layout, Slots(cache)
         self.block_size, self.num_blocks = cache.block_size, cache.num_blocks
-        self.read_tile, self.step_tile, self.look_ahead, self.max_retained_pairs = read_tile, step_tile, look_ahead, max_retained_pairs
+        self.look_ahead, self.max_retained_pairs = look_ahead, max_retained_pairs
         self.estimate = estimate or LengthEstimate()
         self.prefix_hits = PrefixHits()
-        self._held: dict[Hashable, Occupied] = {}
-        self._copies: list[tuple[int, int]] = []  # slots: (source, destination)
+        self._claims = Claims(self.slots, read_tile, step_tile)
         self._lock = threading.RLock()
         self._thread = MappingThread(self) if background else None
 
@@ -80,8 +63,7 @@ class VirtualPolicy(CachePolicy):
     @property
     def max_sequence_tokens(self) -> int:
         """What a slot's addresses hold, or as many whole tiles as all pages do."""
-        pages_hold = self.cache.num_pairs * self.layout.page_bytes // self.layout.token_bytes
-        return min(self.layout.slot_tokens, pages_hold // self.read_tile * self.read_tile)
+        return self._claims.longest
 
     def reserve(self, sequence: Hashable, token_ids: Many[int], max_tokens: int = 0, tenant: str = "") -> int:
         """See CachePolicy. Nothing is shared, so that no token is there already."""
@@ -100,10 +82,10 @@ class VirtualPolicy(CachePolicy):
                 return False
             self._check_length(sequence, num_tokens)
             takes_steps = num_tokens - len(occupied.token_ids) <= STEPS_AHEAD
-            tiles_end = max(occupied.tiles_end, 0 if takes_steps else self._end_of_tile(num_tokens))
-            needed = self._pairs_read(num_tokens, tiles_end)
-            missing = needed - self._claim(occupied)
-            if missing > 0 and missing > self.num_available:
+            tiles_end = max(occupied.tiles_end, 0 if takes_steps else self._claims.end_of_tile(num_tokens))
+            needed = self._claims.pairs_read(num_tokens, tiles_end)
+            missing = needed - self._claims.of(occupied)
+            if missing > 0 and missing > self._claims.available:
                 raise self._no_room(sequence, num_tokens, missing)
             if needed > self.slots.mapped[occupied.slot]:  # seldom: most steps end here, with nothing but numbers compared
                 self._back(occupied, needed)
@@ -125,19 +107,19 @@ class VirtualPolicy(CachePolicy):
         with self._lock:
             source = self._occupied(parent)
             copied = self._enter(child, list(source.token_ids), source.prompt_tokens, source.promised_tokens)
-            self._copies.append((source.slot, copied.slot))
+            self._claims.copies.append((source.slot, copied.slot))
 
     def free(self, sequence: Hashable) -> None:
         """See CachePolicy. The slot keeps its pages for the next sequence."""
         with self._lock:
             occupied = self._occupied(sequence)
-            del self._held[sequence]
+            del self._claims.held[sequence]
             self.slots.idle.add(occupied.slot)
-            self._copies = [copy for copy in self._copies if copy[1] != occupied.slot]
+            self._claims.copies = [copy for copy in self._claims.copies if copy[1] != occupied.slot]
             answer, prompt = len(occupied.token_ids) - occupied.prompt_tokens, occupied.prompt_tokens
             self.estimate.observe(answer, occupied.expected_tokens - prompt)
             if self.max_retained_pairs is not None:
-                self.slots.reclaim(self.slots.num_retained - self.max_retained_pairs, self._kept)
+                self.slots.reclaim(self.slots.num_retained - self.max_retained_pairs, self._claims.kept)
 
     def tokens(self, sequence: Hashable) -> list[int]:
         """See CachePolicy."""
@@ -152,16 +134,17 @@ class VirtualPolicy(CachePolicy):
     def take_copies(self) -> list[tuple[int, int]]:
         """See CachePolicy."""
         with self._lock:
-            copies, self._copies = self._copies, []
+            copies, self._claims.copies = self._claims.copies, []
             return [pair for source, copy in copies for pair in zip(self._blocks_of(source), self._blocks_of(copy), strict=True)]
 
     def usage(self) -> CacheUsage:
         """See CachePolicy. Pages that are mapped ahead count as allocated: they are waste until they are filled."""
         with self._lock:
-            pair_bytes, held = self.layout.pair_bytes, self._held.values()
+            pair_bytes, held = self.layout.pair_bytes, self._claims.held.values()
             allocated = pair_bytes * sum(self.slots.mapped[occupied.slot] for occupied in held)
             holding = 2 * self.layout.token_bytes * sum(len(occupied.token_ids) for occupied in held)
-            return CacheUsage(self.cache.num_bytes, allocated, holding, pair_bytes * self.slots.num_retained, pair_bytes * self._num_owed)
+            retained, promised = pair_bytes * self.slots.num_retained, pair_bytes * self._claims.owed
+            return CacheUsage(self.cache.num_bytes, allocated, holding, retained, promised)
 
     def forget_counts(self) -> None:
         """See CachePolicy."""
@@ -172,18 +155,19 @@ class VirtualPolicy(CachePolicy):
     def check(self) -> None:
         """See CachePolicy."""
         with self._lock:
-            check_virtual(self.slots, self._held, {name: self._pairs_read(has.room, has.tiles_end) for name, has in self._held.items()})
-            if self.num_available < 0:
-                raise CacheError(f"{-self.num_available} pairs of pages more are promised than there are")
+            claims = self._claims
+            check_virtual(self.slots, claims.held, {name: claims.pairs_read(has.room, has.tiles_end) for name, has in claims.held.items()})
+            if claims.available < 0:
+                raise CacheError(f"{-claims.available} pairs of pages more are promised than there are")
 
     def map_ahead(self, sequence: Hashable) -> None:
         """Maps what was asked for a sequence, as far as there are pages that nobody needs. The thread's work."""
         is_going_on = True
         while is_going_on:
             with self._lock:  # for a page at a time: a step that is about to be launched goes first
-                occupied = self._held.get(sequence)
+                occupied = self._claims.held.get(sequence)
                 is_wanted = occupied is not None and self.slots.mapped[occupied.slot] < occupied.asked_pairs
-                is_going_on = is_wanted and self.slots.num_left > self._num_owed and self.slots.map_one(occupied.slot)
+                is_going_on = is_wanted and self.slots.num_left > self._claims.owed and self.slots.map_one(occupied.slot)
 
     def wait(self) -> None:
         """Returns when the thread has mapped what it was asked for; raises what stopped it."""
@@ -196,48 +180,17 @@ class VirtualPolicy(CachePolicy):
             self._thread.close()
         self.cache.close()
 
-    @property
-    def num_available(self) -> int:
-        """Pairs of pages that no running sequence has a claim on."""
-        return self.cache.num_pairs - sum(self._kept.values())
-
-    @property
-    def _num_owed(self) -> int:
-        """Pairs that running sequences have a claim on and not behind them yet."""
-        return sum(max(0, self._claim(occupied) - self.slots.mapped[occupied.slot]) for occupied in self._held.values())
-
-    @property
-    def _kept(self) -> dict[int, int]:
-        """slot -> pairs that nobody else may have: those of running sequences, and of one that has ended and is still to be copied."""
-        kept = {occupied.slot: self._claim(occupied) for occupied in self._held.values()}
-        for source, copy in self._copies:
-            if source not in kept:
-                kept[source] = min(self.slots.mapped[source], self.slots.mapped[copy])
-        return kept
-
-    def _end_of_tile(self, tokens: int) -> int:
-        """Where the last tile ends that a prompt's kernels fetch to see so many tokens."""
-        return -(-tokens // self.read_tile) * self.read_tile
-
-    def _pairs_read(self, tokens: int, tiles_end: int) -> int:
-        """Pairs of what kernels fetch: steps to see so many tokens, and prompts up to the end of their last tile."""
-        return self.layout.pairs_for(max(tiles_end, -(-tokens // self.step_tile) * self.step_tile))
-
-    def _claim(self, occupied: Occupied) -> int:
-        """Pairs that a sequence must have, now or later: for what it may write, and for what it was promised."""
-        return self._pairs_read(max(occupied.room, occupied.promised_tokens), occupied.tiles_end)
-
     def _enter(self, sequence: Hashable, token_ids: list[int], prompt_tokens: int, promised: int) -> Occupied:
         """Give a sequence a slot with memory for its tokens."""
-        if sequence in self._held:
+        if sequence in self._claims.held:
             raise CacheError(f"sequence {sequence!r} has reserved already: free it before reserving again")
         self._check_length(sequence, max(promised, len(token_ids)))
         limit = promised or self.max_sequence_tokens
         expected = max(len(token_ids), min(limit, prompt_tokens + round(self.estimate.tokens)))
-        tiles_end = self._end_of_tile(len(token_ids))
+        tiles_end = self._claims.end_of_tile(len(token_ids))
         occupied = Occupied(-1, token_ids, prompt_tokens, promised, expected, len(token_ids), tiles_end)
-        claim, needed = self._claim(occupied), self._pairs_read(len(token_ids), tiles_end)
-        slot = self.slots.take(needed, self._kept) if claim <= self.num_available else None
+        claim, needed = self._claims.of(occupied), self._claims.pairs_read(len(token_ids), tiles_end)
+        slot = self.slots.take(needed, self._claims.kept) if claim <= self._claims.available else None
         if slot is None:
             raise self._no_room(sequence, max(promised, len(token_ids)), claim)
         occupied.slot = slot
@@ -246,18 +199,18 @@ class VirtualPolicy(CachePolicy):
         except BaseException:
             self.slots.idle.add(slot)
             raise
-        self._held[sequence] = occupied
+        self._claims.held[sequence] = occupied
         self._ask(sequence, occupied)
         return occupied
 
     def _back(self, occupied: Occupied, pairs: int) -> None:
         """Memory behind the first pairs of a sequence, now."""
-        self.slots.back(occupied.slot, pairs, self._kept)
+        self.slots.back(occupied.slot, pairs, self._claims.kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:
         """Have the thread map to the expected end, or on from there when that comes near."""
         wanted = max(occupied.expected_tokens, occupied.room + self.look_ahead)
-        pairs = self._pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens), occupied.tiles_end)
+        pairs = self._claims.pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens), occupied.tiles_end)
         if pairs <= max(occupied.asked_pairs, self.slots.mapped[occupied.slot]):
             return
         occupied.asked_pairs = pairs
@@ -270,20 +223,20 @@ class VirtualPolicy(CachePolicy):
         return list(range(slot * self.layout.blocks_a_slot, (slot + 1) * self.layout.blocks_a_slot))
 
     def _occupied(self, sequence: Hashable) -> Occupied:
-        if sequence not in self._held:
+        if sequence not in self._claims.held:
             raise CacheError(f"sequence {sequence!r} holds nothing: it never reserved, or it was freed before")
-        return self._held[sequence]
+        return self._claims.held[sequence]
 
     def _check_length(self, sequence: Hashable, num_tokens: int) -> None:
         if num_tokens > self.max_sequence_tokens:
             raise OutOfMemoryError(
                 f"{num_tokens} tokens are needed for {sequence!r}, and the KV cache holds sequences of up to {self.max_sequence_tokens}: "
-                "lower max_tokens, shorten the prompt, or give the cache more memory (gpu_memory_utilization)"
+                "lower max_tokens or shorten the prompt"
             )
 
     def _no_room(self, sequence: Hashable, num_tokens: int, pairs: int) -> OutOfMemoryError:
         return OutOfMemoryError(
             f"{num_tokens} tokens of {sequence!r} need {pairs} pairs of pages of {self.layout.page_bytes / 2**20:g} MiB, and "
-            f"{max(0, self.num_available)} of {self.cache.num_pairs} are nobody's, with {len(self.slots.idle)} of "
-            f"{self.layout.num_slots} slots free: free sequences, lower max_tokens, or give the cache more memory (gpu_memory_utilization)"
+            f"{max(0, self._claims.available)} of {self.cache.num_pairs} are nobody's, with {len(self.slots.idle)} of "
+            f"{self.layout.num_slots} slots free: lower max_tokens, shorten the prompt, or wait for a sequence to end"
         )

@@ -9,8 +9,10 @@ lie side by side: a page of 2 MB then holds 32 tokens of Llama-3.1-8B (64 KiB of
 make it 1,024, and the last page of a sequence is half empty on average. Prabhu et al., "vAttention: Dynamic Memory Management for
 Serving LLMs without PagedAttention", arXiv 2405.04437, sections 5 and 6.2.
 
-On an H200 decode attention reads it at 96 to 98 % of the speed of a contiguous cache (1 x 8192 keys: 1.96 TB/s against 2.04, 256 x 1024:
-4.00 against 4.07); the same keys are spread over 32 times as many pages.
+On an H200 decode attention reads it at 95 to 99 % of the speed of a contiguous cache (`minllm bench virtual`: 1 x 8192 keys 2.26 TB/s
+against 2.37, 64 x 4096 4.34 against 4.45, 256 x 1024 4.25 against 4.30). The layout costs that, not the mapping: in ordinary memory it
+makes 0.97 at 64 x 4096, as it does mapped, and 0.98 and 0.99 with 8 and 4 layers side by side. A layer's 2 KiB of a token lie 64 KiB from
+the next one's, and its keys are spread over 32 times as many pages.
 
 Kernels see the view [blocks, block_size, kv_heads, head_dim] of a layer, whose tokens are layers * kv_heads * head_dim elements apart. A
 slot is one block, or several of equal size where one would have too many elements for the kernels' 32-bit offsets.
@@ -24,12 +26,11 @@ import numpy as np
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.errors import InvalidOptionError, MinLLMError
+from minllm.kernels.attention.arguments import MOST_BLOCK_ELEMENTS
 from minllm.kernels.kv.copy_blocks import in_rounds
 from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache
 from minllm.runtime.virtual_memory import PagePool, VirtualRange
-
-LARGEST_BLOCK = 2**31 - 1  # elements that kernels address within a block, see kernels/attention/arguments.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def virtual_layout(shape: CacheShape, num_slots: int, max_tokens: int, page_byte
     token_bytes = elements * shape.dtype.itemsize
     step = page_bytes // math.gcd(page_bytes, token_bytes)  # tokens after which a token and a page begin together
     slot_tokens = -(-max_tokens // step) * step
-    parts = next(n for n in range(1, slot_tokens + 1) if slot_tokens % n == 0 and slot_tokens // n * elements <= LARGEST_BLOCK)
+    parts = next(n for n in range(1, slot_tokens + 1) if slot_tokens % n == 0 and slot_tokens // n * elements <= MOST_BLOCK_ELEMENTS)
     return VirtualLayout(num_slots, slot_tokens, slot_tokens // parts, token_bytes, page_bytes)
 
 

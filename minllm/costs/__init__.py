@@ -8,6 +8,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     parameters.py      how many numbers a model has, and the bytes of its weights and of a token's keys and values
     stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
+    residual_window.py what the newest tokens add that a quantised cache keeps as they are
     cache_policies.py  what a cache sets aside for a sequence under each policy, and how much of it holds no token
     swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
@@ -28,6 +29,7 @@ from minllm.costs.parameters import (
     ungrouped_kv_bytes_per_token,
     weight_bytes,
 )
+from minllm.costs.residual_window import coded_tokens, ring_tokens
 from minllm.costs.stages import Stage, decode_stages, prefill_stages
 from minllm.costs.steps import Cost, decode_step, prefill
 
@@ -37,6 +39,7 @@ __all__ = [
     "Stage",
     "all_reduce_bytes",
     "batch_bytes",
+    "coded_tokens",
     "decode_stages",
     "decode_step",
     "head_parameters",
@@ -46,6 +49,7 @@ __all__ = [
     "parameter_count",
     "prefill",
     "prefill_stages",
+    "ring_tokens",
     "shape_of",
     "shard",
     "ungrouped_kv_bytes_per_token",

@@ -13,7 +13,8 @@ activations written by one stage and read by the next. With T tokens, R rows tha
     sampling            greedy: the logits read once
 
 Operations of matrix products, which tensor cores do, are counted apart from all others. In a prefill query i sees i keys, whose keys and
-values are read once, the floor: a kernel that tiles queries reads them once a tile. A sliding window hides the oldest keys.
+values are read once, the floor: a kernel that tiles queries reads them once a tile. A sliding window hides the oldest keys. With a residual
+window the newest keys are read, and all are written, in full precision too.
 
 Sources: Vaswani et al. 2017, "Attention is all you need", section 3; Kaplan et al. 2020, "Scaling laws for neural language models",
 table 1; the docstrings of minllm/kernels.
@@ -22,6 +23,7 @@ table 1; the docstrings of minllm/kernels.
 from dataclasses import dataclass
 
 from minllm.costs.parameters import head_parameters, key_value_width, norm_parameters, query_width, up_width
+from minllm.costs.residual_window import coded_tokens
 from minllm.models.config import ModelConfig
 
 LOGIT_BYTES = 4  # logits are float32
@@ -57,10 +59,11 @@ class Sizes:
     tokens: int  # T
     rows: int  # R
     visible: int  # pairs of a query and a key that it sees, over all layers
-    read: int  # tokens whose keys and values are read, over all layers
+    read: int  # tokens whose keys and values are read in the cache's format, over all layers
     item: int = 2
     matrix_item: float = 2  # of the layers' matrices
     kv_item: float = 2
+    exact: int = 0  # tokens of a residual window that are read as they are, over all layers
 
 
 def visible_pairs(tokens: int, window: int) -> int:
@@ -77,10 +80,14 @@ def decode_stages(
     itemsize: int = 2,
     kv_itemsize: float = 2,
     matrix_itemsize: float | None = None,
+    residual_window: int = 0,
 ) -> list[Stage]:
     """One token for each of `batch` sequences that see `context` keys each, the new one included."""
-    visible = batch * sum(min(context, window) if window else context for window in config.sliding_windows)
-    return forward_stages(config, Sizes(batch, batch, visible, visible, itemsize, matrix_itemsize or itemsize, kv_itemsize))
+    seen = [min(context, window) if window else context for window in config.sliding_windows]
+    recent = context - coded_tokens(context, residual_window)
+    visible, exact = batch * sum(seen), batch * sum(min(recent, keys) for keys in seen)
+    sizes = Sizes(batch, batch, visible, visible - exact, itemsize, matrix_itemsize or itemsize, kv_itemsize, exact)
+    return forward_stages(config, sizes)
 
 
 def prefill_stages(
@@ -90,12 +97,14 @@ def prefill_stages(
     kv_itemsize: float = 2,
     matrix_itemsize: float | None = None,
     sequences: int = 1,
+    residual_window: int = 0,
 ) -> list[Stage]:
     """`sequences` prompts of `tokens` tokens, causal, in one pass, with the logits of each one's last token alone."""
     visible = sequences * sum(visible_pairs(tokens, window) for window in config.sliding_windows)
     total = sequences * tokens
-    read = config.num_hidden_layers * total
-    return forward_stages(config, Sizes(total, sequences, visible, read, itemsize, matrix_itemsize or itemsize, kv_itemsize))
+    read = config.num_hidden_layers * sequences * coded_tokens(tokens, residual_window)
+    exact = config.num_hidden_layers * total if residual_window else 0
+    return forward_stages(config, Sizes(total, sequences, visible, read, itemsize, matrix_itemsize or itemsize, kv_itemsize, exact))
 
 
 def forward_stages(config: ModelConfig, sizes: Sizes) -> list[Stage]:
@@ -138,13 +147,13 @@ def _attention_block(config: ModelConfig, s: Sizes) -> list[Stage]:
         Stage(
             "rope and append",
             weight_bytes=layers * 2 * config.head_dim * config.qk_norm * s.item,
-            kv_bytes=int(layers * s.tokens * key_value * s.kv_item),
+            kv_bytes=int(layers * s.tokens * key_value * (s.kv_item + s.item * bool(s.exact))),
             activation_bytes=layers * s.tokens * ((2 * query + key_value) * s.item + angles),
             other_flops=(7 if config.qk_norm else 3) * turned,
         ),
         Stage(
             "attention",
-            kv_bytes=int(s.read * key_value * s.kv_item),
+            kv_bytes=int(key_value * (s.read * s.kv_item + s.exact * s.item)),
             activation_bytes=layers * 2 * s.tokens * query * s.item,
             flops=4 * query * s.visible,
             other_flops=5 * config.num_attention_heads * s.visible,

@@ -51,9 +51,10 @@ def decode_step(
     itemsize: int = 2,
     kv_itemsize: float = 2,
     matrix_itemsize: float | None = None,
+    residual_window: int = 0,
 ) -> Cost:
     """One token for each of `batch` sequences that see `context` keys each, the new one included."""
-    return sum_of(decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize))
+    return sum_of(decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window))
 
 
 def prefill(
@@ -63,6 +64,7 @@ def prefill(
     kv_itemsize: float = 2,
     matrix_itemsize: float | None = None,
     sequences: int = 1,
+    residual_window: int = 0,
 ) -> Cost:
     """`sequences` prompts of `tokens` tokens, causal, in one pass, with the logits of each one's last token alone."""
-    return sum_of(prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences))
+    return sum_of(prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from minllm.engine.recent_tokens import recent_of_decode, recent_of_spans
 from minllm.ops.protocol import Batch
 
 
@@ -19,6 +20,7 @@ class Span:
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
+    ring: int = 0  # of the sequence's newest tokens, where the cache has a residual window
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) ->
     return block_table[positions // block_size] * block_size + positions % block_size
 
 
-def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: int) -> Batch:
-    """The arrays, on the host, for the new tokens of B sequences."""
+def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
+    """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
     positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
@@ -61,6 +63,7 @@ def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: i
         num_sequences=len(spans),
         max_query_len=max(lengths),
         max_context_len=max(ends),
+        recent=recent_of_spans(spans, residual_window) if residual_window else None,
     )
 
 
@@ -71,6 +74,7 @@ def prefill_chunks(
     max_num_batched_tokens: int,
     cached: Sequence[int],
     served_by: Sequence[int],
+    residual_window: int = 0,
 ) -> Iterator[PrefillChunk]:
     """Cuts the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row asks for logits.
 
@@ -78,6 +82,7 @@ def prefill_chunks(
     those before it: their keys and values are written by an earlier chunk, or earlier in each layer of the same.
     `served_by[i]` is i, or an equal prompt before it that is computed for both: then the logits of its last row are asked for again.
 
+    residual_window: the cache's; prompt i has ring i.
     A chunk that completes no prompt asks for the logits of its last row, so that no array is ever empty; nobody reads them.
     """
     spans: list[Span] = []
@@ -88,7 +93,7 @@ def prefill_chunks(
         start = cached[index] if served_by[index] == index else len(prompt)
         while start < len(prompt):
             end = min(len(prompt), start + max_num_batched_tokens - used)
-            spans.append(Span(prompt[start:end], start, block_tables[index]))
+            spans.append(Span(prompt[start:end], start, block_tables[index], index))
             used += end - start
             if end == len(prompt):
                 served = [i for i, by in enumerate(served_by) if by == index]
@@ -96,14 +101,20 @@ def prefill_chunks(
                 rows.extend([used - 1] * len(served))
             start = end
             if used == max_num_batched_tokens:
-                yield PrefillChunk(build_batch(spans, rows or [used - 1], block_size), completed)
+                yield PrefillChunk(build_batch(spans, rows or [used - 1], block_size, residual_window), completed)
                 spans, completed, rows, used = [], [], [], 0
     if spans:
-        yield PrefillChunk(build_batch(spans, rows, block_size), completed)
+        yield PrefillChunk(build_batch(spans, rows, block_size, residual_window), completed)
 
 
-def decode_batch(token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int) -> Batch:
-    """The arrays, on the host, for one new token of each of B sequences: token_ids, positions int32 [B], block_tables [B, max_blocks]."""
+def decode_batch(
+    token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, rings: np.ndarray | None = None,
+    residual_window: int = 0,
+) -> Batch:  # fmt: skip
+    """The arrays, on the host, for one new token of each of B sequences: token_ids, positions int32 [B], block_tables [B, max_blocks].
+
+    rings: int32 [B], which ring is whose, where the cache has a residual_window.
+    """
     count = len(token_ids)
     rows = np.arange(count + 1, dtype=np.int32)
     slots = block_tables[rows[:-1], positions // block_size] * block_size + positions % block_size
@@ -119,10 +130,12 @@ def decode_batch(token_ids: np.ndarray, positions: np.ndarray, block_tables: np.
         num_sequences=count,
         max_query_len=1,
         max_context_len=int(positions.max()) + 1,
+        recent=recent_of_decode(positions, rings, residual_window) if residual_window else None,
     )
 
 
 def to_backend(batch: Batch, ops) -> Batch:
     """The same batch with its arrays in the backend's memory."""
     names = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
-    return replace(batch, **{name: ops.array(getattr(batch, name)) for name in names})
+    recent = None if batch.recent is None else replace(batch.recent, **{n: ops.array(a) for n, a in batch.recent.arrays().items()})
+    return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in names})

@@ -4,13 +4,16 @@ import numpy as np
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.options import EngineOptions
-from minllm.errors import InvalidOptionError, KernelArgumentError
+from minllm.errors import InvalidOptionError, KernelArgumentError, UnsupportedModelError
 from minllm.kernels.attention import QUANTIZED_VARIANTS
+from minllm.kernels.attention.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
 from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
 from minllm.models.config import ModelConfig
 
 
-def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
+def cache_shape(
+    config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto", residual_window: int = 0
+) -> CacheShape:
     """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
     found = None
     if kv_cache_dtype != "auto":
@@ -18,7 +21,25 @@ def cache_shape(config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_
             found = kv_format(kv_cache_dtype, config.head_dim)
         except KernelArgumentError as error:
             raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
-    return CacheShape(config.num_hidden_layers, block_size, config.num_key_value_heads, config.head_dim, dtype, found)
+    heads = config.num_key_value_heads, config.head_dim
+    return CacheShape(config.num_hidden_layers, block_size, *heads, dtype, found, residual_window)
+
+
+def check_shape(device: str, shape: CacheShape) -> None:
+    """Raises UnsupportedModelError or InvalidOptionError where kernels do not take heads or blocks of this size; NumPy takes any."""
+    if device == "cpu":
+        return
+    if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModelError(
+            f"The heads of this model have {shape.head_dim} components, and attention on a GPU takes multiples of 8 up to {MAX_HEAD_DIM}: "
+            'device="cpu" runs it.'
+        )
+    most = MOST_BLOCK_ELEMENTS // (shape.kv_heads * shape.head_dim)
+    if shape.block_size > most:
+        raise InvalidOptionError(
+            f"block_size={shape.block_size} is not allowed with this model: a layer's keys of a block are {shape.kv_heads} heads of "
+            f"{shape.head_dim} for each token, and kernels address {MOST_BLOCK_ELEMENTS:,} within a block: take {most} or less, usually 16."
+        )
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
@@ -30,6 +51,10 @@ def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
         return
     if attention is not None and attention not in QUANTIZED_VARIANTS:
         raise InvalidOptionError(f"kv_cache_dtype={wanted!r} is not allowed: the attention in kernel_variants reads a plain cache.")
+    if attention is not None and options.kv_cache_residual_window:
+        raise InvalidOptionError(
+            f"The attention {attention!r} in kernel_variants reads codes alone: leave it out, or take kv_cache_residual_window=0."
+        )
     if device == "cpu":
         return
     from minllm.runtime.device import current_device

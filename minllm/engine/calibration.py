@@ -46,8 +46,9 @@ class Calibration:
 
 
 def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Calibration | None:
-    """The Calibration of a cache of this shape for this model, which takes at most `max_tokens`; None where nothing is quantised."""
-    if shape.format is None:
+    """The Calibration of a cache of this shape for this model, which takes at most `max_tokens`; None where nothing is quantised, or keys
+    are by channel, each of which finds its own zero and scale in every group."""
+    if shape.format is None or shape.format.keys_by_channel:
         return None
     keys, values = cached_numbers(ops, model, shape, calibration_tokens(tokenizer, model.config.vocab_size, max_tokens))
     smoothing = smoothing_of(keys)
@@ -77,9 +78,10 @@ def calibration_tokens(tokenizer, vocab_size: int, max_tokens: int) -> list[int]
 
 def cached_numbers(ops, model, shape: CacheShape, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values of a text as a plain cache holds them: float32 [layers, tokens, kv_heads, head_dim] each."""
-    blocks, tokens = blocks_needed(len(token_ids), shape.block_size), len(token_ids)
-    plain = KVCache(ops, CacheShape(shape.num_layers, shape.block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)
-    batch = build_batch([Span(token_ids, 0, range(blocks))], [tokens - 1], shape.block_size)
+    tokens, block_size = len(token_ids), min(shape.block_size, TOKENS)
+    blocks = blocks_needed(tokens, block_size)
+    plain = KVCache(ops, CacheShape(shape.num_layers, block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)
+    batch = build_batch([Span(token_ids, 0, range(blocks))], [tokens - 1], block_size)
     forward(ops, model, to_backend(batch, ops), plain.layers)
 
     def rows(cache) -> np.ndarray:

@@ -115,7 +115,8 @@ class CudaGraphRunner(ModelRunner):
         """The graph for the sequences that still run, loaded with their state after the prefill."""
         rows = self._decode_rows = self._active
         tables = self._block_tables[rows]
-        batch = decode_batch(self._token_ids[rows], self._positions[rows], tables, self.cache.block_size)
+        window = self.cache.shape.residual_window
+        batch = decode_batch(self._token_ids[rows], self._positions[rows], tables, self.cache.block_size, rows, window)
         batch.max_context_len = tables.shape[1] * self.cache.block_size
         reserved = [self._sequences[row].num_reserved_tokens for row in rows]
         limits = np.minimum(reserved, self.max_model_len).astype(np.int32)

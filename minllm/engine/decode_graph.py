@@ -1,15 +1,16 @@
 """One decode step for a batch of fixed shape, captured once as a CUDA graph and replayed.
 
-A step is forward, sample and advance: its last kernel writes the next step's token ids, positions, slots, lengths and random counters
+A step is forward, sample and advance: its last kernels write the next step's token ids, positions, slots, lengths and random counters
 where this step's were, so a replay needs nothing from the host. Tokens come back through page-locked memory and an event.
 """
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from minllm.engine.batch_arrays import to_backend
+from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.sampling.advance import advance
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.models.decoder import forward
@@ -76,7 +77,7 @@ class DecodeGraph:
 
     def __init__(self, ops, model, cache, batch: Batch, sampling: SamplingTensors, limits: np.ndarray, machine):
         self.ops, self.model, self.cache, self.machine = ops, model, cache, machine
-        self.batch = replace(batch, **{name: ops.array(getattr(batch, name)) for name in BATCH_ARRAYS})
+        self.batch = to_backend(batch, ops)
         self.sampling = sampling.to(ops.array)
         self.limits = ops.array(limits)  # int32 [B]: one past the last position that a row may reach
         self.is_warm, self.graph = False, None
@@ -87,6 +88,8 @@ class DecodeGraph:
         """Start another batch of the same graph_key."""
         for name in BATCH_ARRAYS:
             self.machine.write(getattr(self.batch, name), getattr(batch, name))
+        for name, array in batch.recent.arrays().items() if batch.recent else ():
+            self.machine.write(getattr(self.batch.recent, name), array)
         for name, array in sampling.arrays().items():
             self.machine.write(getattr(self.sampling, name), array)
         self.machine.write(self.limits, limits)
@@ -122,4 +125,8 @@ class DecodeGraph:
         tokens = self.ops.sample(logits, self.sampling)  # [B]
         moved = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens)
         advance(tokens, *moved, batch.block_tables, self.limits, self.sampling, self.cache.block_size, self.ops.stream)
+        if batch.recent:
+            recent, window = batch.recent, self.cache.shape.residual_window
+            arrays = (recent.rings, recent.slot_mapping, recent.context_lens, recent.block_tables)
+            move_window(batch.positions, batch.context_lens, *arrays, window, self.ops.stream)
         return tokens, logits

@@ -8,10 +8,11 @@ import numpy as np
 
 from minllm.engine.completions import output_of
 from minllm.engine.loading import Engine, load_engine
+from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, progress_bars
-from minllm.engine.prompts import PromptTokens, checked_token_ids, parse_prompts
+from minllm.engine.prompts import checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests import make_sequences
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
@@ -28,14 +29,16 @@ class LLM:
     model: a Hugging Face model directory; None is the small model of Python code that comes with minllm.
     device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
     dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
-    kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8") or
-    "fp8_e5m2" (kernels/quantization/formats.py). quantization: only None in this version.
+    kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"),
+    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: so many of a sequence's newest tokens, a multiple
+    of 32, are read as they are and not as codes; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
+    quantization: only None in this version.
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
     kv_cache_policy: how the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
     for every sequence, "virtual" with addresses for as many and memory for those that come. block_size: tokens in a block of the paged
-    cache. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching: what a prompt has in common with
-    earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
+    cache; None is 16, or 32 for kivi_int4. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching:
+    what a prompt has in common with earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
     kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
     (ops/own_kernels.py) also runs on a CPU, in the simulator.
     enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
@@ -59,7 +62,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         kv_cache_policy: str = "paged",
         enable_prefix_caching: bool | str = False,
         gpu_memory_utilization: float = 0.9,
@@ -70,12 +73,13 @@ class LLM:
         load_format: str = "auto",
         allocation: str | None = None,
         pinned: bool = True,
+        kv_cache_residual_window: int | None = None,
         progress: bool | Progress = False,
     ):
         self.options = EngineOptions(
             model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
             kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
-            allocation, pinned,
+            allocation, pinned, kv_cache_residual_window,
         )  # fmt: skip
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
@@ -115,41 +119,59 @@ class LLM:
         """What a request gets that names no parameters: the model's generation_config.json."""
         return self._default_params
 
-    def generate(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None = None) -> list[RequestOutput]:
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        cache_salt: str | list[str | None] | None = None,
+    ) -> list[RequestOutput]:
         """Continues one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
 
-        sampling_params: one for all prompts, one for each, or None for the model's defaults. Raises InvalidRequestError before anything
-        is computed, or OutOfMemoryError where a request can never fit the cache.
+        sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
+        each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
+        Give every tenant of yours a secret one, because the time that a prompt takes would tell one of them what another has asked (vLLM's
+        documentation, "Automatic Prefix Caching", Cache Isolation for Security).
+
+        A call with a request that cannot be is refused as a whole and before anything is computed: InvalidRequestError says which prompt
+        it is, OutOfMemoryError that one can never fit the cache. Later calls are served as if it had not been made.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params, cache_salt)
         with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
             for _ in steps:
                 pass
         return [output_of(sequences) for sequences in requests]
 
-    def stream(self, prompt: str | list[int], sampling_params: SamplingParams | None = None) -> TextStream:
+    def stream(
+        self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> TextStream:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
         The prompt is checked at once, and computed when the first piece is asked for.
         """
-        requests = self._requests(prompt, sampling_params)
+        requests = self._requests(prompt, sampling_params, cache_salt)
         if len(requests) != 1:
             raise InvalidRequestError(f"stream() takes one prompt and {len(requests)} were given: use generate() for several.")
         if len(requests[0]) != 1:
             raise InvalidRequestError(f"stream() gives one completion and n={len(requests[0])} were asked for: use generate().")
         return TextStream(requests[0][0], self._batching.run(requests[0]))
 
-    def chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> list[RequestOutput]:
+    def chat(
+        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> list[RequestOutput]:
         """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
-        return self.generate(self.tokenizer.encode_chat(messages), sampling_params)
+        return self.generate(self.tokenizer.encode_chat(messages), sampling_params, cache_salt=cache_salt)
 
-    def stream_chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None) -> TextStream:
+    def stream_chat(
+        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> TextStream:
         """Like chat(), piece by piece as stream() does it."""
-        return self.stream(self.tokenizer.encode_chat(messages), sampling_params)
+        return self.stream(self.tokenizer.encode_chat(messages), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
         token_ids = self._scored_tokens(token_ids)
+        check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
 
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
@@ -187,14 +209,18 @@ class LLM:
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _requests(self, prompts: Any, sampling_params: SamplingParams | list[SamplingParams] | None) -> list[list[Sequence]]:
-        """Checks a call's prompts and parameters: for each prompt its sequences. Nothing is reserved yet."""
+    def _requests(self, prompts: Any, sampling_params: Any = None, cache_salt: Any = None) -> list[list[Sequence]]:
+        """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
         engine = self.engine
         parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
         params = self._params_for(len(parsed), sampling_params)
-        requests = [self._request(prompt, one) for prompt, one in zip(parsed, params, strict=True)]
-        for sequences in requests:
-            self._batching.check_fits(sequences[0])
+        salts = checked_salts(cache_salt, len(parsed))
+        requests = []
+        for index, one in enumerate(zip(parsed, params, salts, strict=True)):
+            with naming_the_prompt(index, len(parsed)):
+                requests.append(make_sequences(engine, self._num_requests + index, *one, self.options.seed))
+            self._batching.check_fits(requests[-1][0])
+        self._num_requests += len(requests)  # only now: a call that is refused changes no seed of a later one
         return requests
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
@@ -207,7 +233,3 @@ class LLM:
             if not isinstance(params, SamplingParams):
                 raise InvalidRequestError(f"{params!r} is not a SamplingParams: write SamplingParams(temperature=..., max_tokens=...).")
         return many
-
-    def _request(self, prompt: PromptTokens, params: SamplingParams) -> list[Sequence]:
-        self._num_requests += 1
-        return make_sequences(self.engine, self._num_requests - 1, prompt, params, self.options.seed)

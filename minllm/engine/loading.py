@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from minllm.cache.capacity import MAX_HOST_BYTES, activation_bytes, available_host_bytes, num_blocks_that_fit, one_block_a_sequence
+from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_a_sequence
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -16,10 +16,12 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
+from minllm.cache.residual_window import window_room
 from minllm.cache.virtual import VirtualPolicy
 from minllm.cache.virtual_capacity import virtual_cache_that_fits
-from minllm.engine.cache_format import cache_shape, check_cache_dtype
+from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
+from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
@@ -74,13 +76,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     tokenizer = Tokenizer.from_directory(directory)
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
+    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
+    check_shape(device, shape)
+    check_weights_fit(device, ops, config)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
-    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    budget = _cache_budget(device, ops, config, options)
+    budget = cache_budget(device, ops, config, options)
     cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
-    max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens)
+    max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
@@ -90,17 +94,23 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     )  # fmt: skip
 
 
-def _make_cache(device: str, ops, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:
+def _make_cache(
+    device: str, ops, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
+) -> tuple[Any, CachePolicy]:
     """The memory for keys and values, and who decides about it."""
     if options.kv_cache_policy == "virtual":
         return _make_virtual_cache(device, options, shape, budget, wanted_len)
+    room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
+    budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
         shape = one_block_a_sequence(shape, budget, wanted_len)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
-    return KVCache(ops, shape, num_blocks), _make_policy(options, shape, num_blocks)
+    return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
 
 
-def _make_virtual_cache(device: str, options: EngineOptions, shape: CacheShape, budget: int, wanted_len: int) -> tuple[Any, CachePolicy]:
+def _make_virtual_cache(
+    device: str, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
+) -> tuple[Any, CachePolicy]:
     if device == "cpu":
         from minllm.runtime.host_pages import MOST_ADDRESSES, HostPages
 
@@ -133,12 +143,18 @@ def _wanted_model_len(options: EngineOptions, config: ModelConfig) -> int:
     return options.max_model_len
 
 
-def _fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int) -> int:
+def _fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int, budget: CacheBudget) -> int:
     """The longest sequence: what was asked for, which the cache must hold, or by default what it holds."""
+    if cache_tokens < min(2, wanted):
+        tiles = ' (kv_cache_policy="virtual" maps whole tiles; "paged" needs less)' if options.kv_cache_policy == "virtual" else ""
+        raise OutOfMemoryError(
+            f"The KV cache has memory for {cache_tokens} tokens of a sequence{tiles}, and a prompt and its first new token are 2: "
+            f"take a smaller model, or {budget.advice}."
+        )
     if options.max_model_len is not None and wanted > cache_tokens:
         raise OutOfMemoryError(
-            f"max_model_len={wanted} does not fit the KV cache, which has memory for {cache_tokens} tokens: "
-            "lower max_model_len or raise gpu_memory_utilization."
+            f"max_model_len={wanted} does not fit the KV cache, which has memory for {cache_tokens} tokens: lower max_model_len to "
+            f"{cache_tokens}, or {budget.advice}."
         )
     return min(wanted, cache_tokens)
 
@@ -153,6 +169,7 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
     check_cache_dtype(device, dtype, options)
     if device == "cpu":
+        _check_no_memory_mode(options)
         if options.kernel_variants:
             return _simulated_stage_ops(dtype, options)
         from minllm.ops.numpy_ops import NumpyOps
@@ -161,6 +178,13 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
     from minllm.ops.cuda_ops import CudaOps
 
     return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
+
+
+def _check_no_memory_mode(options: EngineOptions) -> None:
+    """Raises InvalidOptionError for options that would change nothing on a CPU: whoever compares them would compare equals."""
+    for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
+        if value != default:
+            raise InvalidOptionError(f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU: leave it out.")
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):
@@ -173,19 +197,6 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
     from minllm.ops.simulated_stage import SimulatedStageOps
 
     return SimulatedStageOps(dtype, own)
-
-
-def _cache_budget(device: str, ops, config: ModelConfig, options: EngineOptions) -> int:
-    """Bytes that the cache may take."""
-    if device == "cpu":
-        return min(MAX_HOST_BYTES, available_host_bytes() // 2)
-    query_width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    widest = max(query_width, 2 * config.intermediate_size)
-    reserved = activation_bytes(
-        options.max_num_batched_tokens, options.max_num_seqs, config.hidden_size, widest, config.vocab_size, ops.dtype.itemsize
-    )
-    free, total = ops.device_memory()
-    return int(total * options.gpu_memory_utilization) - (total - free) - reserved
 
 
 def _make_runner(device: str, ops, model: Model, cache: KVCache, options: EngineOptions, max_model_len: int) -> ModelRunner:

@@ -82,12 +82,16 @@ class ModelRunner:
         cached = [s.num_cached_tokens for s in self._sequences]
         row_of = {s.request_id: row for row, s in enumerate(self._sequences)}
         served_by = [row_of[(s.forked_from or s).request_id] for s in self._sequences]
-        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens, cached, served_by):
+        window = self.cache.shape.residual_window
+        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens, cached, served_by, window):
             logits = forward(self.ops, self.model, to_backend(chunk.batch, self.ops), self.cache.layers)
             if chunk.completed:
                 sampling = rows_of(self._sampling, np.array(chunk.completed))
                 tokens[chunk.completed], chunk_logprobs = self._sample(logits, sampling)
                 logprobs.append(chunk_logprobs)
+        forks = [(by, row) for row, by in enumerate(served_by) if by != row]
+        if window and forks:
+            self.cache.copy_rings(self.ops, forks)
         return self._advance(tokens, None if self._top is None else LogProbabilities(*map(np.concatenate, zip(*logprobs, strict=True))))
 
     def block_tables_changed(self, rows: Many[int]) -> None:
@@ -103,7 +107,8 @@ class ModelRunner:
     def decode_step(self) -> Step:
         """Computes the next token of every sequence that is not retired."""
         active = self._active
-        batch = decode_batch(self._token_ids[active], self._positions[active], self._block_tables[active], self.cache.block_size)
+        arrays = (self._token_ids[active], self._positions[active], self._block_tables[active])
+        batch = decode_batch(*arrays, self.cache.block_size, active, self.cache.shape.residual_window)
         logits = forward(self.ops, self.model, to_backend(batch, self.ops), self.cache.layers)
         tokens, logprobs = self._sample(logits, self._sampling)
         self._positions[active] += 1

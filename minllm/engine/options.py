@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.quantization.formats import ALIASES, KV_FORMATS
+from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP, default_window
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
 
@@ -16,11 +16,17 @@ KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
+BLOCK_SIZE = 16  # tokens, where none is given
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
     if not allowed:
         raise InvalidOptionError(f"{name}={given!r} is not allowed: {name} is {meaning}.")
+
+
+def _is_name(given, names: tuple[str, ...]) -> bool:
+    """Whether it is one of the names; an array, which compares with each by itself, is none."""
+    return isinstance(given, str) and given in names
 
 
 def _is_variant(item: tuple[Any, Any]) -> bool:
@@ -40,7 +46,7 @@ class EngineOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_policy: str = "paged"
     enable_prefix_caching: bool | str = False
     gpu_memory_utilization: float = 0.9
@@ -51,30 +57,23 @@ class EngineOptions:
     load_format: str = "auto"
     allocation: str | None = None
     pinned: bool = True
+    kv_cache_residual_window: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
-        _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
-        _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        _check(self.load_format in LOAD_FORMATS, "load_format", self.load_format, "auto (the directory's weights) or dummy (random ones)")
-        _check(self.kv_cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_CACHE_DTYPES)}")
+        for name, names in (("device", DEVICES), ("dtype", DTYPES), ("load_format", LOAD_FORMATS)):
+            self._check_name(name, names)
         _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
-        policies = f"one of {', '.join(KV_CACHE_POLICIES)}"
-        _check(self.kv_cache_policy in KV_CACHE_POLICIES, "kv_cache_policy", self.kv_cache_policy, policies)
-        is_plain = self.kv_cache_policy != "virtual" or self.kv_cache_dtype == "auto"
-        _check(is_plain, "kv_cache_dtype", self.kv_cache_dtype, '"auto" with kv_cache_policy="virtual", which keeps numbers as they are')
-        prefixes, is_paged = self.enable_prefix_caching, self.kv_cache_policy == "paged"
-        is_choice = isinstance(prefixes, bool) or prefixes in PREFIX_INDEXES
-        meaning = 'False, True, "hash" (which True means) or "radix"; it takes kv_cache_policy="paged"'
-        _check(is_choice and (is_paged or not prefixes), "enable_prefix_caching", prefixes, meaning)
+        self._check_cache()
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
         if self.max_model_len is not None:
             self._check_positive("max_model_len")
+        self._check_window()
         share = self.gpu_memory_utilization
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
-        is_known = self.allocation is None or self.allocation in ALLOCATIONS
+        is_known = self.allocation is None or _is_name(self.allocation, ALLOCATIONS)
         _check(is_known, "allocation", self.allocation, f"None (MINLLM_ALLOCATION, or pool) or one of {', '.join(ALLOCATIONS)}")
         _check(isinstance(self.pinned, bool), "pinned", self.pinned, "True or False")
         _check(isinstance(self.enforce_eager, bool), "enforce_eager", self.enforce_eager, "True or False")
@@ -83,6 +82,42 @@ class EngineOptions:
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+
+    def _check_cache(self) -> None:
+        """Each option of the cache by itself, then those that do not go together."""
+        self._check_name("kv_cache_policy", KV_CACHE_POLICIES)
+        self._check_name("kv_cache_dtype", KV_CACHE_DTYPES)
+        self._set_defaults()
+        policy, prefixes = self.kv_cache_policy, self.enable_prefix_caching
+        is_choice = isinstance(prefixes, bool) or _is_name(prefixes, PREFIX_INDEXES)
+        _check(is_choice, "enable_prefix_caching", prefixes, 'False, True, "hash" (which True means) or "radix"')
+        is_plain = policy != "virtual" or self.kv_cache_dtype == "auto"
+        _check(is_plain, "kv_cache_dtype", self.kv_cache_dtype, '"auto" with kv_cache_policy="virtual", which keeps numbers as they are')
+        shares = f'False with kv_cache_policy="{policy}": prefixes are shared in blocks, which kv_cache_policy="paged" has'
+        _check(policy == "paged" or not prefixes, "enable_prefix_caching", prefixes, shares)
+
+    def _check_name(self, name: str, names: tuple[str, ...]) -> None:
+        _check(_is_name(getattr(self, name), names), name, getattr(self, name), f"one of {', '.join(names)}")
+
+    def _set_defaults(self) -> None:
+        """Sizes that depend on the cache's format: a group of keys by channel must lie in one block."""
+        by_channel = self.kv_cache_dtype in CHANNEL_FORMATS
+        if self.block_size is None:
+            object.__setattr__(self, "block_size", TOKEN_GROUP if by_channel else BLOCK_SIZE)
+        if self.kv_cache_residual_window is None:
+            object.__setattr__(self, "kv_cache_residual_window", default_window(self.kv_cache_dtype))
+
+    def _check_window(self) -> None:
+        """The residual window, and what does not go with it."""
+        name, window, by_channel = "kv_cache_residual_window", self.kv_cache_residual_window, self.kv_cache_dtype in CHANNEL_FORMATS
+        is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
+        _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
+        _check(not window or self.kv_cache_dtype != "auto", name, window, 'for a quantised cache: kv_cache_dtype="auto" keeps all as it is')
+        _check(window or not by_channel, name, window, f"at least {TOKEN_GROUP} with {self.kv_cache_dtype}, whose codes are made by groups")
+        prefixes = "False with a residual window, whose tokens are not in the blocks that prompts could share"
+        _check(not (window and self.enable_prefix_caching), "enable_prefix_caching", self.enable_prefix_caching, prefixes)
+        is_whole = not by_channel or self.kv_cache_policy != "paged" or self.block_size % TOKEN_GROUP == 0
+        _check(is_whole, "block_size", self.block_size, f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={self.kv_cache_dtype!r}")
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)

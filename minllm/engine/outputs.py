@@ -51,7 +51,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and its completions. `num_cached_tokens` of the prompt were in the cache already."""
+    """A request and its completions. `num_cached_tokens` of the prompt were in the cache already, from a prompt of the same cache_salt."""
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids

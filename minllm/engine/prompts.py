@@ -1,6 +1,7 @@
 """Prompts as users give them, checked and turned into token ids before anything is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -40,7 +41,22 @@ def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: 
         raise InvalidRequestError(f"{prompts!r} is not a prompt: give a string, a list of token ids, or a list of those.")
     if len(many) == 0:
         raise InvalidRequestError("The list of prompts is empty: give at least one prompt.")
-    return [_parse(prompt, encode, vocab_size, max_model_len) for prompt in many]
+    parsed = []
+    for index, prompt in enumerate(many):
+        with naming_the_prompt(index, len(many)):
+            parsed.append(_parse(prompt, encode, vocab_size, max_model_len))
+    return parsed
+
+
+@contextmanager
+def naming_the_prompt(index: int, count: int) -> Iterator[None]:
+    """An InvalidRequestError from within says which of the call's prompts it is about, where there are several."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if count == 1:
+            raise
+        raise InvalidRequestError(f"Prompt {index} of {count}, counted from 0: {error} Nothing was computed.") from error
 
 
 def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> PromptTokens:
@@ -70,3 +86,17 @@ def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"Token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     return [int(token_id) for token_id in token_ids]
+
+
+def checked_salts(cache_salt: Any, num_prompts: int) -> list[str]:
+    """The cache_salt of each prompt: one for all, or a list with one for each; "" where it is None.
+
+    InvalidRequestError for what is no text, for an empty one, and for too many or too few.
+    """
+    many = list(cache_salt) if isinstance(cache_salt, list | tuple) else [cache_salt] * num_prompts
+    if len(many) != num_prompts:
+        raise InvalidRequestError(f"{len(many)} cache salts were given for {num_prompts} prompts: give one for all, or one for each.")
+    for salt in many:
+        if not (salt is None or (isinstance(salt, str) and salt)):
+            raise InvalidRequestError(f"cache_salt={salt!r} is not allowed: it is a text of at least one character, or None for no salt.")
+    return ["" if salt is None else salt for salt in many]

@@ -11,7 +11,9 @@ from minllm.engine.sequence import Sequence
 from minllm.errors import InvalidRequestError
 
 
-def make_sequences(engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, engine_seed: int) -> list[Sequence]:
+def make_sequences(
+    engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, cache_salt: str, engine_seed: int
+) -> list[Sequence]:
     """The sequences of request `number`, one for each of its `n` completions. Without a seed of its own the first gets one drawn from the
     engine's seed and its number, so that the same calls in the same order give the same texts; the others' follow from the first one's."""
     vocab_size = engine.model.config.vocab_size
@@ -32,6 +34,7 @@ def make_sequences(engine: Engine, number: int, prompt: PromptTokens, params: Sa
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eos_token_ids=frozenset() if params.ignore_eos else engine.eos_token_ids,
             decoder=engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens),
+            cache_salt=cache_salt,
             index=index,
             sibling=sequences[0] if sequences else None,
         )

@@ -22,6 +22,13 @@ from minllm.models.decoder import forward
 MAX_LOGITS = 2**26  # numbers of one chunk's logits, 256 MiB in float32
 
 
+class ScoredText:
+    """The name that a text has in the cache while it is scored: like no other."""
+
+    def __repr__(self) -> str:
+        return "a text to be scored"
+
+
 @dataclass(frozen=True)
 class Scorer:
     """Computes logits of given tokens with a model and some blocks of its cache, which it gives back."""
@@ -34,17 +41,19 @@ class Scorer:
 
     def logits(self, token_ids: list[int], first_row: int = 0) -> Iterator[np.ndarray]:
         """The logits of positions `first_row` and on, float32 [rows, vocab] a chunk: row i scores the token after token i."""
-        owner = object()
+        owner = ScoredText()
         self.policy.reserve(owner, token_ids[:1], len(token_ids) - 1)  # one token is never found in the cache: every logit is computed
         try:
             self.policy.append(owner, token_ids[1:])
             table = self.policy.table(owner)
+            window = self.cache.shape.residual_window
+            ring = self.cache.room.scoring_ring if window else 0
             step = max(1, min(self.max_num_batched_tokens, MAX_LOGITS // self.model.config.vocab_size))
             for start in range(0, len(token_ids), step):
-                span = Span(token_ids[start : start + step], start, table)
+                span = Span(token_ids[start : start + step], start, table, ring)
                 skipped = min(max(0, first_row - start), len(span.token_ids))
                 rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits asks for one row, and drops it
-                batch = to_backend(build_batch([span], rows, self.cache.block_size), self.ops)
+                batch = to_backend(build_batch([span], rows, self.cache.block_size, window), self.ops)
                 logits = forward(self.ops, self.model, batch, self.cache.layers)
                 if skipped < len(span.token_ids):
                     yield self.ops.to_host(logits)

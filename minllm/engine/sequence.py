@@ -26,6 +26,7 @@ class Sequence:
     eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
     decoder: Any
     arrival_time: float = field(default_factory=time.perf_counter)  # seconds
+    cache_salt: str = ""  # only sequences of one salt share cached keys and values
     block_table: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # of the prompt, that were in the cache already
     index: int = 0  # of the completion in its request

@@ -33,7 +33,7 @@ class StaticBatching:
             raise OutOfMemoryError(
                 f"A prompt of {len(sequence.prompt_token_ids)} tokens and max_tokens={sequence.max_tokens} need room for "
                 f"{sequence.num_reserved_tokens} tokens, and the KV cache has room for {self.policy.max_sequence_tokens} of a sequence: "
-                "lower max_tokens, shorten the prompt, or raise gpu_memory_utilization."
+                "lower max_tokens or shorten the prompt."
             )
 
     def run(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
@@ -77,18 +77,29 @@ class StaticBatching:
         name, prompt = sequence.request_id, sequence.prompt_token_ids
         sequence.forked_from = next((other for other in batch if other is sequence.sibling), None)
         try:
-            if sequence.forked_from is None:
-                sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens)
-            else:
-                self.policy.fork(sequence.forked_from.request_id, name)
+            self._reserve(sequence)
         except OutOfMemoryError:
             if not batch:
                 raise
             return False
-        self._make_room(sequence, step=0)
         sequence.block_table = self.policy.table(name)
         self.policy.commit(name, len(prompt))  # prompts are computed in the order of admission: the next one may count on this one
         return True
+
+    def _reserve(self, sequence: Sequence) -> None:
+        """Blocks for a sequence's prompt and its first token, or for a fork of its sibling's; nothing where the cache or the machine has
+        too little memory."""
+        name = sequence.request_id
+        if sequence.forked_from is None:
+            prompt = sequence.prompt_token_ids
+            sequence.num_cached_tokens = self.policy.reserve(name, prompt, sequence.max_tokens, sequence.cache_salt)
+        else:
+            self.policy.fork(sequence.forked_from.request_id, name)
+        try:
+            self._make_room(sequence, step=0)
+        except BaseException:
+            self.policy.free(name)
+            raise
 
     def _make_room(self, sequence: Sequence, step: int, steps: int = 1) -> bool:
         """Room for what `steps` decode steps from `step` on (0 is the prefill) write: step i of a sequence with a prompt of p tokens

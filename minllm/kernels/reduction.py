@@ -2,18 +2,17 @@
 
 from numba import cuda, float32
 
-WARP = 32
-FULL_WARP = 0xFFFFFFFF
+from minllm.kernels.warp import ALL_LANES
 
 
 @cuda.jit(device=True)
 def warp_sum(value):
     """The sum of `value` over the warp's 32 lanes, in every lane: five exchanges with partners 16, 8, 4, 2 and 1 lanes away."""
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 16)
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 8)
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 4)
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 2)
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 1)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 16)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
     return value
 
 
@@ -49,9 +48,9 @@ def warp_moments(count, mean, deviations):
     """`merge_moments` over the warp's 32 lanes, in every lane."""
     distance = 16
     while distance:
-        other_count = cuda.shfl_xor_sync(FULL_WARP, count, distance)
-        other_mean = cuda.shfl_xor_sync(FULL_WARP, mean, distance)
-        other_deviations = cuda.shfl_xor_sync(FULL_WARP, deviations, distance)
+        other_count = cuda.shfl_xor_sync(ALL_LANES, count, distance)
+        other_mean = cuda.shfl_xor_sync(ALL_LANES, mean, distance)
+        other_deviations = cuda.shfl_xor_sync(ALL_LANES, deviations, distance)
         count, mean, deviations = merge_moments(count, mean, deviations, other_count, other_mean, other_deviations)
         distance >>= 1
     return count, mean, deviations

@@ -5,6 +5,7 @@ trained weights have. Drawing billions of normal numbers would take minutes; ins
 largest tensor, and every tensor is a view of that strip at an offset of its own.
 """
 
+import functools
 import math
 import zlib
 
@@ -27,11 +28,16 @@ class RandomCheckpoint:
 
     def __init__(self, config: ModelConfig, seed: int = 0):
         self._shapes = layout_of(config).shapes()
-        largest = max(math.prod(shape) for shape in self._shapes.values())
-        noise = np.random.default_rng(seed).standard_normal(min(NOISE_LENGTH, largest), dtype=np.float32)
+        self._largest = max(math.prod(shape) for shape in self._shapes.values())
+        self._period = min(NOISE_LENGTH, self._largest)
+        self._seed = seed
+
+    @functools.cached_property
+    def _strip(self) -> np.ndarray:
+        """Made when the first tensor is read: whoever only asks for shapes takes no memory."""
+        noise = np.random.default_rng(self._seed).standard_normal(self._period, dtype=np.float32)
         period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy repeats its own dtypes several times faster
-        self._strip = np.resize(period, largest + len(period)).view(BFLOAT16)
-        self._period = len(period)
+        return np.resize(period, self._largest + len(period)).view(BFLOAT16)
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes

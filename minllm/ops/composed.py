@@ -4,6 +4,7 @@ A layer adds to the residual stream, which is carried as a pair (x, residual): t
 that fuses these operations decides for itself which of the two it returns.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
@@ -11,6 +12,26 @@ from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 class ComposedOps:
     """Part of an implementation of `ops.protocol.Ops`; arguments as there."""
+
+    def append_with_window(self, write: Callable, batch: Batch, layer_cache: LayerCache) -> Any:
+        """The queries, with new keys and values written as codes and as recent tokens.
+
+        write(key_cache, value_cache, slot_mapping, recent): the cache write itself, which returns queries; recent is what
+        `qkv_rope_append_reference` takes by that name.
+        """
+        recent, arrays = batch.recent, layer_cache.recent.of(batch)
+        if recent.loads is not None:
+            for ring, scratch in zip(layer_cache.recent.rings, layer_cache.recent.scratch, strict=True):
+                self.copy_blocks(ring, recent.loads, scratch)
+        if layer_cache.key.by_channel:  # codes are made of whole groups, once they are there
+            query = write(*arrays, recent.slot_mapping, None)
+            self.quantize_groups(layer_cache, batch)
+        else:
+            query = write(layer_cache.key, layer_cache.value, batch.slot_mapping, (*arrays, recent.slot_mapping))
+        if recent.stores is not None:
+            for scratch, ring in zip(layer_cache.recent.scratch, layer_cache.recent.rings, strict=True):
+                self.copy_blocks(scratch, recent.stores, ring)
+        return query
 
     def normed_qkv(
         self,

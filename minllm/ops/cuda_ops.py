@@ -21,8 +21,9 @@ from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
-from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.matmul.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
@@ -135,18 +136,37 @@ class CudaOps(ComposedOps):
         """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
         config = attention_config
         query = self.empty((qkv.shape[0], config.heads, config.head_dim), self.dtype)
-        qkv_rope_append(
-            qkv, batch.positions, batch.slot_mapping, layer_cache.key, layer_cache.value, query,
-            cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, self.stream,
-        )  # fmt: skip
-        return query
 
-    def copy_blocks(self, cache: Any, copies: Any) -> None:
-        """Copies blocks of the cache to others: pairs (source, destination), int32 [P, 2]."""
-        copy_blocks(cache, copies, self.stream)
+        def write(key_cache, value_cache, slot_mapping, recent):
+            qkv_rope_append(
+                qkv, batch.positions, slot_mapping, key_cache, value_cache, query,
+                cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, recent, self.stream,
+            )  # fmt: skip
+            return query
+
+        if layer_cache.recent is None:
+            return write(layer_cache.key, layer_cache.value, batch.slot_mapping, None)
+        return self.append_with_window(write, batch, layer_cache)
+
+    def copy_blocks(self, cache: Any, copies: Any, to: Any = None) -> None:
+        """Copies blocks of the cache to others, or to those of `to`: pairs (source, destination), int32 [P, 2]."""
+        copy_blocks(cache, copies, self.stream, to)
+
+    def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
+        """Codes of the groups of recent tokens that the batch has completed."""
+        quantize_groups(
+            *layer_cache.recent.of(batch), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
+            batch.recent.context_lens, batch.recent.block_tables, batch.max_query_len, self.stream,
+        )  # fmt: skip
+
+    def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        copy_blocks_of_layers(caches, copies, self.stream)
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
+        if layer_cache.recent is not None:
+            return self._attention_with_window(query, layer_cache, batch, attention_config)
         variant = self._attention_variant(batch.max_query_len, layer_cache.key)
         own = self.own.get("attention")
         launch_attention = variant.attention
@@ -158,6 +178,21 @@ class CudaOps(ComposedOps):
         launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
+        )  # fmt: skip
+        return out.reshape(query.shape[0], -1)
+
+    def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+        """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
+        from minllm.kernels.attention import residual_window  # as all variants: where it is needed
+
+        recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
+        sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)
+        workspace = make_workspace(residual_window.workspace_shapes(*sizes), self.empty, self._counts)
+        out = self.empty(query.shape, self.dtype)
+        residual_window.attention(
+            query, layer_cache.key, layer_cache.value, *recent_caches, out, batch.query_start, batch.context_lens, batch.block_tables,
+            *tables, attention_config.scale, layer_cache.recent.window, attention_config.sliding_window, batch.max_query_len, workspace,
+            self.stream,
         )  # fmt: skip
         return out.reshape(query.shape[0], -1)
 

@@ -14,9 +14,11 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.attention.residual_window_reference import attention_with_window_reference
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
+from minllm.kernels.kv.quantize_groups import quantize_groups_reference
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -85,21 +87,42 @@ class NumpyOps(ComposedOps):
     ) -> np.ndarray:
         """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
         config = attention_config
-        return qkv_rope_append_reference(
-            qkv, batch.positions, batch.slot_mapping, layer_cache.key, layer_cache.value, config.heads, config.kv_heads,
-            cos_sin, config.interleaved, q_norm, k_norm, config.epsilon,
+
+        def write(key_cache, value_cache, slot_mapping, recent):
+            return qkv_rope_append_reference(
+                qkv, batch.positions, slot_mapping, key_cache, value_cache, config.heads, config.kv_heads,
+                cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, recent,
+            )  # fmt: skip
+
+        if layer_cache.recent is None:
+            return write(layer_cache.key, layer_cache.value, batch.slot_mapping, None)
+        return self.append_with_window(write, batch, layer_cache)
+
+    def copy_blocks(self, cache: np.ndarray, copies: np.ndarray, to: np.ndarray | None = None) -> None:
+        """Copies blocks of the cache to others, or to those of `to`: pairs (source, destination), int32 [P, 2]."""
+        copy_blocks_reference(cache, copies, to)
+
+    def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
+        """Codes of the groups of recent tokens that the batch has completed."""
+        quantize_groups_reference(
+            *layer_cache.recent.of(batch), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
+            batch.recent.context_lens, batch.recent.block_tables,
         )  # fmt: skip
 
-    def copy_blocks(self, cache: np.ndarray, copies: np.ndarray) -> None:
-        """Copies blocks of the cache to others: pairs (source, destination), int32 [P, 2]."""
-        copy_blocks_reference(cache, copies)
+    def copy_blocks_of_layers(self, caches: np.ndarray, copies: np.ndarray) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        for cache in caches:
+            copy_blocks_reference(cache, copies)
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
-        out = attention_reference(
-            query, layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
-            attention_config.scale, attention_config.sliding_window,
-        )  # fmt: skip
+        caches, tables = (layer_cache.key, layer_cache.value), (batch.query_start, batch.context_lens, batch.block_tables)
+        scale, sliding_window = attention_config.scale, attention_config.sliding_window
+        if layer_cache.recent is None:
+            out = attention_reference(query, *caches, *tables, scale, sliding_window)
+        else:
+            recent = (batch.recent.context_lens, batch.recent.block_tables, scale, layer_cache.recent.window, sliding_window)
+            out = attention_with_window_reference(query, *caches, *layer_cache.recent.of(batch), *tables, *recent)
         return out.reshape(len(query), -1)
 
     def gated_mlp(self, x: np.ndarray, gate_up: np.ndarray, down: np.ndarray, activation: str) -> np.ndarray:

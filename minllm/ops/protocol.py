@@ -8,12 +8,32 @@ its residual add, a projection, rotation and cache write in one), not a primitiv
 T is the number of tokens of a batch, B the number of its sequences, R the number of rows whose logits are wanted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 Array = Any
+
+
+@dataclass
+class RecentTokens:
+    """Where a batch's newest tokens are kept as they are, for caches with a residual window: in scratch memory, or in rings.
+
+    Arrays are int32. Those of a sequence begin with the first position that its first new token reads in full precision, and lie in
+    blocks of TOKEN_GROUP tokens (kernels/attention/residual_window_reference.py).
+    """
+
+    slot_mapping: Array  # [T] block * TOKEN_GROUP + offset, where each token's K and V are written; -1 writes nothing
+    context_lens: Array  # [B] recent tokens of the sequence, its new ones included; 0 marks a padding row
+    block_tables: Array  # [B, blocks]
+    loads: Array | None = None  # [P, 2] blocks copied from rings to scratch memory before the new tokens are written; None for none
+    stores: Array | None = None  # [P, 2] blocks copied from scratch memory to rings after it; None: the batch works in the rings
+    rings: Array | None = None  # [B] which ring is the sequence's, where it works in them
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays that are there, by name."""
+        return {field.name: array for field in fields(self) if (array := getattr(self, field.name)) is not None}
 
 
 @dataclass
@@ -35,6 +55,20 @@ class Batch:
     num_sequences: int  # B
     max_query_len: int  # an upper bound of the new tokens of any sequence
     max_context_len: int  # an upper bound of context_lens
+    recent: RecentTokens | None = None  # where the cache has a residual window
+
+
+@dataclass
+class RecentCache:
+    """The newest tokens of one layer as they are, keys and then values: [blocks, TOKEN_GROUP, kv_heads, head_dim], plain."""
+
+    window: int  # tokens, a multiple of TOKEN_GROUP
+    rings: tuple[Array, Array]
+    scratch: tuple[Array, Array]  # the same in every layer
+
+    def of(self, batch: Batch) -> tuple[Array, Array]:
+        """Those that the batch works in."""
+        return self.rings if batch.recent.stores is None else self.scratch
 
 
 @dataclass
@@ -46,6 +80,7 @@ class LayerCache:
 
     key: Array  # [num_blocks, block_size, kv_heads, head_dim]
     value: Array  # [num_blocks, block_size, kv_heads, head_dim]
+    recent: RecentCache | None = None  # with a residual window: what attention reads of the newest tokens instead of their codes
 
 
 @dataclass
@@ -133,9 +168,17 @@ class Ops(Protocol):
         """
         ...
 
-    def copy_blocks(self, cache: Array, copies: Array) -> None:
-        """cache[destination] = cache[source] for pairs (source, destination), int32 [P, 2]; cache [num_blocks, ...] of any dtype.
-        No block is written that is read or written by another pair."""
+    def copy_blocks(self, cache: Array, copies: Array, to: Array | None = None) -> None:
+        """to[destination] = cache[source] for pairs (source, destination), int32 [P, 2]; cache [num_blocks, ...] of any dtype; `to` is
+        the cache itself, or another such array. No block is written that is read or written by another pair."""
+        ...
+
+    def copy_blocks_of_layers(self, caches: Array, copies: Array) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        ...
+
+    def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
+        """Writes codes of the groups of recent tokens that the batch has completed; for caches whose keys are quantised by channel."""
         ...
 
     def attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
@@ -147,9 +190,7 @@ class Ops(Protocol):
         [hidden, intermediate]; activation is "silu". Returns [T, hidden]."""
         ...
 
-    def mlp(
-        self, x: Array, up: Array, up_bias: Array | None, down: Array, down_bias: Array | None, activation: str
-    ) -> Array:
+    def mlp(self, x: Array, up: Array, up_bias: Array | None, down: Array, down_bias: Array | None, activation: str) -> Array:
         """activation(x @ up.T + up_bias) @ down.T + down_bias; activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
         ...
 

@@ -26,7 +26,8 @@ def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
             kv_itemsize(kv_dtype, config.head_dim)
         except KernelArgumentError:
             continue
-        one = replace(wishes, kv_dtype=kv_dtype, policy=replace(wishes.policy, name=policy))
+        window = wishes.kv_window if kv_dtype == wishes.kv_dtype else None
+        one = replace(wishes, kv_dtype=kv_dtype, kv_window=window, policy=replace(wishes.policy, name=policy))
         most = make_plan(config, gpu, one).largest_batch
         plans.append(make_plan(config, gpu, replace(one, batch=max(1, most))))
     return plans
@@ -35,9 +36,11 @@ def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
 def cache_table(plans: list[Plan]) -> Table:
     """One line a plan."""
     context = plans[0].wishes.context
-    table = Table("policy", "format", title=f"caches for {context:,} tokens a sequence, each at its largest batch", title_justify="left")
+    table = Table(title=f"caches for {context:,} tokens a sequence, each at its largest batch", title_justify="left")
     table.box, table.pad_edge = None, False
-    for head in ("a token", "fit", "cache", "unused", "least step", "most tokens/s"):
+    for head in ("policy", "format"):
+        table.add_column(head, no_wrap=True)
+    for head in ("a token", "fit", "cache", "unused", "least step", "tokens/s ≤"):
         table.add_column(head, justify="right", no_wrap=True)
     for plan in plans:
         table.add_row(plan.wishes.policy.name, plan.wishes.kv_dtype, size(plan.kv_bytes_per_token), *figures(plan))

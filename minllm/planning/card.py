@@ -29,6 +29,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("  weights", f"{giga(plan.weight_bytes)}{each}: {plan.parameters / 1e9:.3g} billion numbers in {wishes.dtype}"),
         ("  KV cache", f"{giga(plan.kv_bytes)}{each} for {wishes.batch:,} x {wishes.context:,} tokens in {wishes.kv_dtype}"),
         ("", policy_words(plan)),
+        *([("", window_words(plan))] if plan.window_bytes else []),
         ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits"),
         ("  in all", f"{giga(used)}{each}: {'fits' if plan.fits else f'does not fit, {giga(used - plan.budget_bytes)} too much'}"),
         ("KV bytes a token", kv_line(plan)),
@@ -67,6 +68,11 @@ def policy_words(plan: Plan) -> str:
         "virtual": "virtual in pages of 2 MiB",
     }
     return f"{sizes[policy.name]}: {100 * plan.kv_wasted_share:.1f} % of it waits unused"
+
+
+def window_words(plan: Plan) -> str:
+    """What residual windows take of it."""
+    return f"windows of {plan.wishes.residual_window} tokens as they are: {giga(plan.wishes.batch * plan.window_bytes)} of it"
 
 
 def kv_line(plan: Plan) -> str:

@@ -10,13 +10,16 @@ from rich.console import Console
 from minllm import costs
 from minllm.costs import Stage
 from minllm.hardware import gpu_named, read_measurements
+from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_GROUP
 from minllm.models.config import ModelConfig
 from minllm.planning import card
 from minllm.planning.caches import cache_table, compare_caches
-from minllm.planning.formats import WEIGHT_FORMATS, format_name, kv_itemsize
+from minllm.planning.formats import KV_ITEMSIZES, QUANTIZED_KV, WEIGHT_FORMATS, format_name, kv_itemsize
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
 from minllm.planning.presets import find_config
+
+BLOCK_SIZE = 16  # tokens, the engine's
 
 
 def run(
@@ -26,7 +29,7 @@ def run(
     dtype: str | None,
     kv_dtype: str | None,
     kv_policy: str,
-    block_size: int,
+    block_size: int | None,
     max_model_len: int | None,
     caches: bool = False,
     stages: bool = False,
@@ -48,7 +51,12 @@ def run(
         return
     name, config = find_config(model)
     weights = format_name(dtype, "--dtype") if dtype else config.dtype or "bfloat16"
-    cached = format_name(kv_dtype, "--kv-dtype") if kv_dtype else weights if WEIGHT_FORMATS[weights].matrix_itemsize >= 2 else "bfloat16"
+    if kv_dtype:
+        cached = format_name(kv_dtype, "--kv-dtype", (*KV_ITEMSIZES, *QUANTIZED_KV))
+    else:
+        cached = weights if weights in KV_ITEMSIZES else "bfloat16"
+    if block_size is None:
+        block_size = TOKEN_GROUP if cached in CHANNEL_FORMATS else BLOCK_SIZE
     context = wishes.pop("context") or min(4096, config.max_position_embeddings)
     policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
     plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
@@ -73,8 +81,8 @@ def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
     weights, part = WEIGHT_FORMATS[wishes.dtype], costs.shard(config, wishes.tensor_parallel)
     sizes = (weights.itemsize, kv_itemsize(wishes.kv_dtype, config.head_dim), weights.matrix_itemsize)
     return dict(
-        decode=costs.decode_stages(part, wishes.batch, wishes.context, *sizes),
-        prefill=costs.prefill_stages(part, wishes.context, *sizes),
+        decode=costs.decode_stages(part, wishes.batch, wishes.context, *sizes, residual_window=wishes.residual_window),
+        prefill=costs.prefill_stages(part, wishes.context, *sizes, residual_window=wishes.residual_window),
     )
 
 

@@ -5,12 +5,13 @@ for a format (fp8 before Ada, int8 on Volta, int4 anywhere here), weights are wi
 multiply at the 16-bit rate. A GPU without bfloat16 computes in float16.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
 from minllm.hardware import Gpu
-from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUP, PAIR_BYTES, kv_format
+from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUP, PAIR_BYTES, TOKEN_GROUP, default_window, kv_format
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,16 @@ WEIGHT_FORMATS = {
     "int4": WeightFormat(0.5, 2, SIXTEEN_BITS),
 }
 KV_ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-QUANTIZED_KV = {"float8": "fp8_e4m3", "int8": "int8", "int4": "int4"}  # name here -> of kernels/quantization/formats.py
+# Name here -> name in kernels/quantization/formats.py.
+QUANTIZED_KV = {"float8": "fp8_e4m3", "int8": "int8", "int4": "int4", "kivi_int4": "kivi_int4"}
 SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8", "fp8_e4m3": "float8", "fp8_e5m2": "float8"}
 
 
-def format_name(name: str, option: str) -> str:
-    """The full name of a format that a user typed. InvalidOptionError names `option` and what is allowed."""
+def format_name(name: str, option: str, formats: Iterable[str] = WEIGHT_FORMATS) -> str:
+    """The full name of one of `formats` that a user typed. InvalidOptionError names `option` and what is allowed."""
     full = SHORT.get(name.lower(), name.lower())
-    if full not in WEIGHT_FORMATS:
-        allowed = ", ".join([*WEIGHT_FORMATS, *SHORT])
+    if full not in formats:
+        allowed = ", ".join([*formats, *SHORT])
         raise InvalidOptionError(f"{option} {name} is not allowed: it is one of {allowed}.")
     return full
 
@@ -56,11 +58,27 @@ def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
     return Fraction(kv_format(QUANTIZED_KV[name], head_dim).bytes_a_head, head_dim)
 
 
+def kv_window(name: str, given: int | None) -> int:
+    """Tokens of the residual window of a cache in the format of this name: what was given, or the format's own for None.
+
+    Raises InvalidOptionError for a window that is not whole groups, or that the format cannot have or do without.
+    """
+    window = default_window(QUANTIZED_KV.get(name, name)) if given is None else given
+    if window < 0 or window % TOKEN_GROUP or (window and name not in QUANTIZED_KV) or (not window and default_window(name)):
+        raise InvalidOptionError(
+            f"kv-window {window} is not allowed with {name}: it is a multiple of {TOKEN_GROUP} tokens, 0 for numbers that are kept as they "
+            "are anyway, and not 0 for keys by channel."
+        )
+    return window
+
+
 def kv_format_tables() -> dict[str, dict]:
     """What kv_itemsize knows, for code that is not Python: bits of a code, bytes of a group's scale and zero, sizes of groups to try,
-    and what a head's size must be a multiple of."""
+    and what a head's size must be a multiple of. Formats that need a residual window are left out."""
     tables = {name: dict(bits=8 * size, scale_bytes=0, groups=(), multiple=1) for name, size in KV_ITEMSIZES.items()}
     for name, full in QUANTIZED_KV.items():
+        if default_window(full):
+            continue
         groups = (INT4_GROUP,) if full == "int4" else ()
         scale_bytes = PAIR_BYTES if full.startswith("int") else 0
         tables[name] = dict(bits=CODE_BITS[full], scale_bytes=scale_bytes, groups=groups, multiple=CHUNK_BITS // CODE_BITS[full])

@@ -18,7 +18,7 @@ from minllm.costs.parameters import key_value_width, query_width
 from minllm.errors import InvalidOptionError
 from minllm.hardware import Gpu
 from minllm.models.config import ModelConfig
-from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize
+from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 
 STEP_TOKENS = 2048  # of a step, at least: the engine's max_num_batched_tokens
 
@@ -35,15 +35,22 @@ class Wishes:
     price_per_hour: float | None = None  # of one GPU, in any currency
     memory_share: float = 0.9
     policy: costs.AllocationPolicy = costs.AllocationPolicy()
+    kv_window: int | None = None  # of the newest tokens, which are kept as they are; None is the format's own
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise InvalidOptionError(f"{name.replace('_', '-')} {getattr(self, name)} is not allowed: it is at least 1.")
+        kv_window(self.kv_dtype, self.kv_window)
         if not 0 < self.memory_share <= 1:
             raise InvalidOptionError(f"memory-share {self.memory_share} is not allowed: it is above 0 and at most 1.")
         if self.price_per_hour is not None and self.price_per_hour < 0:
             raise InvalidOptionError(f"price-per-hour {self.price_per_hour} is not allowed: it is at least 0.")
+
+    @property
+    def residual_window(self) -> int:
+        """Tokens of the residual window, 0 for none."""
+        return kv_window(self.kv_dtype, self.kv_window)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ class Plan:
     ungrouped_kv_bytes_per_token: int
     kv_bytes_per_token: int
     kv_bytes: int  # set aside for the batch at its context
-    kv_wasted_share: float  # of kv_bytes that hold no token
+    window_bytes: int  # of it, the residual window of one sequence
+    kv_wasted_share: float  # of the blocks or pages in kv_bytes that hold no token
     activation_bytes: int
     memory_bytes: int
     budget_bytes: int  # memory times memory_share
@@ -127,11 +135,12 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         link_ms = 1e3 * sent / (gpu.link_gb_s / 2 * 1e9)
         return Floor(cost.bytes, cost.flops, cost.memory_ms(gpu.ceiling_tb_s), cost.compute_ms(tflops), link_ms, counted)
 
-    decode = costs.decode_step(part, wishes.batch, wishes.context, *sizes)
-    prompt = costs.prefill(part, wishes.context, *sizes)
+    decode = costs.decode_step(part, wishes.batch, wishes.context, *sizes, residual_window=wishes.residual_window)
+    prompt = costs.prefill(part, wishes.context, *sizes, residual_window=wishes.residual_window)
     part_weights = costs.weight_bytes(part, weights.itemsize, weights.matrix_itemsize)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
     sequence_bytes = wishes.policy.allocated_bytes(wishes.context, kv_token)
+    window_bytes = costs.ring_tokens(wishes.residual_window) * costs.kv_bytes_per_token(part, weights.itemsize)
     budget = int(gpu.memory_gb * 1e9 * wishes.memory_share)
     return Plan(
         wishes=wishes,
@@ -141,12 +150,13 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         all_kv_bytes_per_token=costs.kv_bytes_per_token(config, kv_item),
         ungrouped_kv_bytes_per_token=costs.ungrouped_kv_bytes_per_token(config, kv_item),
         kv_bytes_per_token=kv_token,
-        kv_bytes=wishes.batch * sequence_bytes,
+        kv_bytes=wishes.batch * (sequence_bytes + window_bytes),
+        window_bytes=window_bytes,
         kv_wasted_share=1 - wishes.context * kv_token / sequence_bytes,
         activation_bytes=forward_bytes(part, wishes.batch, weights.itemsize),
         memory_bytes=int(gpu.memory_gb * 1e9),
         budget_bytes=budget,
-        largest_batch=largest_batch(part, budget - part_weights, sequence_bytes, weights.itemsize),
+        largest_batch=largest_batch(part, budget - part_weights, sequence_bytes + window_bytes, weights.itemsize),
         bandwidth_tb_s=gpu.ceiling_tb_s,
         bandwidth_source=gpu.ceiling_source,
         tflops=tflops,

@@ -3,7 +3,7 @@
 Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. What is where:
 
     arithmetic, convert, convert_fp8     fast functions, and floats of 16 and 8 bits
-    memory, array_layout                 128-bit loads and stores, cp.async; where the tokens of a cache lie
+    memory, async_copy, array_layout     128-bit loads and stores, cp.async; where the tokens of a cache lie
     matrix, mma                          tiles to and from registers, and a warp's tensor-core products
     barrier, fence                       mbarriers, named barriers, and what makes stores visible to asynchronous units
     bulk_copy, tensor_copy               copies of runs and tiles beside the threads; swizzle says how tiles lie
@@ -21,6 +21,19 @@ from minllm.ptx.arithmetic import (
 )
 from minllm.ptx.array_layout import (
     token_stride,
+)
+from minllm.ptx.async_copy import (
+    cp_async_16,
+    cp_async_16_narrow,
+    cp_async_commit_group,
+    cp_async_wait_group_0,
+    cp_async_wait_group_1,
+    cp_async_wait_group_2,
+    cp_async_wait_group_3,
+    cp_async_wait_group_4,
+    cp_async_wait_group_5,
+    cp_async_wait_group_6,
+    cp_async_wait_group_7,
 )
 from minllm.ptx.barrier import (
     bar_arrive,
@@ -112,17 +125,6 @@ from minllm.ptx.matrix import (
     stmatrix_x4_trans,
 )
 from minllm.ptx.memory import (
-    cp_async_16,
-    cp_async_16_narrow,
-    cp_async_commit_group,
-    cp_async_wait_group_0,
-    cp_async_wait_group_1,
-    cp_async_wait_group_2,
-    cp_async_wait_group_3,
-    cp_async_wait_group_4,
-    cp_async_wait_group_5,
-    cp_async_wait_group_6,
-    cp_async_wait_group_7,
     load_32,
     load_128,
     load_128_streaming,

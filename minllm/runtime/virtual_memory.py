@@ -53,7 +53,7 @@ class PagePool:
         if page is None:
             raise OutOfMemoryError(
                 f"a page of {self.page_bytes / 2**20:g} MiB was asked for; {self.created} of at most {self.limit} are in use and the "
-                "machine gives no more: free sequences, lower max_num_seqs, or raise gpu_memory_utilization"
+                "machine gives no more: free sequences, or end other programs that have its memory"
             )
         self.created += 1
         return page

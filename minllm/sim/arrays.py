@@ -8,9 +8,9 @@ import math
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.errors import SimulationError
+from minllm.sim.array_bytes import bytes_between, lies_in_a_row
 from minllm.sim.place import describe, kernel_frame
 from minllm.sim.scalars import dtype_of
 
@@ -171,115 +171,6 @@ class CheckedArray:
         """The same memory under another dtype (one-dimensional)."""
         self.check_contiguous("viewed")
         return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
-
-
-class MonitoredArray(CheckedArray):
-    """A CheckedArray that tells a Monitor of every access.
-
-    root: the whole array that this is a part of. notes (of a root): what monitors attach to the memory.
-    """
-
-    __slots__ = ("monitor", "report", "root", "notes", "strides")
-
-    def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
-        super().__init__(data, space, base, name)
-        self.monitor, self.report = monitor, monitor.report_to[space]
-        self.root = self if root is None else root
-        self.notes = {} if root is None else None
-        self.strides = data.strides
-
-    def part(self, data, offset):
-        return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
-
-    def start_byte(self, index):
-        """Where an element that exists begins, in bytes from the start of the root."""
-        if type(index) is tuple:
-            start = self.base
-            for position, stride in zip(index, self.strides):
-                start += position * stride
-            return start
-        return self.base + index * self.itemsize
-
-    def look_at(self, index):
-        """Tell the monitor of an index that is not of plain ints."""
-        if type(index) is tuple:
-            for position in index:
-                if type(position) is not int:
-                    self.monitor.index(getcurrent(), self, index)
-        elif type(index) is not int:
-            self.monitor.index(getcurrent(), self, index)
-
-    def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1:  # the common case, and the quick one
-            found = CheckedArray.__getitem__(self, index)
-            start = self.base + index * self.itemsize
-        else:
-            self.look_at(index)
-            found = CheckedArray.__getitem__(self, index)
-            if isinstance(found, CheckedArray):
-                return found
-            start = self.start_byte(index)
-        self.report(getcurrent(), self, start, self.itemsize, "read", kernel_frame(sys._getframe(1)))
-        return found
-
-    def __setitem__(self, index, value):
-        self.look_at(index)
-        CheckedArray.__setitem__(self, index, value)
-        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
-
-    def atomic(self, index, change):
-        self.look_at(index)
-        old = CheckedArray.__getitem__(self, index)
-        CheckedArray.__setitem__(self, index, change(old))
-        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
-        return old
-
-    def window(self, index, count, alignment=None, kind="read", thread=None):
-        self.look_at(index)
-        found = CheckedArray.window(self, index, count, alignment)
-        start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
-        self.report(getcurrent() if thread is None else thread, self, start, count, kind, frame)
-        return found
-
-
-def bytes_between(data):
-    """The bytes from the first element of an array to the last, gaps included, as a uint8 view of the same memory."""
-    if not data.size:
-        return np.empty(0, np.uint8)
-    if data.flags.c_contiguous:
-        return data.reshape(-1).view(np.uint8)
-    strides = list(data.strides)
-    if strides != sorted(strides, reverse=True) or strides[-1] != data.itemsize:
-        raise SimulationError(f"a kernel takes arrays whose last axis has no gaps; given one of shape {data.shape} and strides {strides}")
-    elements = 1 + sum((extent - 1) * stride for extent, stride in zip(data.shape, data.strides)) // data.itemsize
-    return np.lib.stride_tricks.as_strided(data, (elements,), (data.itemsize,)).view(np.uint8)
-
-
-def place_of(data, byte):
-    """The index of the element that holds a byte, counted from the first; in a gap an index out of bounds."""
-    index = []
-    for stride in data.strides:
-        index.append(int(byte // stride))
-        byte %= stride
-    return tuple(index)
-
-
-def lies_in_a_row(data, start, count):
-    """Whether `count` bytes from `start` on hold elements of the array only, no gap."""
-    axis = data.ndim - 1
-    while axis > 0 and data.strides[axis - 1] == data.strides[axis] * data.shape[axis]:
-        axis -= 1  # until the axes from this one on have no gaps between them
-    place = place_of(data, start)[:axis]
-    first = sum(position * stride for position, stride in zip(place, data.strides))
-    inside = all(position < extent for position, extent in zip(place, data.shape))
-    return inside and start + count <= first + data.strides[axis] * data.shape[axis]
-
-
-def checked(data, space="global", base=0, name="", monitor=None, root=None):
-    """A CheckedArray, or a MonitoredArray where there is a monitor (of the monitor's own kind if it has one)."""
-    if monitor is None:
-        return CheckedArray(data, space, base, name)
-    return (monitor.array_class or MonitoredArray)(data, space, base, name, monitor, root)
 
 
 def poisoned(shape, dtype):

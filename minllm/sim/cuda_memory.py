@@ -6,8 +6,9 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
-from minllm.sim.arrays import checked, fail, poisoned
+from minllm.sim.arrays import fail, poisoned
 from minllm.sim.machine import SHARED_MEMORY_BYTES
+from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import assigned_name, instruction
 from minllm.sim.scalars import dtype_of
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from minllm.sim.arrays import MonitoredArray
+from minllm.sim.monitored_arrays import MonitoredArray
 from minllm.sim.rewrite import CUDA, LIBDEVICE, MATH, SimulatedModule, names_used
 from minllm.sim.scalars import Cast
 

@@ -13,7 +13,8 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from minllm.errors import SimulationError
-from minllm.sim.arrays import checked, fail
+from minllm.sim.arrays import fail
+from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import kernel_frame
 
 WARP_SIZE = 32

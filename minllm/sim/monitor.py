@@ -29,7 +29,7 @@ class Monitor:
 
     scalar_type = None  # a function from a Numba type to the cast that kernels use instead of the usual one, if the monitor has one
     spaces = ("global", "shared", "local", "constant")  # those whose accesses the monitor wants to hear of
-    array_class = None  # a subclass of arrays.MonitoredArray that kernels are given instead of it, if the monitor has one
+    array_class = None  # a subclass of monitored_arrays.MonitoredArray that kernels are given instead of it, if the monitor has one
 
     def start(self, launch):
         """The launch is about to begin."""

@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 
-from minllm.sim.arrays import checked
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.machine import Block, Dimensions
 from minllm.sim.monitor import Launch, combined
+from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import SharedArguments, check_spreading
 from minllm.sim.progress import run_in_turn
 from minllm.sim.rewrite import for_simulation, plain_function

@@ -10,11 +10,13 @@ from tests.engine.models import model_directory
 
 def test_rows_of_a_small_model():
     with LLM(model_directory("llama3"), device="cpu", dtype="float32", max_num_seqs=1, max_model_len=128) as llm:
-        compared = compare(llm, [5 * i % 1003 for i in range(200)], ("int8", "fp8_e5m2"))
+        caches = (("int8", 0), ("fp8_e5m2", 0), ("fp8_e5m2", 32), ("kivi_int4", 32))
+        compared = compare(llm, [5 * i % 1003 for i in range(200)], caches)
         found = rows("small", 200, "float32", compared)
     assert compared["auto"].logit_error == 0 and compared["auto"].same_top == 1 and compared["auto"].tokens == 199
     assert 0 < compared["int8"].logit_error < compared["fp8_e5m2"].logit_error < 0.2
-    assert len(found) == 8 and {row.variant for row in found} == {"int8", "fp8_e5m2"}
+    assert 0 < compared["fp8_e5m2, window 32"].logit_error < 0.8 * compared["fp8_e5m2"].logit_error
+    assert len(found) == 16 and {row.variant for row in found} == compared.keys() - {"auto"} >= {"int8", "kivi_int4, window 32"}
     assert found[0].peer_value == round(compared["auto"].perplexity, 4)
 
 

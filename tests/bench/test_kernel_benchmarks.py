@@ -34,12 +34,13 @@ from tests.bench.tiny_cases import TINY_CASES, name_of
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "split_cascade", "fill_new_key_value", "project_latest"},
+    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "residual_window", "split_cascade", "fill_new_key_value", "project_latest"},
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
     "activation": {"silu_and_multiply", "gelu", "gelu_tanh"},
-    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "copy_blocks", "qkv_rope_append_quantized"},
+    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "copy_blocks", "qkv_rope_append_quantized",
+           "quantize_groups", "move_window"},
     "sampling": {*sampling.RULES, "advance"},
 }
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}

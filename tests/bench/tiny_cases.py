@@ -1,7 +1,17 @@
 """Every benchmark of a kernel at a size that the simulator runs in a moment; tests/gpu runs them on a device."""
 
 from minllm.bench.kernel_case import FLOAT32
-from minllm.bench.kernel_cases import attention, glue, matmul, projection, quantized_attention, quantized_kv, sampling
+from minllm.bench.kernel_cases import (
+    attention,
+    glue,
+    matmul,
+    projection,
+    quantized_attention,
+    quantized_kv,
+    recent_tokens,
+    sampling,
+    window_attention,
+)
 
 TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 TINY_CASES = [
@@ -41,8 +51,12 @@ TINY_CASES = [
     glue.copy_blocks_case(3, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16, with_norm=True),
+    window_attention.window_case("int8", 2, 96, 1, heads=2, kv_heads=1, head_dim=16, window=32),
+    window_attention.window_case("kivi_int4", 1, 96, 5, heads=2, kv_heads=1, head_dim=32, window=32),
     *(quantized_kv.append_case(name, 5, 1, 32) for name in quantized_kv.FORMATS),
     *(quantized_kv.qkv_rope_append_case(name, 3, 2, 1, 32) for name in quantized_kv.FORMATS),
+    recent_tokens.quantize_groups_case(3, 2, 32),
+    recent_tokens.move_window_case(5, 64),
     quantized_kv.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
     *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
     sampling.advance_case(5),

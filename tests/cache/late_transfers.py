@@ -1,49 +1,68 @@
-"""Transfers that happen late, as on a GPU: a copy that was started is done when somebody waits for it, or at any time before."""
+"""Transfers that happen late, as on a GPU: what was started is done when somebody waits for it, or at any time before."""
 
 import numpy as np
 
 from minllm.cache.transfers import HostTransfers
 
 
-class Event:
-    """Done once so many of the started copies are done."""
+class LateEvent:
+    """Done once so much of what was started on a stream is done."""
 
-    def __init__(self, transfers, count):
-        self.transfers, self.count = transfers, count
+    def __init__(self, stream, count):
+        self.stream, self.count = stream, count
 
     @property
     def is_done(self):
-        self.transfers.maybe_go_on()
-        return self.transfers.num_done >= self.count
+        self.stream.transfers.maybe_go_on()
+        return self.stream.num_done >= self.count
 
     def sync(self):
-        self.transfers.go_on_to(self.count)
+        while self.stream.num_done < self.count:
+            self.stream.go_on()
+
+
+class LateStream:
+    """What was started on it, done in this order. Other streams know nothing of it but for events that they wait for."""
+
+    def __init__(self, transfers):
+        self.transfers, self.started, self.num_done = transfers, [], 0
+
+    def start(self, action):
+        self.started.append(action)
+
+    def record(self):
+        return LateEvent(self, len(self.started))
+
+    def wait(self, event):
+        self.start(event.sync)
+
+    def go_on(self):
+        action, self.started[self.num_done] = self.started[self.num_done], None
+        action()
+        self.num_done += 1
 
 
 class LateTransfers(HostTransfers):
-    """One stream in order. Kernels, which here are the test's own reads and writes, happen at once."""
+    """Two streams, which go on by turns that chance decides. Kernels, which here are the test's own reads and writes, happen at once."""
 
     def __init__(self, seed=0):
         self.random = np.random.default_rng(seed)
-        self.started, self.num_done = [], 0
+        self.gathering, self.copying = LateStream(self), LateStream(self)
 
-    def upload(self, host, array):
-        self.started.append(lambda: HostTransfers.upload(self, host, array))
+    def upload(self, host, array, stream):
+        stream.start(lambda: HostTransfers.upload(self, host, array, stream))
+
+    def download(self, array, host):
+        self.copying.start(lambda: HostTransfers.upload(self, array, host, self.copying))
 
     def copy_blocks(self, source, to, pairs):
-        self.started.append(lambda: HostTransfers.copy_blocks(self, source, to, pairs))
-
-    def record(self):
-        return Event(self, len(self.started))
+        self.gathering.start(lambda: HostTransfers.copy_blocks(self, source, to, pairs))
 
     def before_compute(self, event):
         event.sync()
 
-    def go_on_to(self, count):
-        while self.num_done < count:
-            self.started[self.num_done]()
-            self.started[self.num_done] = None
-            self.num_done += 1
-
     def maybe_go_on(self):
-        self.go_on_to(int(self.random.integers(self.num_done, len(self.started) + 1)))
+        for _ in range(self.random.integers(12)):
+            stream = self.random.choice([self.gathering, self.copying])
+            if stream.num_done < len(stream.started):
+                stream.go_on()

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.kernels.quantization.cache import by_block
-from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from minllm.ops.numpy_ops import NumpyOps
 
 
@@ -40,8 +39,10 @@ def test_blocks_are_copied_in_every_layer_one_after_the_other(name):
     kv = None if name is None else kv_format(name, 64)
     cache = KVCache(NumpyOps(), CacheShape(2, 4, 3, 64, np.dtype(np.float32), kv), num_blocks=5)
     halves = [half for layer in cache.layers for half in (layer.key, layer.value)]
-    arrays = [array for half in halves for array in by_block(half)]
-    assert len(arrays) == (8 if name == "int8" else 4)
+    arrays = halves if name is None else [half.codes for half in halves]
+    arrays += [half.scales for half in halves] if name == "int8" else []
+    for part, of_all in zip(arrays, [part for array in cache.arrays for part in array], strict=True):
+        assert np.shares_memory(part, of_all)
     for array in arrays:
         array[:] = np.arange(5).reshape(5, *[1] * (array.ndim - 1))
     cache.copy_blocks(NumpyOps(), [(4, 1), (1, 2), (0, 4)])
@@ -54,7 +55,7 @@ def test_a_llama_1b_token_takes_32_kib():
     assert shape.bytes_per_block == 32 * 1024
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_bytes_of_quantised_caches(name):
     """Codes and the scales of every token count; what a layer has once (the scales of fp8, offsets) does not."""
     shape = CacheShape(3, 16, 2, 64, np.dtype(np.float32), kv_format(name, 64))

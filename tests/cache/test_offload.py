@@ -10,7 +10,6 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.transfers import HostTransfers
 from minllm.errors import CacheError, OutOfMemoryError
-from minllm.kernels.quantization.cache import by_block
 from minllm.kernels.quantization.formats import kv_format
 from minllm.ops.numpy_ops import NumpyOps
 from tests.cache.late_transfers import LateTransfers
@@ -24,12 +23,12 @@ class Traffic:
     def __init__(self, num_blocks=8, host_chunks=4, transfers=None, shape=PLAIN, policy=None, chunk_blocks=2):
         self.policy = policy or PagedPolicy(num_blocks, shape.block_size)
         self.cache = KVCache(NumpyOps(), shape, num_blocks)
-        block_bytes = num_blocks and sum(array.nbytes // num_blocks for array in self.arrays())
+        block_bytes = sum(array.nbytes // num_blocks for array in self.arrays())
         transfers = transfers or HostTransfers()
         self.space = SwapSpace(self.cache, self.policy, transfers, host_chunks * chunk_blocks * block_bytes, chunk_blocks)
 
     def arrays(self):
-        return [array for layer in self.cache.layers for half in (layer.key, layer.value) for array in by_block(half)]
+        return [part for array in self.cache.arrays for part in array]
 
     def write(self, sequence, value):
         """All bytes of the sequence's blocks, different in every array and block."""

@@ -62,6 +62,15 @@ def test_an_index_is_a_table_of_texts(make, goes_together, actions):
     assert not any(block in index for block in table.blocks.values()) and index.find(tokens([0]), "a") == []
 
 
+def test_a_tenant_leaves_nothing_behind_in_the_tree():
+    """Neither one that only asked, nor one whose blocks are gone; names that look like the beginning of a text are none."""
+    tree = RadixTree(SIZE)
+    tree.insert(tokens([0, 1])[:-1], "one", [10, 11])
+    assert tree.find(tokens([0, 1]), "two") == tree.find(tokens([0, 1]), "") == []
+    assert tree.remove(10) == [10, 11]
+    assert not tree._root.children
+
+
 def test_an_edge_is_cut_above_a_fork():
     """Texts 0 1 0 and 0 1 1 part behind 0 1; then 0 0 cuts that edge, and what hung at its end hangs at the end of its second half."""
     tree = RadixTree(SIZE)

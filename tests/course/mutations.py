@@ -196,8 +196,10 @@ MUTATIONS = [
     ),
     *of(
         "kv.copy_blocks",
-        ("to[destination, i] = cache[source, i]", "to[source, i] = cache[destination, i]", "one block", "exchanged"),
+        ("to[layer, destination, i] = cache[layer, source, i]", "to[layer, source, i] = cache[layer, destination, i]", "one block",
+         "exchanged"),
         ("copies[pair, 0], copies[pair, 1]", "copies[0, 0], copies[0, 1]", "several pairs", "copies[blockIdx.y]"),
+        ("cuda.blockIdx.y, cuda.blockIdx.z", "cuda.blockIdx.y, 0", "several layers", "this one's is blockIdx.z"),
         ("min(row, (cuda.blockIdx.x + 1) * PIECE)", "(cuda.blockIdx.x + 1) * PIECE", "one block", "out of bounds"),
         ("(cuda.blockIdx.x + 1) * PIECE), THREADS", "start + 1), THREADS", "more bytes than threads", "every 128th byte"),
         ("min(row, (cuda.blockIdx.x + 1) * PIECE)", "row", "byte budget", ""),

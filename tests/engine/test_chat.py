@@ -34,5 +34,8 @@ def test_bad_conversations(chat_llm, llm):
     for messages in ([], None, "hello", [{"content": "x"}], [{"role": "user"}], ["hello"]):
         with pytest.raises(InvalidRequestError):
             chat_llm.chat(messages)
+    for reply in (chat_llm.chat, chat_llm.stream_chat):
+        with pytest.raises(InvalidRequestError, match="cache_salt=''"):
+            reply(MESSAGES, cache_salt="")
     with pytest.raises(InvalidRequestError, match="no chat template"):
         llm.chat(MESSAGES)

@@ -95,6 +95,27 @@ def results(outputs):
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
+@pytest.mark.parametrize("name", ["kivi_int4", "int8"])
+def test_a_residual_window_moves_on_inside_the_graph(name):
+    """Across several groups, with a sequence that ends before the other; then another batch on the same graph, and a fork."""
+    options = dict(kv_cache_dtype=name, kv_cache_residual_window=32, max_model_len=128, max_num_seqs=2)
+    batches = [([prompt(30), prompt(5)], [70, 20]), ([prompt(7), prompt(41)], [40, 40])]
+    tokens, machine = [], HostMachine()
+    for use_graph in (False, True):
+        with LLM(model_directory("llama3"), device="cpu", **options) as llm:
+            old = llm.engine.runner
+            if use_graph:
+                llm._batching.runner = CudaGraphRunner(QueueOps("float32"), old.model, old.cache, old.max_num_batched_tokens, 128, machine)
+            found = []
+            for prompts, lengths in batches:
+                params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+                found += [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+            sampled = SamplingParams(n=2, temperature=1.0, max_tokens=40, seed=3, ignore_eos=True)
+            found += [one.token_ids for one in llm.generate([prompt(50)], sampled)[0].outputs]
+            tokens.append(found)
+    assert tokens[0] == tokens[1] and machine.launches > 100
+
+
 MIXED = [
     SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
     SamplingParams(temperature=0.9, top_p=0.9, max_tokens=14, seed=3, ignore_eos=True),

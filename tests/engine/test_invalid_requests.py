@@ -1,13 +1,14 @@
 """Requests and options that cannot be: each is refused with its reason before anything is computed, and leaves nothing behind."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 import minllm
 from minllm import LLM, SamplingParams
-from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
+from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -49,6 +50,26 @@ def test_bad_prompts(llm, monkeypatch, bad, reason):
         llm.stream(bad)
 
 
+@pytest.mark.parametrize(
+    "prompts,params,reason",
+    [
+        ([prompt(5), prompt(300), prompt(9)], SamplingParams(), "Prompt 1 of 3, counted from 0: The prompt has 300 tokens, and max"),
+        (["a", "b", [1003]], SamplingParams(), "Prompt 2 of 3, counted from 0: Token id 1003 .* Nothing was computed"),
+        (["a", "b"], [SamplingParams(), SamplingParams(stop_token_ids=[1003])], "Prompt 1 of 2, counted from 0: stop_token_ids holds 1003"),
+    ],
+)
+def test_a_bad_request_among_good_ones_is_named_and_the_next_call_is_served(llm, monkeypatch, prompts, params, reason):
+    """The whole call is refused before anything is computed, and the engine is as it was: later requests even draw the same seeds."""
+    before = llm._num_requests
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, "start", lambda sequences: pytest.fail("it was computed"))
+        with pytest.raises(InvalidRequestError, match=reason):
+            llm.generate(prompts, params)
+    assert llm._num_requests == before and llm.engine.cache_policy.usage().allocated == 0
+    good = [prompt(5), prompt(9)]
+    assert [len(output.outputs[0].token_ids) for output in llm.generate(good, SamplingParams(max_tokens=2, ignore_eos=True))] == [2, 2]
+
+
 @pytest.mark.parametrize("good", [" ", "\n", "\x00", "a", [0], [1002], prompt(255)])
 def test_the_smallest_and_largest_prompts_run(llm, good):
     assert len(llm.generate(good, SamplingParams(max_tokens=1, temperature=0))[0].outputs[0].token_ids) == 1
@@ -67,6 +88,28 @@ def test_the_smallest_and_largest_prompts_run(llm, good):
 def test_bad_parameters(llm, params, reason):
     with pytest.raises(InvalidRequestError, match=reason):
         llm.generate(["a", "b"], params)
+
+
+@pytest.mark.parametrize(
+    "salt,reason",
+    [
+        ("", "cache_salt='' is not allowed: it is a text of at least one character"),
+        (5, "cache_salt=5 is not allowed"),
+        (b"salt", "cache_salt=b'salt' is not allowed"),
+        (["one", ""], "cache_salt='' is not allowed"),
+        ({"a": "b"}, "cache_salt={'a': 'b'} is not allowed"),
+        (["one"], "1 cache salts were given for 2 prompts: give one for all, or one for each"),
+        ([], "0 cache salts"),
+        (["one", None, "two"], "3 cache salts"),
+    ],
+)
+def test_bad_salts(llm, salt, reason):
+    with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+        llm.generate(["a", "b"], cache_salt=salt)
+
+
+def test_a_salt_changes_nothing_where_nothing_is_shared(llm):
+    assert llm.generate("a", cache_salt="one")[0].outputs == llm.generate("a")[0].outputs
 
 
 BAD_SCORES = [[], [1003], [-1], "text", [1.0], [True], None]
@@ -111,6 +154,12 @@ BAD_OPTIONS = [
     ("kv_cache_policy", "vmm"),
     ("enable_prefix_caching", "trie"),
     ("enable_prefix_caching", None),
+    ("enable_prefix_caching", 1),
+    ("enable_prefix_caching", np.zeros(2)),
+    ("kv_cache_dtype", np.float16),
+    ("kv_cache_dtype", ["int8"]),
+    ("kv_cache_policy", np.array(["paged", "virtual"])),
+    ("allocation", np.array(["pool", "slab"])),
     ("enforce_eager", 1),
     ("kernel_variants", ["matmul"]),
     ("kernel_variants", {"matmul": 1}),
@@ -130,9 +179,18 @@ def test_bad_options(name, value):
     assert f"{name}={value!r}" in str(error.value)
 
 
-def test_prefixes_are_shared_in_blocks_only():
-    with pytest.raises(InvalidOptionError, match='enable_prefix_caching=True .* it takes kv_cache_policy="paged"'):
-        LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=True, kv_cache_policy="contiguous")
+@pytest.mark.parametrize("policy", ["contiguous", "virtual"])
+def test_prefixes_are_shared_in_blocks_only(policy):
+    for index in (True, "radix"):
+        with pytest.raises(InvalidOptionError, match=f'enable_prefix_caching={index!r} .* False with kv_cache_policy="{policy}".*"paged"'):
+            LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=index, kv_cache_policy=policy)
+
+
+@pytest.mark.parametrize("option", [dict(allocation="synchronous"), dict(allocation="pool"), dict(pinned=False)])
+def test_memory_modes_are_a_gpus(option):
+    [(name, value)] = option.items()
+    with pytest.raises(InvalidOptionError, match=f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU"):
+        LLM(model_directory("llama3"), device="cpu", **option)
 
 
 def test_the_virtual_cache_is_not_quantised():
@@ -149,32 +207,6 @@ def test_a_directory_that_is_none(tmp_path):
     for path in (tmp_path / "absent", tmp_path, "meta-llama/Llama-3.2-1B"):
         with pytest.raises(CheckpointError):
             LLM(path, device="cpu")
-
-
-def test_a_model_that_does_not_fit_says_so(monkeypatch):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
-    with pytest.raises(OutOfMemoryError, match="max_model_len=200 does not fit"):
-        LLM(model_directory("llama3"), device="cpu", max_model_len=200, block_size=1)
-    with pytest.raises(OutOfMemoryError, match="one block of 64 tokens"):
-        LLM(model_directory("llama3"), device="cpu", block_size=64)
-    with LLM(model_directory("llama3"), device="cpu", block_size=1) as llm:
-        assert llm.max_model_len == llm.engine.cache_policy.num_blocks < 50, "without a wish, the model's length is what fits"
-        assert len(llm.generate([5], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))[0].outputs[0].token_ids) < 50
-
-
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        (dict(kv_cache_policy="contiguous", max_model_len=200), "max_model_len=200 does not fit the KV cache, .* memory for [0-9]+ tokens"),
-        (dict(kv_cache_policy="virtual"), "a page of keys and one of values take 131,072 bytes, and 50,000 are left"),
-        (dict(enable_prefix_caching=True, block_size=4, max_model_len=200), "max_model_len=200 does not fit"),
-        (dict(kv_cache_dtype="int8", block_size=256), "one block of 256 tokens takes [0-9,]+ bytes, and 50,000 are left"),
-    ],
-)
-def test_a_cache_too_small_for_one_sequence_says_what_would_fit(monkeypatch, options, message):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 100_000)
-    with pytest.raises(OutOfMemoryError, match=message):
-        LLM(model_directory("llama3"), device="cpu", **options)
 
 
 def test_a_closed_llm():

@@ -18,6 +18,7 @@ POLICIES = {
     "virtual": {"kv_cache_policy": "virtual"},
     "shared": {"enable_prefix_caching": True},
     "int8": {"kv_cache_dtype": "int8"},
+    "kivi_int4": {"kv_cache_dtype": "kivi_int4", "kv_cache_residual_window": 32},
 }
 
 

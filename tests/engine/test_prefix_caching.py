@@ -103,6 +103,35 @@ def test_an_answer_is_found_by_the_next_turn_of_the_conversation(sharing, bundle
     assert tokens_of([second]) == tokens_of(bundled.generate([turn], GREEDY))
 
 
+@pytest.mark.parametrize("salts", [("one", "two"), ("one", None), (None, "two"), ("\ud800", "\udc00")])
+def test_prompts_of_different_salts_share_nothing(sharing, bundled, salts):
+    """Each salt computes the prompt for itself, in one batch and alone, and finds it again; all get the tokens of a prompt without salt."""
+    expected = tokens_of(bundled.generate(INSTRUCTIONS, GREEDY)) * 4
+    outputs = sharing.generate([INSTRUCTIONS] * 4, GREEDY, cache_salt=[*salts, *salts])
+    found = (len(outputs[0].prompt_token_ids) - 1) // 16 * 16
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, found, found]
+    assert tokens_of(outputs) == expected
+    assert sharing.generate(INSTRUCTIONS, GREEDY, cache_salt="three")[0].num_cached_tokens == 0
+    for salt in salts:
+        assert sharing.generate([INSTRUCTIONS] * 2, GREEDY, cache_salt=salt)[1].num_cached_tokens == found
+    with sharing.stream(INSTRUCTIONS, GREEDY, cache_salt=salts[1]) as stream:
+        assert next(stream) and stream.output.num_cached_tokens == found
+
+
+def test_completions_of_a_prompt_are_of_its_salt(sharing):
+    """They share the prompt with each other, also where they do not fit one batch, and with nobody else."""
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True, seed=1)
+    sharing.engine.cache_policy.forget_counts()
+    sharing._batching.max_num_seqs = 2
+    try:
+        outputs = [sharing.generate(INSTRUCTIONS, params, cache_salt=salt)[0] for salt in ("one", "two", "one")]
+    finally:
+        sharing._batching.max_num_seqs = 8
+    found = (len(outputs[0].prompt_token_ids) - 1) // 16 * 16
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, found]
+    assert sharing.engine.cache_policy.prefix_hits.tokens_hit == 4 * found, "each third completion, and the last request's first"
+
+
 def test_scoring_computes_every_logit(sharing, bundled):
     tokens = sharing.generate(INSTRUCTIONS, GREEDY)[0].prompt_token_ids
     assert sharing.logits(tokens).shape == bundled.logits(tokens).shape

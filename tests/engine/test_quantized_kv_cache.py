@@ -1,16 +1,18 @@
 """The engine with a quantised KV cache, on a CPU: quality, bytes, and what it refuses."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
-from minllm.engine.cache_format import cache_shape, check_cache_dtype
+from minllm.cache.kv_cache import CacheShape
+from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.options import EngineOptions
-from minllm.errors import InvalidOptionError
-from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.errors import InvalidOptionError, OutOfMemoryError, UnsupportedModelError
+from minllm.kernels.quantization.formats import TOKEN_FORMATS
 from minllm.runtime import device
 from tests.engine.models import model_directory
 
@@ -26,7 +28,7 @@ def plain():
         return token_ids, llm.logits(token_ids), llm.perplexity(token_ids, 300, 150)
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_the_bundled_model_loses_little(name, plain):
     token_ids, expected, perplexity = plain
     with LLM(device="cpu", kv_cache_dtype=name, max_num_seqs=1, max_model_len=320) as llm:
@@ -37,7 +39,7 @@ def test_the_bundled_model_loses_little(name, plain):
         assert len(llm.generate([token_ids[:9]], SamplingParams(temperature=0.0, max_tokens=3))[0].outputs[0].token_ids) == 3
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_chunks_see_what_the_whole_sees(name):
     """A chunk reads what earlier ones left in the cache just as it reads its own tokens. Where float32 sums differ, a code may too."""
     token_ids, found = [7 * i % 1003 for i in range(150)], []
@@ -71,6 +73,12 @@ def test_a_head_that_does_not_fit_the_format_is_refused():
         LLM(model_directory("gpt2"), device="cpu", kv_cache_dtype="int4")
 
 
+def test_a_block_may_be_longer_than_any_text():
+    """What the model is looked at with is a small cache of its own, whatever the blocks of the real one are."""
+    with pytest.raises(OutOfMemoryError, match="a block of 1099511627776 tokens takes"):
+        LLM(device="cpu", kv_cache_dtype="int8", block_size=2**40)
+
+
 def test_an_attention_of_ones_own_reads_plain_caches():
     class Own:
         attention, workspace_shapes = staticmethod(lambda *_: None), staticmethod(lambda *_: {})
@@ -99,3 +107,21 @@ def test_a_kernel_of_quantised_caches_needs_one():
     wanted = dict(kernel_variants={"attention": "split_quantized"})
     with pytest.raises(InvalidOptionError, match="'split_quantized' in kernel_variants reads a quantised cache: choose a kv_cache_dtype"):
         check_cache_dtype("cuda", "bfloat16", EngineOptions(**wanted))
+
+
+@pytest.mark.parametrize("head_dim", [4, 12, 264, 512])
+def test_heads_that_no_kernel_takes_are_refused_on_a_gpu(head_dim):
+    shape = CacheShape(2, 16, 2, head_dim, np.dtype(np.float16))
+    with pytest.raises(UnsupportedModelError, match=f"have {head_dim} components, and attention on a GPU takes multiples of 8 up to 256"):
+        check_shape("cuda", shape)
+    check_shape("cpu", shape)
+    check_shape("cuda", replace(shape, head_dim=256))
+
+
+def test_blocks_that_no_kernel_addresses_are_refused_on_a_gpu():
+    largest = CacheShape(2, 2**21 - 1, 8, 128, np.dtype(np.float16))
+    check_shape("cuda", largest)
+    too_large = replace(largest, block_size=2**21)
+    with pytest.raises(InvalidOptionError, match="block_size=2097152 is not allowed .* take 2097151 or less"):
+        check_shape("cuda", too_large)
+    check_shape("cpu", too_large)

@@ -3,7 +3,7 @@
 import pytest
 
 from minllm import LLM, SamplingParams
-from minllm.errors import InvalidRequestError
+from minllm.errors import InvalidRequestError, OutOfMemoryError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -28,13 +28,19 @@ def expected():
 
 @pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
 def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expected, options):
-    monkeypatch.setattr("minllm.engine.loading.available_host_bytes", lambda: 2 * ROOM)
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", ROOM)
     with LLM(model_directory("llama3"), device="cpu", **options) as llm:
         policy, runner, batches = llm.engine.cache_policy, llm.engine.runner, []
         start = runner.start
         monkeypatch.setattr(runner, "start", lambda sequences: (batches.append(len(sequences)), start(sequences)))
         with pytest.raises(InvalidRequestError, match=f"and max_model_len={llm.max_model_len} allows"):
             llm.generate([PROMPTS[0], prompt(llm.max_model_len)], PARAMS[0])
+        with llm.stream(PROMPTS[1], PARAMS[0]) as stream:
+            next(stream)
+            with pytest.raises(OutOfMemoryError, match="a text to be scored"):
+                llm.logits(prompt(llm.max_model_len))
+            assert len("".join(stream)) > 0 and stream.output.outputs[0].finish_reason == "length"
+        batches.clear()
         for _ in range(2):
             assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
         assert max(batches) < len(PROMPTS) and sum(batches) == 2 * len(PROMPTS)

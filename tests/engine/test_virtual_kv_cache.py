@@ -1,11 +1,13 @@
 """The engine on the virtual cache: the same tokens, nothing touched beyond what is mapped, nothing left of an earlier request."""
 
+import functools
 import gc
 
 import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
+from minllm.errors import OutOfMemoryError
 from minllm.runtime import host_pages
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
@@ -56,3 +58,20 @@ def test_slots_are_reused_and_nothing_leaks(guarded):
     policy = None
     gc.collect()
     assert not guarded[0].mapped and guarded[0].num_created == 0  # with the LLM goes all memory
+
+
+def test_a_machine_with_less_memory_than_the_cache_counts_on(monkeypatch):
+    """Others took it meanwhile. Prompts of a tile each (6 pairs of pages) run one after the other; an answer that outgrows all there is
+    ends its call, and the next one is served."""
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], PARAMS[:3])]
+    monkeypatch.setattr(host_pages, "HostPages", functools.partial(host_pages.HostPages, limit=12))
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, kv_cache_policy="virtual") as llm:
+        policy = llm.engine.cache_policy
+        for _ in range(2):
+            assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], PARAMS[:3])] == expected
+            with pytest.raises(OutOfMemoryError, match="the machine gives no more"):
+                llm.generate(prompt(100), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+            policy.wait()
+            policy.check()
+            assert policy.usage().allocated == 0

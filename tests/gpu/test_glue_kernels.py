@@ -6,14 +6,23 @@ import pytest
 
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
-from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from tests.kernels.activation.cases import GPU_CASES as ACTIVATION_CASES
 from tests.kernels.activation.cases import check_gelu, check_silu_and_multiply
 from tests.kernels.embedding.cases import GPU_CASES as EMBEDDING_CASES
 from tests.kernels.embedding.cases import check_embedding
 from tests.kernels.guarded import DTYPES, poisoned, random
-from tests.kernels.kv.cases import APPEND_GPU_CASES, COPY_GPU_CASES, QKV_GPU_CASES, check_append, check_copy_blocks, check_qkv_rope_append
+from tests.kernels.kv.cases import (
+    APPEND_GPU_CASES,
+    COPY_CASES,
+    COPY_GPU_CASES,
+    QKV_GPU_CASES,
+    check_append,
+    check_copy_blocks,
+    check_copy_blocks_of_layers,
+    check_qkv_rope_append,
+)
 from tests.kernels.normalization.cases import GPU_CASES as NORM_CASES
 from tests.kernels.normalization.cases import check_layer_norm, check_rms_norm
 from tests.kernels.rope.cases import GPU_CASES as ROPE_CASES
@@ -77,6 +86,11 @@ def test_copy_blocks(case, dtype, device):
     check_copy_blocks(case, dtype, device)
 
 
+@pytest.mark.parametrize("case", COPY_CASES, ids=str)
+def test_copy_blocks_of_layers(case, device):
+    check_copy_blocks_of_layers(case, 5, np.float16, device)
+
+
 @pytest.fixture(scope="module")
 def huge():
     """bfloat16 [2**17 + 2, 16, 8, 128]: 4 GiB, whose last blocks lie beyond 2**31 elements. Not initialised: nobody reads it all."""
@@ -99,7 +113,9 @@ def test_offsets_into_a_cache_do_not_overflow(huge, device):
         np.testing.assert_array_equal(tail[[-1, -18]], expected[[0, 2]])
 
     copy_blocks(value_cache, device.array(np.array([[2**17 + 1, 2**17 - 1]], np.int32)))
-    np.testing.assert_array_equal(device.host(value_cache[2**17 - 1 : 2**17])[0, -1], value[0])
+    halves = value_cache.reshape(2, 2**16 + 1, *value_cache.shape[1:])
+    copy_blocks_of_layers(halves, device.array(np.array([[2**16, 2**16 - 3]], np.int32)))  # of the second half: 2**17 + 1 to 2**17 - 2
+    np.testing.assert_array_equal(device.host(value_cache[2**17 - 2 : 2**17])[:, -1], np.stack([value[0]] * 2))
 
     qkv, query = random((3, 24 * 128), ml_dtypes.bfloat16, 1), poisoned(device, (3, 8, 128), ml_dtypes.bfloat16)
     arrays = [device.array(array) for array in (qkv, np.zeros(3, np.int32), slots)]

@@ -5,7 +5,7 @@ import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
 from minllm.kernels.attention import flash_attention_2_quantized
-from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.kernels.quantization.formats import TOKEN_FORMATS
 from tests.kernels.attention.case_lists import REAL_PROMPTS, in_16_bits
 from tests.kernels.attention.quantized_cases import run_quantized
 from tests.kernels.attention.test_flash_attention_2_quantized import CASES as SMALL_PROMPTS
@@ -16,7 +16,7 @@ from tests.kernels.kv.quantized_cases import CASES, GPU_CASES, check_append_quan
 PROMPTS = [in_16_bits(case) for case in REAL_PROMPTS if case.head_dim % 32 == 0]
 
 IN_FORMATS = [(case, "int8") for case in PROMPTS]
-IN_FORMATS += [(case, name) for i, name in enumerate(KV_FORMATS[1:]) for case in PROMPTS[i % 2 :: 2]]
+IN_FORMATS += [(case, name) for i, name in enumerate(TOKEN_FORMATS[1:]) for case in PROMPTS[i % 2 :: 2]]
 
 
 @pytest.mark.parametrize("case", GPU_CASES, ids=str)
@@ -52,7 +52,7 @@ def token_ids():
         return llm.tokenizer.encode(held_out_text()[4000:5000])[:300]
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_the_engine_agrees_with_numpy(name, token_ids):
     """Logits of a text, whole and in chunks; and greedy tokens as graphs and kernel by kernel."""
     options = dict(kv_cache_dtype=name, dtype="bfloat16", max_num_seqs=4, max_model_len=320)

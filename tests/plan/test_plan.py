@@ -69,6 +69,19 @@ def test_quantised_caches_count_their_scales_and_hold_more():
     assert batches == sorted(batches) and batches[-1] > 3 * batches[0]
 
 
+def test_a_residual_window_costs_each_sequence_a_ring_and_each_step_its_exact_keys():
+    """Llama 3.1 8B: 4,096 bytes a token and layer in 16 bits, 1,280 in 4; of 4,096 keys 3,968 are codes with a window of 128."""
+    plain, kivi = plan_of(kv_dtype="int4"), plan_of(kv_dtype="kivi_int4")
+    assert kivi.kv_bytes_per_token == plain.kv_bytes_per_token and kivi.window_bytes == 160 * 131072
+    assert kivi.kv_bytes == plain.kv_bytes + 160 * 131072 and kivi.largest_batch < plain.largest_batch
+    more = 32 * (4096 + 128 * (4096 - 1280))  # in each layer the new token is written twice, and 128 keys are read as they are
+    assert kivi.decode.bytes - plain.decode.bytes == more
+    assert plan_of(kv_dtype="int4", kv_window=128).decode.bytes == kivi.decode.bytes
+    for name, window in (("int4", 48), ("bfloat16", 32), ("kivi_int4", 0), ("int4", -32)):
+        with pytest.raises(InvalidOptionError, match=f"kv-window {window} is not allowed with {name}"):
+            plan_of(kv_dtype=name, kv_window=window)
+
+
 def test_policies_change_what_is_set_aside_and_nothing_else():
     paged = plan_of(context=1000)
     contiguous = plan_of(context=1000, policy=costs.AllocationPolicy("contiguous", max_model_len=4096))
@@ -224,7 +237,7 @@ def test_all_caches_beside_each_other():
     lines = [line.split() for line in printed.splitlines() if line.startswith(("contiguous", "paged", "virtual"))]
     assert [line[:2] for line in lines] == [
         *(["contiguous", "bfloat16"], ["paged", "bfloat16"], ["virtual", "bfloat16"]),
-        *(["paged", "float8"], ["paged", "int8"], ["paged", "int4"]),
+        *(["paged", name] for name in ("float8", "int8", "int4", "kivi_int4")),
     ]
     assert all(len(line) == 12 for line in lines)  # whole lines, none wrapped
     odd = invoke("bundled", "--gpu", "t4", "--context", "100", "--caches")

@@ -23,6 +23,7 @@ from minllm.kernels.attention import (
     flash_attention_2_quantized,
     flash_attention_3,
     materialized,
+    residual_window,
     split_cascade,
     split_kv,
     split_quantized,
@@ -33,8 +34,10 @@ from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
-from minllm.kernels.kv.copy_blocks import copy_blocks
+from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
+from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul.flat import matmul_flat
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
@@ -54,6 +57,7 @@ from minllm.kernels.rope.rotate import rope, rope_table
 from minllm.kernels.sampling.advance import advance
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
+from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 
@@ -267,17 +271,39 @@ def qkv_rope_and_append_to_a_quantized_cache():
 
 
 @row
+def quantize_groups_of_recent_tokens():
+    """Two groups of 32 tokens, the second of them in the second half of its block, and 5 tokens that wait for theirs to be whole."""
+    groups, kv_heads, D, b = 2, 2, 64, 2
+    form, rows = kv_format("kivi_int4", D), groups * 32 * kv_heads
+    caches = [allocate(form, 2, 64, kv_heads, np.zeros, np.array, by_channel) for by_channel in (True, False)]
+    recent = [numbers(3, 32, kv_heads, D) for _ in range(2)]
+    batch = (integers(0, 69), integers(69), integers(1, 0)[None], integers(69), integers(2, 0, 1)[None])
+    moved = {f"recent_{name}": rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D // 2 for name in ("key", "value")}
+    moved |= dict(key_scales=groups * kv_heads * D * 4, value_scales=rows * D // 32 * 4)
+    indices = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
+    return partial(quantize_groups, *recent, *caches, *batch, 69), {"quantize_groups_kernel": Expected(moved)}, indices
+
+
+@row
+def moving_residual_windows_on():
+    B, blocks = 3, 3
+    state = [integers(70, 31, 200), integers(71, 32, 0), integers(2, 0, 1), *(np.zeros(B, np.int32) for _ in range(2))]
+    asked = {name: 4 * B for name in ("positions", "context_lens", "rings", "slots", "recent_lens")} | dict(recent_tables=4 * B * blocks)
+    return partial(move_window, *state, np.zeros((B, blocks), np.int32), 64), {"move_window_kernel": Expected(asked)}
+
+
+@row
 def copy_blocks_by_vectors():
-    P, R = 2, 16 * 2 * 40 * 2
-    run = partial(copy_blocks, numbers(4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
+    L, P, R = 3, 2, 16 * 2 * 40 * 2
+    run = partial(copy_blocks_of_layers, numbers(L, 4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
+    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
 
 
 @row
 def copy_blocks_by_bytes():
-    P, R = 2, 3 * 7 * 2
-    run = partial(copy_blocks, numbers(4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Expected(dict(cache=P * R, to=P * R))}, ("copies",)
+    L, P, R = 3, 2, 3 * 7 * 2
+    run = partial(copy_blocks_of_layers, numbers(L, 4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
+    return run, {"copy_blocks_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
 
 
 @row
@@ -619,6 +645,21 @@ def split_quantized_of_a_decode_step():
     shape = CodeShape(warps, 16, 2, 1)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
     return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context)}, (*LENS, "arrivals")
+
+
+@row
+def residual_window_of_a_decode_step():
+    """Two sequences with 32 and 64 codes and 40 and 33 recent keys; the merge is what no other row has."""
+    heads, kv_heads, D = 2, 1, 64
+    case = WindowCase((1, 1), (72, 97), "int8", 32, heads, kv_heads, D, dtype=BFLOAT16)
+    arrays = make_window_arrays(case)
+    out = np.zeros_like(arrays.query)
+    rows, lse = arrays.query.nbytes, 2 * heads * 4
+    asked = dict(first=rows, second=rows, out=rows, first_lse=lse * D // 8, second_lse=lse * D // 8)  # every thread asks for both
+    merged = Expected(asked, dict(first_lse=lse, second_lse=lse))
+    inputs = (*arrays.arguments[:5], out, *arrays.arguments[5:])
+    run = partial(residual_window.attention, *inputs, D**-0.5, case.residual_window, max_query_len=1)
+    return run, {"merge_states_kernel": merged}, LENS
 
 
 @row

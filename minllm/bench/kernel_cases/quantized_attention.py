@@ -14,7 +14,7 @@ from minllm.kernels.attention import split_quantized, split_tensor_core
 from minllm.kernels.attention.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.quantization.cache import QuantizedCache
-from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from minllm.kernels.quantization.reference import FLOAT8
 
 SIZES = ((1, 8192), (64, 4096), (256, 1024))  # sequences x keys
@@ -24,8 +24,9 @@ STRIP = 1_000_003  # codes and scales that are drawn, and then repeated; a prime
 RIVAL = "minllm split_tensor_core, bfloat16"
 
 
-def random_cache(noise, form, num_blocks, block_size, kv_heads, array):
-    """A QuantizedCache full of random numbers of deviation 1; array(host_array) brings arrays to where they are wanted."""
+def random_cache(noise, form, num_blocks, block_size, kv_heads, array, of_keys=False):
+    """A QuantizedCache full of random numbers of deviation 1; array(host_array) brings arrays to where they are wanted. of_keys: by channel
+    where the format has keys so."""
     shape = (num_blocks, kv_heads, block_size, form.code_bytes)
     if form.is_float:
         codes = noise.array(shape, FLOAT8[form.name]).view(np.uint8)
@@ -33,6 +34,9 @@ def random_cache(noise, form, num_blocks, block_size, kv_heads, array):
     codes = np.resize(noise.random.integers(0, 256, STRIP, np.uint8), shape)
     scale = noise.random.uniform(0.8, 1.2, STRIP) * SPREAD / form.levels
     pairs = np.stack([scale, -SPREAD / 2 * noise.random.uniform(0.9, 1.1, STRIP)], axis=-1).astype(np.float16)
+    if of_keys and form.keys_by_channel:
+        of_groups = (num_blocks, kv_heads, block_size // form.token_group, form.head_dim, 2)
+        return QuantizedCache(array(codes), array(np.resize(pairs, of_groups)), form, by_channel=True)
     return QuantizedCache(array(codes), array(np.resize(pairs, (num_blocks, kv_heads, block_size, form.groups, 2))), form)
 
 
@@ -95,5 +99,5 @@ def quantized_decode_case(
 
 def cases() -> list[KernelCase]:
     """Sequences x keys, in every format; blocks of 16 and ragged lengths where many sequences are served."""
-    contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in KV_FORMATS]
-    return [*contiguous, *(quantized_decode_case(name, *PAGED, layout=layout) for layout in ("", "ragged") for name in KV_FORMATS[:3])]
+    contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in TOKEN_FORMATS]
+    return [*contiguous, *(quantized_decode_case(name, *PAGED, layout=layout) for layout in ("", "ragged") for name in TOKEN_FORMATS[:3])]

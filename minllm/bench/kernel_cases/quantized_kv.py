@@ -31,10 +31,10 @@ def written(name, value):
     return caches[1].codes.reshape(tokens * kv_heads, -1)
 
 
-def rows_of(slots, kv_heads):
+def rows_of(slots, kv_heads, block_size=BLOCK_SIZE):
     """Where the heads of these slots lie in a cache [num_blocks, kv_heads, block_size]: [T * kv_heads]."""
-    block, offset = np.divmod(slots[:, None], BLOCK_SIZE)
-    return ((block * kv_heads + np.arange(kv_heads)) * BLOCK_SIZE + offset).reshape(-1)
+    block, offset = np.divmod(slots[:, None], block_size)
+    return ((block * kv_heads + np.arange(kv_heads)) * block_size + offset).reshape(-1)
 
 
 def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:

@@ -5,10 +5,10 @@ from numba import cuda, float32
 
 from minllm.course.cases.case import Case
 from minllm.course.checks.mismatch import Mismatch, expect
+from minllm.kernels.warp import ALL_LANES
 from minllm.runtime.kernel import kernel
 from minllm.sim import detecting, tracing, unwritten
 
-FULL_WARP = 0xFFFFFFFF
 NEIGHBOURS = 4  # sectors of 32 bytes that a request of 32 neighbouring float32 touches
 
 
@@ -35,7 +35,7 @@ def mended_kernel(matrix, vector, out):
             total += matrix[row, column] * vector[column]
             column += 32
         for step in range(5):
-            total += cuda.shfl_xor_sync(FULL_WARP, total, 16 >> step)
+            total += cuda.shfl_xor_sync(ALL_LANES, total, 16 >> step)
         if lane == 0:
             out[row] = total
 

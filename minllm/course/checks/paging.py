@@ -75,33 +75,32 @@ def same_block_later(chain_class):
     found(chain_class, [1, 2, 3, 4, 9], [], suspects=suspects)
 
 
-def copied(copy_blocks, copies, shape=(6, 3, 5), dtype=np.uint8):
-    """Copy blocks whose size is not a whole number of vectors, so that the exercise's kernel runs."""
-    random = np.random.default_rng(0)
-    cache = random.integers(0, 200, shape).astype(dtype)
-    before, expected, backwards, shifted = (cache.copy() for _ in range(4))
+def copied(copy_blocks, copies, shape=(1, 6, 3, 5)):
+    """Copy blocks [layers, blocks, ...] whose size is not a whole number of vectors, so that the exercise's kernel runs."""
+    cache = np.random.default_rng(0).integers(0, 200, shape).astype(np.uint8).reshape(*shape[:2], -1)
+    before, expected, backwards, shifted, only_first, first_layer = (cache.copy() for _ in range(6))
     copy_blocks(cache, np.int32(copies))
     for source, destination in copies:
-        expected[destination] = before[source]
-        backwards[source] = before[destination]
-        shifted[destination].reshape(-1)[: 128] = before[source].reshape(-1)[:128]
-    only_first = before.copy()
-    only_first[copies[0][1]] = before[copies[0][0]]
+        expected[:, destination] = before[:, source]
+        backwards[:, source] = before[:, destination]
+        shifted[:, destination, :128] = before[:, source, :128]
+        first_layer[0, destination] = before[0, source]
+    only_first[:, copies[0][1]] = before[:, copies[0][0]]
     suspects = [
         ("nothing was copied.", before),
         ("source and destination are exchanged: a pair is (source, destination).", backwards),
         ("all blocks of threads copied the first pair: this one's is copies[blockIdx.y].", only_first),
+        ("all blocks of threads copied in the first layer: this one's is blockIdx.z.", first_layer),
         ("each thread copied one byte; a thread takes every 128th byte of its piece.", shifted),
     ]
-    expect("cache", cache.reshape(shape[0], -1), expected.reshape(shape[0], -1), ("block", "byte"),
-           [(told, array.reshape(shape[0], -1)) for told, array in suspects])  # fmt: skip
+    expect("cache", cache, expected, ("layer", "block", "byte"), suspects)
 
 
 def copy_budget(copy_blocks):
     """A copy."""
-    cache = np.ones((4, 1029), np.uint8)
+    cache = np.ones((2, 4, 1029), np.uint8)
     run = functools.partial(copy_blocks, cache, np.int32([(0, 2), (1, 3)]))
-    expect_bytes(run, {"cache": 2 * 1029}, {"to": 2 * 1029}, "each byte of a block is copied by one thread.")
+    expect_bytes(run, {"cache": 2 * 2 * 1029}, {"to": 2 * 2 * 1029}, "each byte of a block is copied by one thread.")
 
 
 EXERCISES = (
@@ -157,10 +156,10 @@ EXERCISES = (
         lesson=10,
         title="copy on write: copy whole blocks of the cache",
         module="minllm.kernels.kv.copy_blocks",
-        entry="copy_blocks",
-        task="This block of threads belongs to the pair copies[blockIdx.y], (source, destination), and to the bytes of a row from "
-        "blockIdx.x * PIECE to the next piece or the end of the row, cache.shape[1]. Thread t copies bytes t, t + THREADS, ... of it, "
-        "from row `source` of cache to row `destination` of `to`, which may be the cache itself.",
+        entry="copy_blocks_of_layers",
+        task="This block of threads belongs to the layer blockIdx.z, to the pair copies[blockIdx.y], (source, destination), and to the "
+        "bytes of a row from blockIdx.x * PIECE to the next piece or the end of the row, cache.shape[2]. Thread t copies bytes t, "
+        "t + THREADS, ... of it, from cache[layer, source] to to[layer, destination]; `to` may be the cache itself.",
         hints=(
             "The last piece of a row is shorter than the others: min(row, (blockIdx.x + 1) * PIECE) ends it.",
             "range(start, stop, step) does in a kernel what it does in Python.",
@@ -168,9 +167,10 @@ EXERCISES = (
         rungs=(
             Rung("one block", "destination becomes source, nothing else changes.", lambda f: copied(f, [(1, 4)])),
             Rung("several pairs", "the pair is blockIdx.y's.", lambda f: copied(f, [(1, 4), (0, 5), (1, 2)])),
-            Rung("more bytes than threads", "a thread takes every 128th byte.", lambda f: copied(f, [(2, 0)], (4, 3, 101))),
+            Rung("more bytes than threads", "a thread takes every 128th byte.", lambda f: copied(f, [(2, 0)], (1, 4, 3, 101))),
+            Rung("several layers", "the layer is blockIdx.z's.", lambda f: copied(f, [(1, 4), (0, 2)], (3, 6, 3, 5))),
             Rung("around a piece", "the grid has a block of threads for each piece of a row.",
-                 lambda f: [copied(f, [(2, 0), (3, 1)], (4, size)) for size in (511, 513, 1031)]),
+                 lambda f: [copied(f, [(2, 0), (3, 1)], (1, 4, size)) for size in (511, 513, 1031)]),
             Rung("byte budget", "each byte is read once and written once.", copy_budget),
         ),
     ),

@@ -96,7 +96,7 @@ EXERCISES = (
         "where that "
         "value is larger, or equal with a lower token. Return (value, token), the same in every lane.",
         hints=(
-            "cuda.shfl_xor_sync(FULL_WARP, value, offset) gives the value of lane ^ offset; all 32 lanes call it together.",
+            "cuda.shfl_xor_sync(ALL_LANES, value, offset) gives the value of lane ^ offset; all 32 lanes call it together.",
             "Shuffle both before you overwrite either.",
         ),
         rungs=(

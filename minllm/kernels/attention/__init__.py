@@ -15,6 +15,9 @@ Over a quantised cache (kernels/quantization), where key_cache and value_cache b
     flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
     split_quantized      split_tensor_core on the codes themselves, which are what the tensor cores multiply: for decode steps
 
+Where the newest keys and values are kept as they are beside the codes (a residual window), residual_window has one variant run on the
+codes and one on the recent keys, and merges what they found by the log-sum-exp of every row (merge_states). Its functions take more.
+
 Every variant but the reference is a module with two functions:
 
     attention(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale,
@@ -77,6 +80,6 @@ def choose(max_query_len, dtype=None, compute_capability=None):
 
 
 def choose_quantized(max_query_len, key_cache):
-    """The fastest variant's name over a quantised cache; split_quantized wants the scales of a block to be whole 16 bytes."""
-    whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0
+    """The fastest variant's name over a quantised cache; split_quantized wants scales by token, those of a block whole 16 bytes."""
+    whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0 and not key_cache.format.keys_by_channel
     return "split_quantized" if max_query_len == 1 and whole_chunks else "flash_attention_2_quantized"

@@ -15,11 +15,13 @@ import numpy as np
 
 from minllm.kernels.kv.layout import check_layout
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
+from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
+MOST_BLOCK_ELEMENTS = 2**31 - 1  # of a layer's keys in a block of the cache: within a block, kernels address with 32 bits
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def check_arguments(
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
             check(is_quantized(cache), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
         check_same_format(key_cache, value_cache)
+        by_channel, wanted = (key_cache.by_channel, value_cache.by_channel), (key_cache.format.keys_by_channel, False)
+        check(by_channel == wanted, f"keys and values by channel: {by_channel}; a cache in {key_cache.dtype} must have {wanted}")
     arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
     for name, array in arrays.items():
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
@@ -107,7 +111,10 @@ def check_arguments(
         same_strides = key_cache.strides[1] == value_cache.strides[1]
         check(same_strides, f"value_cache has strides {value_cache.strides}; it must lie like the key_cache, {key_cache.strides}")
         block_elements = sizes.block_size * key_cache.strides[1] // key_cache.dtype.itemsize
-    check(block_elements < 2**31, f"a block of the cache has {block_elements} elements; kernels address fewer than 2**31 within a block")
+    check(
+        block_elements <= MOST_BLOCK_ELEMENTS,
+        f"a block of the cache has {block_elements} elements; kernels address up to {MOST_BLOCK_ELEMENTS} within a block",
+    )
     return sizes
 
 
@@ -119,6 +126,19 @@ def check_single_tokens(name, sizes, max_query_len, splits=None):
         f"{max_query_len}: use flash_attention_2",
     )
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
+
+
+def check_part(sizes, residual_window, lse, kv_format=None):
+    """Raise KernelArgumentError for a residual window of broken groups, for none where kv_format has keys by channel, and for an lse other
+    than None or float32 [tokens, heads]."""
+    whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
+    check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
+    if kv_format and kv_format.keys_by_channel:
+        check(residual_window > 0, f"{kv_format.name} keeps its newest keys as they are: residual_window must be {TOKEN_GROUP} or more")
+    if lse is not None:
+        wanted = (sizes.tokens, sizes.heads)
+        fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"
+        check(fits, f"lse is {lse.dtype} {tuple(lse.shape)}; it must be float32 {wanted}, [tokens, heads]")
 
 
 def query_len_bound(max_query_len, sizes):

@@ -27,10 +27,10 @@ from minllm.kernels.attention.arguments import LOG2_E, check_arguments, scratch_
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.reduction import warp_sum
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 KEY_TILE = 32  # one key a lane
 WARPS = 8

@@ -26,14 +26,16 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention import flash_attention_2_float32
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
-from minllm.kernels.attention.online_softmax import reciprocal_or_zero
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, query_len_bound
+from minllm.kernels.attention.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.register_rows import make_store_row
 from minllm.kernels.attention.shared_tiles import make_tile_copies
-from minllm.kernels.attention.warp_tiles import ALL_LANES, MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
+from minllm.kernels.attention.warp_tiles import MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
+from minllm.kernels.attention.window_keys import ALL, RECENT, make_row_keys
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
-from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.kernel import check, kernel, launch
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -56,8 +58,11 @@ def tiles_for(head_dim, max_query_len, heads, sequences, sm_count=132):
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
-    """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16."""
+def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps, residual_window=0):
+    """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16.
+
+    residual_window: 0, or that of window_keys.py, of whose keys these are the recent ones.
+    """
     tiles = WarpTiles(head_dim, query_tile, key_tile, warps)
     threads, row_tiles, keys_at, values_at = tiles.threads, tiles.row_tiles, tiles.keys_at, tiles.values_at
     query_in_registers, query_words = tiles.query_in_registers, tiles.query_words
@@ -65,16 +70,22 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
     steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
     copy_query_tile, copy_cache_tile = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
     load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products(dtype, tiles)
-    mask, fold_softmax = make_warp_softmax(tiles)
+    part = RECENT if residual_window else ALL
+    mask, fold_softmax = make_warp_softmax(tiles, part, residual_window)
+    first_key_of, last_key_of = make_row_keys(part, residual_window)
     store_row = make_store_row(head_dim, dtype)
 
     @cuda.jit(device=True)
-    def store_rows(acc, sums, out, token, head, rows, warp_row, lane):
-        """out = acc / sums."""
+    def store_rows(acc, maxima, sums, out, lse, token, head, rows, warp_row, lane, scale):
+        """out = acc / sums, and the log-sum-exp where lse is not None."""
         for half in range(half_rows):
             total = sums[half] + cuda.shfl_xor_sync(ALL_LANES, sums[half], 1)
-            inverse = reciprocal_or_zero(total + cuda.shfl_xor_sync(ALL_LANES, total, 2))
+            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+            inverse = reciprocal_or_zero(total)
             row = warp_row + half // 2 * 16 + half % 2 * 8 + lane // 4
+            if lse is not None:
+                if row < rows and lane % 4 == 0:
+                    lse[token + row, head] = log_sum_exp(maxima[half], total, scale)
             index = (int64(token + row) * out.shape[1] + head) * head_dim
             store_row(acc, half // 2 * dim_tiles * 4, half % 2, inverse, out, index, row < rows, lane)
 
@@ -84,6 +95,7 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
         value_cache,  # the same
         out,  # [tokens, heads, head_dim]
+        lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
@@ -101,8 +113,9 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
         lane, warp_row = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32 * 16 * row_tiles
         context_len = context_lens[sequence]
         first_position = int32(context_len - rows)  # of the tile's first row
-        visible_start = int32(max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0)
-        visible_stop = int32(max(0, min(context_len, first_position + query_tile)))
+        last_position = int32(min(context_len, first_position + query_tile) - 1)
+        visible_start = int32(max(0, first_key_of(first_position, sliding_window)))
+        visible_stop = int32(max(0, last_key_of(last_position) + 1))
         block_table = block_tables[sequence]
         first_key = int32(visible_start - visible_start % key_tile)
 
@@ -140,15 +153,15 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps):
                 copy_cache_tile(key_cache, block_table, kv_head, next_key, visible_start, visible_stop, shared, keys_at)
             cp_async_commit_group()
             row_position = first_position + warp_row + lane // 4
-            at_the_end = next_key > first_position + 1
-            at_the_start = sliding_window > 0 and first_key <= first_position + query_tile - 1 - sliding_window
+            at_the_end = next_key > last_key_of(first_position) + 1
+            at_the_start = first_key < first_key_of(int32(first_position + query_tile - 1), sliding_window)
             if at_the_end or at_the_start:
                 mask(scores, first_key, row_position, sliding_window, lane)
             fold_softmax(scores, maxima, sums, acc, scale)
             multiply_weights_values(acc, scores, shared, lane)
             first_key = next_key
         cp_async_wait_group_0()  # an asynchronous copy must not outlive its block
-        store_rows(acc, sums, out, token, head, rows, warp_row, lane)
+        store_rows(acc, maxima, sums, out, lse, token, head, rows, warp_row, lane, scale)
 
     return flash_attention_2_kernel, threads, tiles.shared_bytes
 
@@ -167,19 +180,26 @@ def attention(
     workspace=None,
     stream=None,
     tiles=None,
+    residual_window=0,
+    lse=None,
 ):
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. float32 goes to flash_attention_2_float32.
+    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. residual_window: rows see their recent keys only
+    (window_keys.py). lse: float32 [tokens, heads], for the log-sum-exp of every row (merge_states.py). float32, without these two, goes to
+    flash_attention_2_float32.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    check_part(sizes, residual_window, lse)
     longest = query_len_bound(max_query_len, sizes)
     dtype = str(query.dtype)
     if dtype == "float32":
+        check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need float16 or bfloat16 queries, not float32")
         flash_attention_2_float32.attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     query_tile, key_tile, warps = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences)
-    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, query_tile, key_tile, warps)
+    chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, query_tile, key_tile, warps, residual_window)
     grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
-    launch(chosen, grid, threads, (*inputs, float(scale * LOG2_E), int(sliding_window)), stream, shared_bytes)
+    arguments = (*inputs[:4], lse, *inputs[4:], float(scale * LOG2_E), int(sliding_window))
+    launch(chosen, grid, threads, arguments, stream, shared_bytes)

@@ -17,13 +17,15 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, query_len_bound
-from minllm.kernels.attention.online_softmax import reciprocal_or_zero
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, query_len_bound
+from minllm.kernels.attention.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.quantized_tiles import make_quantized_tiles
 from minllm.kernels.attention.register_rows import make_store_row
 from minllm.kernels.attention.shared_tiles import make_tile_copies, row_words_of
-from minllm.kernels.attention.warp_tiles import ALL_LANES, MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
+from minllm.kernels.attention.warp_tiles import MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
+from minllm.kernels.attention.window_keys import ALL, CODES, make_row_keys
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, pack_f16x2, unpack_bf16x2
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -47,8 +49,11 @@ def tiles_for(kv_format, max_query_len):
 
 
 @functools.cache
-def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
-    """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16."""
+def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, residual_window=0):
+    """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16.
+
+    residual_window: 0, or that of window_keys.py, of whose keys these are the codes.
+    """
     head_dim, is_float = kv_format.head_dim, kv_format.is_float
     tiles = WarpTiles(head_dim, query_tile, key_tile, warps)
     threads, row_tiles, keys_at, values_at = tiles.threads, tiles.row_tiles, tiles.keys_at, tiles.values_at
@@ -56,9 +61,13 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     score_count, out_count = tiles.score_count, tiles.out_count
     steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
     copy_query_tile, _ = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
-    fetch, store, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads)
+    by_channel = kv_format.keys_by_channel
+    fetch_keys, store_keys, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads, by_channel)
+    fetch_values, store_values, *_ = make_quantized_tiles(kv_format, block_size, key_tile, threads)
     load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products("float16", tiles)
-    mask, fold_softmax = make_warp_softmax(tiles)
+    part = CODES if residual_window else ALL
+    mask, fold_softmax = make_warp_softmax(tiles, part, residual_window)
+    first_key_of, last_key_of = make_row_keys(part, residual_window)
     store_row = make_store_row(head_dim, dtype)
     narrow, row_words, query_words_a_row = dtype == "bfloat16", row_words_of(head_dim), tiles.padded_dim // 2
 
@@ -73,12 +82,16 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
             i += threads
 
     @cuda.jit(device=True)
-    def store_rows(acc, sums, factor, out, token, head, rows, warp_row, lane):
-        """out = factor * acc / sums."""
+    def store_rows(acc, maxima, sums, factor, out, lse, token, head, rows, warp_row, lane, scale):
+        """out = factor * acc / sums, and the log-sum-exp where lse is not None."""
         for half in range(half_rows):
             total = sums[half] + cuda.shfl_xor_sync(ALL_LANES, sums[half], 1)
-            inverse = factor * reciprocal_or_zero(total + cuda.shfl_xor_sync(ALL_LANES, total, 2))
+            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+            inverse = factor * reciprocal_or_zero(total)
             row = warp_row + half // 2 * 16 + half % 2 * 8 + lane // 4
+            if lse is not None:
+                if row < rows and lane % 4 == 0:
+                    lse[token + row, head] = log_sum_exp(maxima[half], total, scale)
             index = (int64(token + row) * out.shape[1] + head) * head_dim
             store_row(acc, half // 2 * dim_tiles * 4, half % 2, inverse, out, index, row < rows, lane)
 
@@ -86,10 +99,11 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
     def flash_attention_2_quantized_kernel(
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, code_bytes]
-        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], or [kv_heads]
+        key_scales,  # [num_blocks, kv_heads, block_size, groups, 2], by channel [.., block_size / token_group, head_dim, 2], or [kv_heads]
         value_codes,
         value_scales,
         out,  # [tokens, heads, head_dim]
+        lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
@@ -107,8 +121,9 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
         lane, warp_row = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32 * 16 * row_tiles
         context_len = context_lens[sequence]
         first_position = int32(context_len - rows)  # of the tile's first row
-        visible_start = int32(max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0)
-        visible_stop = int32(max(0, min(context_len, first_position + query_tile)))
+        last_position = int32(min(context_len, first_position + query_tile) - 1)
+        visible_start = int32(max(0, first_key_of(first_position, sliding_window)))
+        visible_stop = int32(max(0, last_key_of(last_position) + 1))
         block_table = block_tables[sequence]
         first_key = int32(visible_start - visible_start % key_tile)
         factor = float32(1.0)
@@ -131,7 +146,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
         copy_query_tile(query, token, head, rows, shared)
         cp_async_commit_group()
         if first_key < visible_stop:
-            fetch(key_codes, key_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
+            fetch_keys(key_codes, key_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
         cp_async_wait_group_0()
         cuda.syncthreads()
         if narrow:
@@ -142,24 +157,24 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps):
                 for step in range(steps):
                     load_query_fragments(query_fragments, 4 * (row_tile * steps + step), shared, warp_row, row_tile, step, lane)
         while first_key < visible_stop:
-            store(words, pairs, shared, keys_at)
+            store_keys(words, pairs, key_scales, shared, keys_at)
             cuda.syncthreads()  # this tile of K is there, and nobody reads the last tile of V any more
-            fetch(value_codes, value_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
+            fetch_values(value_codes, value_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
             multiply_query_key(scores, query_fragments, shared, warp_row, lane)
-            store(words, pairs, shared, values_at)
+            store_values(words, pairs, value_scales, shared, values_at)
             next_key = int32(first_key + key_tile)
             if next_key < visible_stop:
-                fetch(key_codes, key_scales, block_table, kv_head, next_key, visible_start, visible_stop, words, pairs)
+                fetch_keys(key_codes, key_scales, block_table, kv_head, next_key, visible_start, visible_stop, words, pairs)
             cuda.syncthreads()  # this tile of V is there, and nobody reads this tile of K any more
             row_position = first_position + warp_row + lane // 4
-            at_the_end = next_key > first_position + 1
-            at_the_start = sliding_window > 0 and first_key <= first_position + query_tile - 1 - sliding_window
+            at_the_end = next_key > last_key_of(first_position) + 1
+            at_the_start = first_key < first_key_of(int32(first_position + query_tile - 1), sliding_window)
             if at_the_end or at_the_start:
                 mask(scores, first_key, row_position, sliding_window, lane)
             fold_softmax(scores, maxima, sums, acc, scale)
             multiply_weights_values(acc, scores, shared, lane)
             first_key = next_key
-        store_rows(acc, sums, factor, out, token, head, rows, warp_row, lane)
+        store_rows(acc, maxima, sums, factor, out, lse, token, head, rows, warp_row, lane, scale)
 
     return flash_attention_2_quantized_kernel, threads, tiles.shared_bytes
 
@@ -178,18 +193,22 @@ def attention(
     workspace=None,
     stream=None,
     tiles=None,
+    residual_window=0,
+    lse=None,
 ):
     """Causal attention of new tokens over QuantizedCaches, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. Queries are float16 or bfloat16.
+    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. residual_window: rows do not see their recent keys
+    (window_keys.py). lse: float32 [tokens, heads], for the log-sum-exp of every row (merge_states.py). Queries are float16 or bfloat16.
     """
-    batch = (out, query_start, context_lens, block_tables)
-    sizes = check_arguments(query, key_cache, value_cache, *batch, scale, sliding_window, max_query_len, quantized=True)
+    batch = (query_start, context_lens, block_tables)
+    sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)
     dtype = str(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
+    check_part(sizes, residual_window, lse, key_cache.format)
     longest = query_len_bound(max_query_len, sizes)
     query_tile, key_tile, warps = tiles or tiles_for(key_cache.format, longest)
-    chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps)
+    chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps, residual_window)
     grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
-    arrays = (query, key_cache.codes, key_cache.scales, value_cache.codes, value_cache.scales, *batch)
+    arrays = (query, key_cache.codes, key_cache.scales, value_cache.codes, value_cache.scales, out, lse, *batch)
     launch(chosen, grid, threads, (*arrays, float(scale * LOG2_E), int(sliding_window)), stream, shared_bytes)

@@ -29,7 +29,7 @@ from minllm.kernels.attention.hopper_producer import (
 from minllm.kernels.attention.hopper_products import make_products
 from minllm.kernels.attention.hopper_rows import make_rows
 from minllm.kernels.attention.hopper_tiles import BARRIER_BYTES, make_clear_rows
-from minllm.kernels.attention.register_rows import ALL_LANES
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import (
     bar_arrive,
     bar_sync,

@@ -10,6 +10,7 @@ and o / l is the attention's output. The merge is associative and commutative, a
 tiles (FlashAttention), by different blocks (Flash-Decoding) or by different GPUs, in any order.
 
 Kernels hold scores to base 2: their m is log2(e) times the one above, and exp becomes 2 ** x, for which the GPU has an instruction.
+Whoever merges finished outputs needs one number beside them, the log-sum-exp m + log l, to base 2 as well (merge_states.py).
 """
 
 import math
@@ -53,3 +54,9 @@ def finite_or_zero(maximum):
 def reciprocal_or_zero(total):
     """1 / total, but 0 for a row without keys: its output is 0."""
     return rcp(total) if total > float32(0.0) else float32(0.0)
+
+
+@cuda.jit(device=True)
+def log_sum_exp(maximum, total, scale):
+    """log2 of sum_j 2 ** (scale * s_j), from the largest score and the sum of 2 ** (scale * (s_j - maximum)); -inf for no keys."""
+    return maximum * scale + math.log2(total) if total > float32(0.0) else float32(MINUS_INFINITY)

@@ -10,9 +10,9 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.online_softmax import MINUS_INFINITY, finite_or_zero
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, pack_bf16x2, pack_f16x2, store_128
 
-ALL_LANES = 0xFFFFFFFF
 GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is raised
 HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would show in 16-bit weights
 

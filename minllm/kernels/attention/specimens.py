@@ -23,12 +23,14 @@ from minllm.kernels.attention import (
 from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
 from minllm.kernels.attention.split_code_shape import shape_for as code_shape_for
 from minllm.kernels.attention.split_shape import SplitShape, shape_for
+from minllm.kernels.attention.window_specimens import window_specimens
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
 from minllm.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
+NO_LSE = types.none  # a kernel that does not tell the log-sum-exp of its rows
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
 # Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
 SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
@@ -64,6 +66,7 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from split_tensor_core_specimens(dtype.name)
         yield from split_quantized_specimens(dtype.name)
+    yield from window_specimens()
 
 
 def materialized_specimens(dtype):
@@ -96,7 +99,7 @@ def flash_attention_2_specimens(dtype):
     for head_dim in (40, 64, 96, 128, 256):
         for tiles in sorted({flash_attention_2.tiles_for(head_dim, tokens, 32, 1) for tokens in (SHORT, LONG)}):
             kernel, threads, shared_bytes = flash_attention_2.make_kernel(dtype, head_dim, BLOCK_SIZE, *tiles)
-            arguments = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32)
+            arguments = (*inputs(dtype), array(dtype, 3), NO_LSE, *BATCH, FLOAT32, INT32)
             name = f"attention/flash_attention_2/{head_dim}/{tiles[0]}x{tiles[1]}/{dtype}"
             blocks = kernel.options["launch_bounds"][1]
             yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, TENSOR_CORES)
@@ -155,7 +158,7 @@ def split_kv_specimens(dtype):
 def split_tensor_core_specimens(dtype):
     """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
-    arguments = (*inputs(dtype), array(dtype, 3), *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *[types.none] * 5)
+    arguments = (*inputs(dtype), array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *[types.none] * 5)
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
         for capability, targets, line_heads in SPLIT_TARGETS:
             shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
@@ -202,7 +205,7 @@ def split_quantized_specimens(dtype):
     for name, head_dim, group_size, group in layouts if dtype == "bfloat16" else layouts[:1]:
         form = kv_format(name, head_dim, group_size)
         codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
-        arguments = (array(dtype, 3), codes, codes, scales, scales, array(dtype, 3), *parts, *BATCH, FLOAT32, INT32)
+        arguments = (array(dtype, 3), codes, codes, scales, scales, array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32)
         for capability, targets, line_heads in SPLIT_TARGETS:
             if name == "fp8_e4m3":
                 targets = tuple(target for target in targets if target >= FP8_SINCE)
@@ -231,7 +234,7 @@ def flash_attention_2_quantized_specimens():
         yield Specimen(
             f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}",
             kernel,
-            (rows, codes, scales, codes, scales, rows, *BATCH, FLOAT32, INT32),
+            (rows, codes, scales, codes, scales, rows, NO_LSE, *BATCH, FLOAT32, INT32),
             threads,
             blocks=1 if threads > 128 else 2,
             shared_bytes=shared_bytes,

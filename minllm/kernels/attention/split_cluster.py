@@ -147,7 +147,7 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
         received_sum = cuda.shared.array(sent_shape, float32)
         received_out = cuda.shared.array(slice_shape, float32)
         shared_states, received = (warp_max, warp_sum, warp_out), (received_max, received_sum, received_out)
-        batch = (query_start, context_lens, sliding_window, 0)
+        batch = (query_start, context_lens, sliding_window, 0, 0)
         if by_engine:
             cache = (key_map, value_map, block_tables)
         else:

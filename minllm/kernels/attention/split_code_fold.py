@@ -15,8 +15,9 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_ring import row_bytes_of, scale_words_of
 from minllm.kernels.attention.split_codes import operands_of
-from minllm.kernels.attention.split_fold import ALL_LANES, maximum_over_rows
+from minllm.kernels.attention.split_fold import maximum_over_rows
 from minllm.kernels.attention.split_merge_parts import sum_over_rows
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, max_f16x2, unpack_f16x2
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
@@ -112,7 +113,7 @@ def make_code_folds(kv_format, keys, heads):
         maxima, sums, zero_sums, acc, ceiling = state
         warp_max, warp_sum, warp_out = shared_states
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
-        power = ex2(ceiling[0])  # that this warp's weights were divided by
+        power = ex2(ceiling[0] - float32(BASE))  # that this warp's weights were divided by
         for column in range(columns):
             for i in range(2):
                 head = int32(8 * column + lane % 4 * 2 + i)
@@ -125,7 +126,7 @@ def make_code_folds(kv_format, keys, heads):
                     if integers:
                         added = sum_over_rows(zero_sums[2 * (group * columns + column) + i]) * power
                     for step in range(group * group_steps, group * group_steps + group_steps):
-                        factor = value_scale
+                        factor = value_scale * power
                         if integers:
                             upper = chunk_steps == 2 and step % 2 == 1
                             factor = power * float32(1 / (unit * upper_factor) if upper else 1 / unit)

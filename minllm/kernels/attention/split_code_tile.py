@@ -20,6 +20,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_code_ring import chunks_of, row_bytes_of
 from minllm.kernels.attention.split_codes import operands_of
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import (
     float_as_uint,
     ldmatrix_x2,
@@ -35,7 +36,6 @@ from minllm.ptx import (
     unpack_f16x2,
 )
 
-ALL_LANES = 0xFFFFFFFF
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # 2**e has the bits of TWO_EXPONENTS less those of 2**-e
 SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way
 

@@ -13,9 +13,9 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.online_softmax import finite_or_zero
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 
-ALL_LANES = 0xFFFFFFFF
 # Exponents to base 2 up to which weights, their sums and their products with values stay far from overflow, and the smallest sum whose
 # weights keep their precision. float16 holds 2**-24 to 2**16, bfloat16 about the numbers of float32.
 BANDS = {"float16": (15.0, 2.0**-4), "bfloat16": (90.0, 2.0**-90)}

@@ -11,11 +11,11 @@ itemsize, that is `group` FLOP a byte for 16-bit caches: far below what it takes
 that counts is to keep enough bytes in flight. Bytes of scratch: splits * heads * (head_dim + 2) * 4 a sequence, written and read
 once. Each subgroup of lanes asks for the query of its heads, out of caches.
 
-How threads map to data: grid (splits, KV heads x head tiles, sequences). A warp is cut into subgroups of `lanes` lanes; a subgroup
-reads one key's row, each lane 16 bytes of it, and keeps those elements of all query heads in registers. For `keys_each` keys at once
-a lane loads K and V (all loads are issued before the first is needed), multiplies, and sums over its subgroup by shuffles; then every
-lane folds the same scores into its own part of the output. A subgroup has its own m and l, so the loop needs no exchange between
-subgroups; their states merge at the end, first within the warp by shuffles, then through shared memory.
+How threads map to data: grid (splits, KV heads x head tiles, sequences). A subgroup of a warp's lanes reads one key's row, each lane 16
+bytes of it, and keeps those elements of all query heads in registers (split_kv_rows.py). For `keys_each` keys at once a lane loads K and
+V (all loads are issued before the first is needed), multiplies, and sums over its subgroup by shuffles; then every lane folds the same
+scores into its own part of the output. A subgroup has its own m and l, so the loop needs no exchange between subgroups; their states
+merge at the end (split_kv_states.py).
 
 The number of splits is fixed by the grid, because a CUDA graph captures it; the size of a share is computed on the device from the
 context's length. Splits that are left without keys write the identity (m = -inf, l = 0) and the merge kernel does not read their
@@ -31,12 +31,13 @@ from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_si
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.paged_cache import make_lookup
 from minllm.kernels.attention.split_choice import MAX_SPLITS, choose_splits, head_tiles_of
+from minllm.kernels.attention.split_kv_rows import LaneShape, make_row_loads, make_unpack
+from minllm.kernels.attention.split_kv_states import make_states
 from minllm.kernels.attention.split_merge import make_merge_kernel, share_of_split
-from minllm.kernels.vector import store_4_float32
-from minllm.ptx import ex2, load_128_streaming, token_stride, uint_as_float, unpack_bf16x2, unpack_f16x2
+from minllm.kernels.warp import ALL_LANES
+from minllm.ptx import ex2, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 WARPS = 4
 
@@ -53,58 +54,12 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
 
 
 @functools.cache
-def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each=None):
-    """(kernel, threads, keys of a step, blocks that share a KV head). keys_each: keys whose loads a lane has in flight at one time."""
-    block_of, element_of = make_lookup(block_size)
-    head_tiles, heads_here = head_tiles_of(group)
-    keys_each = keys_each or (4 if heads_here <= 4 else 2)
-    elements = 4 if dtype == "float32" else 8  # in 16 bytes
-    chunks = head_dim // elements
-    lanes = min(32, 1 << (chunks - 1).bit_length())  # lanes of a subgroup; those beyond a row's chunks idle along
-    chunks_each = -(-chunks // lanes)
-    subgroups = 32 // lanes
-    step = warps * subgroups * keys_each  # keys that a block takes at one time
-    numbers_each = chunks_each * elements  # elements of a row that a lane holds
-    query_count, score_count, word_count = heads_here * numbers_each, keys_each * heads_here, 4 * keys_each * chunks_each
-    threads = 32 * warps
-    state_count, merge_shape = warps * heads_here, (warps, heads_here, head_dim)
-
-    @cuda.jit(device=True)
-    def unpack(words, at, numbers):
-        """The elements of one 16-byte chunk words[at:at+4] as float32."""
-        for i in range(4):
-            if dtype == "float32":
-                numbers[i] = uint_as_float(words[at + i])
-            else:
-                low, high = unpack_bf16x2(words[at + i]) if dtype == "bfloat16" else unpack_f16x2(words[at + i])
-                numbers[2 * i] = low
-                numbers[2 * i + 1] = high
-
-    @cuda.jit(device=True)
-    def load_query(numbers, query, row, first_head, heads_left, lane, scale):
-        """This lane's elements of all query heads, scaled; zeros for heads and chunks that do not exist."""
-        words = cuda.local.array(4, uint32)
-        chunk_numbers = cuda.local.array(elements, float32)
-        heads = query.shape[1]
-        for head in range(heads_here):
-            for chunk_index in range(chunks_each):
-                chunk = lane % lanes + lanes * chunk_index
-                exists = head < heads_left and chunk < chunks
-                index = (int64(row) * heads + first_head + head) * head_dim + chunk * elements if exists else int64(0)
-                words[0], words[1], words[2], words[3] = load_128_streaming(query, index)
-                unpack(words, 0, chunk_numbers)
-                for i in range(elements):
-                    number = chunk_numbers[i] * scale if exists else float32(0.0)
-                    numbers[head * numbers_each + chunk_index * elements + i] = number
-
-    @cuda.jit(device=True)
-    def load_rows(words, cache, rows, lane):
-        """This lane's chunks of `keys_each` rows of the cache; rows[] holds the flat index of each row's first element."""
-        for key in range(keys_each):
-            for chunk_index in range(chunks_each):
-                chunk = min(lane % lanes + lanes * chunk_index, chunks - 1)  # an idle lane reads what its neighbour reads
-                at = 4 * (key * chunks_each + chunk_index)
-                words[at], words[at + 1], words[at + 2], words[at + 3] = load_128_streaming(cache, rows[key] + chunk * elements)
+def make_folds(shape):
+    """(score_keys, mask_keys, fold_keys): what a subgroup does with the keys of a step."""
+    unpack = make_unpack(shape.dtype)
+    heads_here, keys_each, lanes, subgroups = shape.heads, shape.keys_each, shape.lanes, shape.subgroups
+    elements, chunks_each, numbers_each = shape.elements, shape.chunks_each, shape.numbers_each
+    score_count = keys_each * heads_here
 
     @cuda.jit(device=True)
     def score_keys(scores, query_numbers, key_words):
@@ -129,6 +84,14 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
                 scores[i] += cuda.shfl_xor_sync(ALL_LANES, scores[i], 2)
             if lanes > 1:
                 scores[i] += cuda.shfl_xor_sync(ALL_LANES, scores[i], 1)
+
+    @cuda.jit(device=True)
+    def mask_keys(scores, base, stop):
+        """Scores of keys past the end become -inf; the subgroup's keys are base, base + subgroups, ..."""
+        for i in range(keys_each):
+            if base + subgroups * i >= stop:
+                for head in range(heads_here):
+                    scores[i * heads_here + head] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)
     def fold_keys(maxima, sums, acc, scores, value_words):
@@ -157,26 +120,20 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
                     for i in range(elements):
                         acc[head * numbers_each + chunk_index * elements + i] += scores[key * heads_here + head] * numbers[i]
 
-    @cuda.jit(device=True)
-    def merge_subgroups(maxima, sums, acc):
-        """Merge the states of the warp's subgroups: afterwards every subgroup holds the warp's."""
-        for head in range(heads_here):
-            maximum = maxima[head]
-            distance = lanes
-            while distance < 32:
-                maximum = max(maximum, cuda.shfl_xor_sync(ALL_LANES, maximum, distance))
-                distance *= 2
-            correction = ex2(maxima[head] - finite_or_zero(maximum))
-            maxima[head] = maximum
-            sums[head] *= correction
-            for i in range(numbers_each):
-                acc[head * numbers_each + i] *= correction
-            distance = lanes
-            while distance < 32:
-                sums[head] += cuda.shfl_xor_sync(ALL_LANES, sums[head], distance)
-                for i in range(numbers_each):
-                    acc[head * numbers_each + i] += cuda.shfl_xor_sync(ALL_LANES, acc[head * numbers_each + i], distance)
-                distance *= 2
+    return score_keys, mask_keys, fold_keys
+
+
+@functools.cache
+def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each=None):
+    """(kernel, threads, keys of a step, blocks that share a KV head). keys_each: keys whose loads a lane has in flight at one time."""
+    shape = LaneShape(dtype, head_dim, group, warps, keys_each or (4 if head_tiles_of(group)[1] <= 4 else 2))
+    block_of, element_of = make_lookup(block_size)
+    load_query, load_rows = make_row_loads(shape)
+    score_keys, mask_keys, fold_keys = make_folds(shape)
+    clear, merge_subgroups, share_state, merge_warps = make_states(shape)
+    head_tiles, heads_here, keys_each, lanes, subgroups = shape.head_tiles, shape.heads, shape.keys_each, shape.lanes, shape.subgroups
+    step, query_count, score_count = shape.step, heads_here * shape.numbers_each, shape.keys_each * heads_here
+    word_count, state_count, out_shape = 4 * keys_each * shape.chunks_each, warps * heads_here, (warps, heads_here, head_dim)
 
     @kernel
     def split_kernel(
@@ -215,12 +172,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         value_words = cuda.local.array(word_count, uint32)
         rows = cuda.local.array(keys_each, int64)
         load_query(query_numbers, query, row, first_head, heads_left, lane, scale)
-        for i in range(query_count):
-            acc[i] = float32(0.0)
-        for head in range(heads_here):
-            maxima[head] = float32(MINUS_INFINITY)
-            sums[head] = float32(0.0)
-
+        clear(maxima, sums, acc)
         block_table, within = block_tables[sequence], kv_head * head_dim
         key_stride = token_stride(key_cache, int32(key_cache.shape[2]) * head_dim)
         last_key = int32(stop - 1)
@@ -232,47 +184,20 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
             load_rows(key_words, key_cache, rows, lane)
             load_rows(value_words, value_cache, rows, lane)
             score_keys(scores, query_numbers, key_words)
-            for i in range(keys_each):
-                if base + subgroups * i >= stop:
-                    for head in range(heads_here):
-                        scores[i * heads_here + head] = float32(MINUS_INFINITY)
+            mask_keys(scores, base, stop)
             fold_keys(maxima, sums, acc, scores, value_words)
             base += step
 
-        merge_subgroups(maxima, sums, acc)
         warp_max = cuda.shared.array(state_count, float32)
         warp_sum = cuda.shared.array(state_count, float32)
-        warp_out = cuda.shared.array(merge_shape, float32, alignment=16)
-        if lane < lanes:
-            for head in range(heads_here):
-                for chunk_index in range(chunks_each):
-                    chunk = lane + lanes * chunk_index
-                    if chunk < chunks:
-                        place = (warp * heads_here + head) * head_dim + chunk * elements
-                        for i in range(0, elements, 4):
-                            store_4_float32(warp_out, place + i, acc, head * numbers_each + chunk_index * elements + i)
-                if lane == 0:
-                    warp_max[warp * heads_here + head] = maxima[head]
-                    warp_sum[warp * heads_here + head] = sums[head]
+        warp_out = cuda.shared.array(out_shape, float32, alignment=16)
+        warp_states, split_states = (warp_max, warp_sum, warp_out), (split_max, split_sum, split_out)
+        merge_subgroups(maxima, sums, acc)
+        share_state(maxima, sums, acc, warp_states, warp, lane)
         cuda.syncthreads()
-        i = thread
-        while i < heads_left * head_dim:
-            head, dim = i // head_dim, i % head_dim
-            maximum = float32(MINUS_INFINITY)
-            for w in range(warps):
-                maximum = max(maximum, warp_max[w * heads_here + head])
-            total, out = float32(0.0), float32(0.0)
-            for w in range(warps):
-                weight = ex2(warp_max[w * heads_here + head] - maximum)
-                total += weight * warp_sum[w * heads_here + head]
-                out += weight * warp_out[w, head, dim]
-            split_out[sequence, first_head + head, split, dim] = out
-            if dim == 0:
-                split_max[sequence, first_head + head, split] = maximum
-                split_sum[sequence, first_head + head, split] = total
-            i += threads
+        merge_warps(warp_states, split_states, sequence, first_head, heads_left, split)
 
-    return split_kernel, threads, step, head_tiles
+    return split_kernel, 32 * warps, step, head_tiles
 
 
 def attention(

@@ -14,10 +14,10 @@ import math
 from numba import cuda, float32
 
 from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 MERGE_WARPS = 4
 

@@ -14,13 +14,13 @@ import math
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention.online_softmax import finite_or_zero, reciprocal_or_zero
-from minllm.kernels.attention.split_plan import quotient
+from minllm.kernels.attention.online_softmax import finite_or_zero, log_sum_exp, reciprocal_or_zero
+from minllm.kernels.attention.split_plan import quotient, visible_keys
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import load_4_float32, store_4_float32
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 
-FULL_WARP = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 DIMS_AT_ONCE = 4  # of a thread: 16 bytes of float32
 PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of the kernels' arguments
@@ -35,16 +35,16 @@ def part_shapes(blocks, heads, head_dim):
 @cuda.jit(device=True)
 def sum_over_rows(value):
     """The sum of a column's values over the eight rows of lanes."""
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 4)
-    value += cuda.shfl_xor_sync(FULL_WARP, value, 8)
-    return value + cuda.shfl_xor_sync(FULL_WARP, value, 16)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
+    return value + cuda.shfl_xor_sync(ALL_LANES, value, 16)
 
 
 @cuda.jit(device=True)
 def warp_max(value):
     """The largest `value` of the warp's lanes, in every lane."""
     for distance in (16, 8, 4, 2, 1):
-        value = max(value, cuda.shfl_xor_sync(FULL_WARP, value, distance))
+        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
     return value
 
 
@@ -86,17 +86,21 @@ def make_warp_merge(warps):
 
 @functools.cache
 def make_write_zeros(head_dim, threads):
-    """The device function write_zeros(out, batch) for blocks of `threads` threads."""
+    """The device function write_zeros(out, lse, batch) for blocks of `threads` threads."""
 
     @cuda.jit(device=True)
-    def write_zeros(out, batch):
-        """Rows of sequences without keys; the blocks take a sequence each in turn."""
-        query_start, context_lens, _, _ = batch
+    def write_zeros(out, lse, batch):
+        """Rows that see no keys: zeros, and log-sum-exp -inf; the blocks take a sequence each in turn."""
+        query_start, context_lens = batch[0], batch[1]
         sequence = uint32(cuda.blockIdx.x)
         while sequence < context_lens.shape[0]:
             row = uint32(query_start[sequence])
-            if context_lens[sequence] == 0 and query_start[uint32(sequence + 1)] > row:
+            _, stop = visible_keys(sequence, batch)
+            if stop == 0 and query_start[uint32(sequence + 1)] > row:
                 for head in range(out.shape[1]):
+                    if lse is not None:
+                        if cuda.threadIdx.x == 0:
+                            lse[row, uint32(head)] = float32(MINUS_INFINITY)
                     dim = uint32(cuda.threadIdx.x)
                     while dim < head_dim:
                         out[row, uint32(head), dim] = float32(0.0)
@@ -137,14 +141,17 @@ def make_merges(head_dim, heads, warps):
                                 warp_out[uint32(warp), uint32(head), uint32(dim)] = acc[4 * (step * columns + column) + 2 * half + i]
 
     @cuda.jit(device=True)
-    def write_whole(shared_states, out, row, first_head, heads_left, scale):
-        """The output of a head whose keys this block has taken alone."""
+    def write_whole(shared_states, out, lse, row, first_head, heads_left, scale):
+        """The output of a head whose keys this block has taken alone, and its log-sum-exp where lse is not None."""
         results = cuda.local.array(DIMS_AT_ONCE, float32)
         i = int32(cuda.threadIdx.x * DIMS_AT_ONCE)
         while i < heads_left * head_dim:
             head = uint32(quotient(i, head_dim))
             dim = uint32(i - head * head_dim)
-            _, total = merge_warps(shared_states, head, dim, scale, results)
+            maximum, total = merge_warps(shared_states, head, dim, scale, results)
+            if lse is not None:
+                if dim == 0:
+                    lse[uint32(row), uint32(first_head + head)] = log_sum_exp(maximum, total, scale)
             inverse = reciprocal_or_zero(total)
             for j in range(DIMS_AT_ONCE):
                 out[uint32(row), uint32(first_head + head), uint32(dim + j)] = results[j] * inverse
@@ -179,9 +186,9 @@ def make_merges(head_dim, heads, warps):
         return arrived[0]
 
     @cuda.jit(device=True)
-    def merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale):
-        """Merge `parts` states, in this order, of every head and write the output: a warp a head. The first lies at
-        first_place. The count of arrivals is zero again afterwards."""
+    def merge_parts(parts_in_memory, first_place, parts, out, lse, row, first_head, heads_left, scale):
+        """Merge `parts` states, in this order, of every head and write the output, and lse as write_whole does: a warp a head. The first
+        lies at first_place. The count of arrivals is zero again afterwards."""
         part_max, part_sum, part_out, arrivals = parts_in_memory
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
         if cuda.threadIdx.x == 0:
@@ -215,11 +222,15 @@ def make_merges(head_dim, heads, warps):
                 for i in range(dims_each):
                     acc[i] *= correction
                 for j in range(parts_at_once):
-                    part_weight = cuda.shfl_sync(FULL_WARP, weight, j)
+                    part_weight = cuda.shfl_sync(ALL_LANES, weight, j)
                     for i in range(dims_each):
                         acc[i] += part_weight * numbers[j * dims_each + i]
                 chunk += parts_at_once
-            inverse = reciprocal_or_zero(warp_sum(total))
+            total = warp_sum(total)
+            if lse is not None:
+                if lane == 0:
+                    lse[uint32(row), uint32(first_head + head)] = log_sum_exp(maximum, total, scale)
+            inverse = reciprocal_or_zero(total)
             for i in range(dims_each):
                 dim = int32(DIMS_AT_ONCE * (lane + 32 * (i // DIMS_AT_ONCE)) + i % DIMS_AT_ONCE)
                 if dim < head_dim:

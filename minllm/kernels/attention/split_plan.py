@@ -12,16 +12,17 @@ With a fixed number of `splits` a sequence is cut in the same places whatever th
 + split takes an equal share of one head. "Head" is here and below what a block takes at one time: a KV head, or a part of its query heads.
 
 A cursor says where in the line a block is: int32 fields of a local array, which the compiler keeps in registers. `batch` is the tuple
-(query_start, context_lens, sliding_window, first_key) of the kernel's arguments.
+(query_start, context_lens, sliding_window, first_key, residual_window) of the kernel's arguments and constants.
 """
 
 import functools
 
 from numba import cuda, int32, uint32
 
+from minllm.kernels.attention.window_keys import code_keys
 from minllm.kernels.reduction import warp_sum
+from minllm.kernels.warp import ALL_LANES
 
-FULL_WARP = 0xFFFFFFFF
 # Fields of a cursor.
 SEQUENCE, HEAD, TILE, TILES, FIRST, LEFT = range(6)  # TILES: of this sequence and head; FIRST: its first tile; LEFT: of the block's run
 CURSOR_FIELDS = 6
@@ -39,13 +40,17 @@ def quotient(a, b):
 @cuda.jit(device=True)
 def visible_keys(sequence, batch):
     """(first, one past the last) of the keys that a sequence's new token sees from first_key on; none without a new token."""
-    query_start, context_lens, sliding_window, first_key = batch
+    query_start, context_lens, sliding_window, first_key, residual_window = batch
     stop = int32(context_lens[uint32(sequence)])
     if query_start[uint32(sequence + 1)] == query_start[uint32(sequence)]:
         stop = int32(0)
     start = int32(first_key)
     if sliding_window > 0:
         start = max(start, int32(stop - sliding_window))
+    if residual_window > 0:  # of those only what is kept as codes
+        stop = code_keys(int32(stop - 1), residual_window)
+        if start >= stop:
+            start, stop = int32(0), int32(0)
     return start, stop
 
 
@@ -118,15 +123,15 @@ def make_fair_plan(tile):
                 tiles = int32(tiles * heads)
             through = tiles  # tiles of these sequences up to this lane's
             for distance in (1, 2, 4, 8, 16):
-                lower = cuda.shfl_up_sync(FULL_WARP, through, distance)
+                lower = cuda.shfl_up_sync(ALL_LANES, through, distance)
                 if lane >= distance:
                     through = int32(through + lower)
-            here = cuda.ballot_sync(FULL_WARP, line < before + through)
+            here = cuda.ballot_sync(ALL_LANES, line < before + through)
             if here:
                 owner = cuda.ffs(here) - 1
                 cursor[SEQUENCE] = int32(chunk + owner)
-                return int32(line - before - cuda.shfl_sync(FULL_WARP, int32(through - tiles), owner))
-            before = int32(before + cuda.shfl_sync(FULL_WARP, through, 31))
+                return int32(line - before - cuda.shfl_sync(ALL_LANES, int32(through - tiles), owner))
+            before = int32(before + cuda.shfl_sync(ALL_LANES, through, 31))
             chunk = int32(chunk + 32)
 
     @cuda.jit(device=True)

@@ -27,7 +27,7 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.arguments import is_contiguous
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_code_fold import make_code_folds
 from minllm.kernels.attention.split_code_ring import PLACE_SEQUENCE, make_code_ring, place_fields_of
 from minllm.kernels.attention.split_code_shape import code_ring_bytes_of, shape_of
@@ -58,8 +58,9 @@ from minllm.runtime.kernel import check, kernel, launch
 
 
 @functools.cache
-def make_kernel(kv_format, dtype, block_size, group, splits, shape):
-    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares."""
+def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_window=0):
+    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares. residual_window: 0,
+    or that whose codes these are (window_keys.py)."""
     head_dim, groups = kv_format.head_dim, kv_format.groups
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     heads, warps, keys, tile, threads, stages = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.stages
@@ -91,6 +92,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         key_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
         value_scales,  # the same
         out,  # [tokens, heads, head_dim]
+        lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
         part_max,  # [2 * blocks, heads of a block]
         part_sum,  # the same
         part_out,  # [2 * blocks, heads of a block, head_dim]
@@ -108,7 +110,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
         warp_out = cuda.shared.array(out_shape, float32)
         arrived = cuda.shared.array(1, int32)
         turn, parts_in_memory = uint32(0), (part_max, part_sum, part_out, arrivals)
-        batch = (query_start, context_lens, sliding_window, int32(0))
+        batch = (query_start, context_lens, sliding_window, int32(0), int32(residual_window))
         cache = (key_codes, value_codes, key_scales, value_scales, block_tables)
         warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
         line_heads = int32(key_codes.shape[1] * head_tiles)
@@ -185,19 +187,19 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape):
             share_states(state, units, value_scale, shared_states, heads_left)
             cuda.syncthreads()
             if tiles == now[TILES]:
-                write_whole(shared_states, out, row, first_head, heads_left, scale)
+                write_whole(shared_states, out, lse, row, first_head, heads_left, scale)
             else:
                 part = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
                 write_part(shared_states, parts_in_memory, part, heads_left, scale)
                 first_place, parts = parts_of_head(now, cut, line)
                 if arrive(parts_in_memory, first_place, arrived) == parts - 1:
-                    merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
+                    merge_parts(parts_in_memory, first_place, parts, out, lse, row, first_head, heads_left, scale)
             if turns == 1:
                 cuda.syncthreads()  # nobody reads the shared states any more
             line = int32(line + tiles)
             for i in range(CURSOR_FIELDS):
                 now[i] = following[i]
-        write_zeros(out, batch)
+        write_zeros(out, lse, batch)
 
     return split_quantized_kernel, threads, shared_bytes
 
@@ -226,30 +228,35 @@ def attention(
     splits=None,
     sm_count=132,
     shape=None,
+    residual_window=0,
+    lse=None,
 ):
     """Attention of one new token a sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape: as
-    in split_tensor_core.attention. Raises KernelArgumentError for more than one new token a sequence, for float32, for caches with gaps
-    between tokens, and for blocks of integers that are no multiple of 4 tokens.
+    key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape and lse
+    as in split_tensor_core.attention. residual_window: rows do not see their recent keys (window_keys.py). Raises KernelArgumentError for
+    more than one new token a sequence, for float32, for caches with gaps between tokens, and for blocks of integers that are no multiple
+    of 4 tokens.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
+    check_part(sizes, residual_window, lse, key_cache.format)
     kv_format = key_cache.format
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
     check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
     shape = shape or shape_of(sizes, kv_format, sm_count)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
-    chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape)
+    chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape, residual_window)
     batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
-    arguments = (query, *caches, out, *states, *batch)
+    arguments = (query, *caches, out, lse, *states, *batch)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
 
 
 def check_caches(caches, kv_format, dtype, block_size):
     """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
+    check(not kv_format.keys_by_channel, f"split_quantized takes scales by token, not {kv_format.name}: use flash_attention_2_quantized")
     check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
     check(all(map(is_contiguous, caches)), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
     chunks = kv_format.is_float or block_size % 4 == 0

@@ -33,7 +33,7 @@ import math
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_cluster import choose_cluster, launch_clusters
 from minllm.kernels.attention.split_fold import make_guard, make_seed
 from minllm.kernels.attention.split_merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
@@ -81,18 +81,18 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
 
     @cuda.jit(device=True)
-    def finish_head(now, cut, line, tiles, line_states, out, row, head_range, scale):
+    def finish_head(now, cut, line, tiles, line_states, out, lse, row, head_range, scale):
         """Write a head's output, or leave this block's part of it in memory; the last block to do so merges all parts."""
         shared_states, parts_in_memory, arrived = line_states
         first_head, heads_left = head_range
         if tiles == now[TILES]:
-            write_whole(shared_states, out, row, first_head, heads_left, scale)
+            write_whole(shared_states, out, lse, row, first_head, heads_left, scale)
         else:
             place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
             write_part(shared_states, parts_in_memory, place, heads_left, scale)
             first_place, parts = parts_of_head(now, cut, line)
             if arrive(parts_in_memory, first_place, arrived) == parts - 1:
-                merge_parts(parts_in_memory, first_place, parts, out, row, first_head, heads_left, scale)
+                merge_parts(parts_in_memory, first_place, parts, out, lse, row, first_head, heads_left, scale)
 
     @cuda.jit(device=True)
     def move(cursor, to):
@@ -106,6 +106,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
         value_cache,  # the same
         out,  # [tokens, heads, head_dim]
+        lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
         part_max,  # [2 * blocks, heads of a block]
         part_sum,  # the same
         part_out,  # [2 * blocks, heads of a block, head_dim]
@@ -130,7 +131,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         warp_out = cuda.shared.array(out_shape, float32)
         arrived = cuda.shared.array(1, int32)
         shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
-        batch = (query_start, context_lens, sliding_window, first_key)
+        batch = (query_start, context_lens, sliding_window, first_key, int32(0))
         if by_engine:
             cache = (key_map, value_map, block_tables)
         else:
@@ -200,11 +201,11 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
                     continue
                 rescued = False
             line_states = (shared_states, parts_in_memory, arrived)
-            finish_head(now, cut, line, tiles, line_states, out, row, (first_head, heads_left), scale)
+            finish_head(now, cut, line, tiles, line_states, out, lse, row, (first_head, heads_left), scale)
             cuda.syncthreads()  # nobody reads the shared states any more
             line = int32(line + tiles)
             move(following, now)
-        write_zeros(out, batch)
+        write_zeros(out, lse, batch)
 
     return split_tensor_core_kernel, threads, shared_bytes
 
@@ -236,29 +237,34 @@ def attention(
     sm_count=132,
     shape=None,
     phi=None,
+    lse=None,
 ):
     """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     float32 goes to split_kv, one short sequence on Hopper to split_cluster. splits: cut every context into so many shares, for results
     that do not depend on the batch; by default the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares.
-    shape: a SplitShape. phi: the unified maximum of split_unified_maximum.py. Raises KernelArgumentError for more than one new token a
-    sequence: flash_attention_2 takes those.
+    shape: a SplitShape. phi: the unified maximum of split_unified_maximum.py. lse: float32 [tokens, heads], for the log-sum-exp of every
+    row (merge_states.py). Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
+    check_part(sizes, 0, lse)
     if str(query.dtype) == "float32":
+        check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
-    cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None else None
+    cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None and lse is None else None
     if cluster:
         launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
         return
     phi = None if phi is None else phi / scale  # in units of q . k
-    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi)
+    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi, lse=lse)
 
 
-def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0):
+def launch_kernel(
+    inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0, lse=None
+):
     """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k; from the states of a prefix on, and
     only on keys from first_key on, if those are given."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
@@ -273,5 +279,5 @@ def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, split
     numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
     optional = (*(prefix or (None, None, None)), *maps)
-    arguments = (query, key_cache, value_cache, out, *states, query_start, context_lens, block_tables, *numbers, *optional)
+    arguments = (query, key_cache, value_cache, out, lse, *states, query_start, context_lens, block_tables, *numbers, *optional)
     launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)

@@ -13,9 +13,10 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.online_softmax import finite_or_zero
 from minllm.kernels.attention.shared_tiles import row_words_of
+from minllm.kernels.attention.window_keys import ALL, make_row_keys
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16, pack_bf16x2, pack_f16x2, shared_address
 
-ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = -math.inf
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 
@@ -145,8 +146,9 @@ def make_warp_products(dtype, tiles):
 
 
 @functools.cache
-def make_warp_softmax(tiles):
-    """(mask, fold_softmax): between the two products."""
+def make_warp_softmax(tiles, part=ALL, residual_window=0):
+    """(mask, fold_softmax): between the two products; part, residual_window: which keys there are, as in window_keys.py."""
+    first_key_of, last_key_of = make_row_keys(part, residual_window)
     row_tiles, half_rows = tiles.row_tiles, 2 * tiles.row_tiles
     key_tiles, dim_tiles = tiles.key_tile // 8, tiles.padded_dim // 8
 
@@ -155,8 +157,8 @@ def make_warp_softmax(tiles):
         """Scores of keys that a row may not see become -inf; row_position is the position of the warp's row lane // 4."""
         for row_tile in range(row_tiles):
             for i in range(4):
-                last = int32(row_position + 16 * row_tile + i // 2 * 8)
-                first = int32(last - sliding_window + 1 if sliding_window > 0 else 0)
+                position = int32(row_position + 16 * row_tile + i // 2 * 8)
+                first, last = first_key_of(position, sliding_window), last_key_of(position)
                 for key_tile_index in range(key_tiles):
                     key = int32(first_key + 8 * key_tile_index + 2 * (lane % 4) + i % 2)
                     if key > last or key < first:

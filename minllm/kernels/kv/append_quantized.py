@@ -91,6 +91,7 @@ def append_quantized(key, value, key_cache, value_cache, slot_mapping, stream=No
     check_array("value", value, (key.dtype,), tokens=tokens, kv_heads=kv_heads, head_dim=head_dim)
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=tokens)
     check_quantized_caches(key_cache, value_cache, kv_heads, head_dim)
+    check_by_token(key_cache)
     check_aligned(key=key, value=value)
     block_size, lanes, is_smooth = key_cache.shape[1], lanes_of(head_dim), key_cache.smoothing is not None
     chosen = append_quantized_kernel(key.dtype, key_cache.format, block_size, is_smooth)
@@ -115,10 +116,19 @@ def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
         if found.is_float:
             check_array(f"{name}.scales", cache.scales, (FLOAT32,), kv_heads=heads)
         else:
-            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **rows, groups=found.groups, pair=2)
+            by_channel = dict(rows, block_size=block_size // found.token_group, head_dim=head_dim)
+            by_token = dict(rows, groups=found.groups)
+            check_array(f"{name}.scales", cache.scales, (FLOAT16,), **(by_channel if cache.by_channel else by_token), pair=2)
     check(value_cache.smoothing is None, "value_cache has a smoothing; only keys may, because nobody takes it back")
     if key_cache.smoothing is not None:
         check_array("key_cache.smoothing", key_cache.smoothing, (FLOAT32,), parts=3, kv_heads=heads, head_dim=head_dim)
+
+
+def check_by_token(key_cache):
+    """Raise KernelArgumentError for keys that are quantised by channel, which takes whole groups of tokens."""
+    check(
+        not key_cache.by_channel, f"keys in {key_cache.format.name} are quantised in groups of tokens: append plain ones, quantize_groups"
+    )
 
 
 def check_aligned(**arrays):

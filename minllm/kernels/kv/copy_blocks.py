@@ -1,10 +1,13 @@
 """Whole blocks of the cache are copied: to other blocks, the copy in copy on write, or to and from a buffer on their way to the host.
 
-    to[destination] = cache[source]   for each pair (source, destination); `to` is the cache itself, or another array of such blocks
+    to[layer, destination] = cache[layer, source]   for each layer and pair (source, destination)
+
+`to` is the cache itself, or another array of such blocks. Keys and values of all layers lie in one array (cache/kv_cache.py), so one launch
+copies a block in all of them: the third axis of the grid counts these layers.
 
 Two sequences that share a block part when one of them writes into it: it gets a copy first (Kwon et al. 2023, "Efficient Memory Management
-for Large Language Model Serving with PagedAttention", section 4.4). P pairs of blocks of R bytes: no FLOPs; P R bytes read and as many
-written; arithmetic intensity 0, so memory sets the time.
+for Large Language Model Serving with PagedAttention", section 4.4). P pairs of blocks of R bytes in L layers: no FLOPs; L P R bytes read
+and as many written; arithmetic intensity 0, so memory sets the time.
 
 What the bytes mean does not matter here, so arrays of every dtype are seen as 32-bit words, or as bytes where a block is not whole words;
 the offset of a block is 64 bits wide. A block of threads copies a piece of 8 KB, 16 bytes a thread at a time. All pairs of a launch are
@@ -24,13 +27,14 @@ VECTORS_A_THREAD = 4
 WORDS_A_VECTOR = 4
 WORDS_HELD = WORDS_A_VECTOR * VECTORS_A_THREAD
 PIECE = THREADS * VECTORS_A_THREAD  # vectors, or bytes where there are no vectors
-MAX_PAIRS = 65535  # the second axis of a grid ends there
+MAX_PAIRS = MAX_LAYERS = 65535  # the second and the third axis of a grid end there
 
 
-def copy_blocks_reference(cache, copies):
-    """cache [num_blocks, ...], in place; copies [P, 2], pairs of source and destination, copied one after the other."""
+def copy_blocks_reference(cache, copies, to=None):
+    """cache [num_blocks, ...], in place, or into `to`; copies [P, 2], pairs of source and destination, copied one after the other."""
+    to = cache if to is None else to
     for source, destination in copies:
-        cache[destination] = cache[source]
+        to[destination] = cache[source]
 
 
 def in_rounds(copies):
@@ -51,21 +55,22 @@ def in_rounds(copies):
 
 @kernel
 def copy_blocks_kernel(cache, to, copies):
-    """Any size of a block, a byte a thread at a time: cache, to uint8 [num_blocks, R], copies int32 [P, 2]."""
+    """Any size of a block, a byte a thread at a time: cache, to uint8 [L, num_blocks, R], copies int32 [P, 2]."""
     # exercise: kv.copy_blocks
-    pair = cuda.blockIdx.y
-    source, destination, row = copies[pair, 0], copies[pair, 1], cache.shape[1]
+    pair, layer = cuda.blockIdx.y, cuda.blockIdx.z
+    source, destination, row = copies[pair, 0], copies[pair, 1], cache.shape[2]
     start = cuda.blockIdx.x * PIECE + cuda.threadIdx.x
     for i in range(start, min(row, (cuda.blockIdx.x + 1) * PIECE), THREADS):
-        to[destination, i] = cache[source, i]
+        to[layer, destination, i] = cache[layer, source, i]
     # end exercise
 
 
 @kernel
 def copy_blocks_vector_kernel(cache, to, copies):
-    """Blocks of whole, aligned vectors: cache, to uint32 [num_blocks, R / 4], copies int32 [P, 2]. Loads come before stores."""
-    pair, row = cuda.blockIdx.y, int64(cache.shape[1])
-    source, destination = copies[pair, 0] * row, copies[pair, 1] * row
+    """Blocks of whole, aligned vectors: cache, to uint32 [L, num_blocks, R / 4], copies int32 [P, 2]. Loads come before stores."""
+    pair, layer, row = cuda.blockIdx.y, int64(cuda.blockIdx.z), int64(cache.shape[2])
+    source = (layer * cache.shape[1] + copies[pair, 0]) * row
+    destination = (layer * to.shape[1] + copies[pair, 1]) * row
     first = (cuda.blockIdx.x * PIECE + cuda.threadIdx.x) * WORDS_A_VECTOR
     held = cuda.local.array(WORDS_HELD, uint32)
     for v in range(VECTORS_A_THREAD):
@@ -79,25 +84,45 @@ def copy_blocks_vector_kernel(cache, to, copies):
 
 
 def copy_blocks(cache, copies, stream=None, to=None):
-    """Copy blocks of a cache [num_blocks, ...] of any dtype; copies int32 [P, 2], pairs of source and destination.
-
-    to: another array of blocks of the same size and dtype that they are copied into; by default the cache itself. Blocks must be inside
-    the arrays, and no block may be written that is read or written by another pair: the kernel trusts them (`in_rounds` makes such
-    lists). Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
-    """
-    to = cache if to is None else to
-    check_array("copies", copies, INDEX_DTYPES, pairs=None, source_and_destination=2)
+    """Copy blocks of a cache [num_blocks, ...], one layer by itself; else as `copy_blocks_of_layers`."""
     check(cache.ndim >= 2, f"cache has shape {tuple(cache.shape)}; it must be [num_blocks, ...]")
-    contiguous = is_contiguous(cache) and is_contiguous(to)
-    check(contiguous, "cache has gaps: give the array that holds all layers of a block, not a view of one of them")
-    pairs = copies.shape[0]
+    caches, targets = (array if array is None else one_layer(array) for array in (cache, to))
+    copy_blocks_of_layers(caches, copies, stream, targets)
+
+
+def one_layer(array):
+    """[num_blocks, ...] as the only layer of [1, num_blocks, ...]."""
+    check_gaps(array)
+    return array.reshape(1, *array.shape)
+
+
+def copy_blocks_of_layers(caches, copies, stream=None, to=None):
+    """Copy blocks of caches [layers, num_blocks, ...] of any dtype; copies int32 [P, 2], pairs of source and destination in every layer.
+
+    to: as many other layers of blocks of the same size and dtype that they are copied into; by default the caches themselves. Blocks must
+    be inside the arrays, and no block may be written that is read or written by another pair: the kernel trusts them (`in_rounds` makes
+    such lists). Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
+    """
+    to = caches if to is None else to
+    check_array("copies", copies, INDEX_DTYPES, pairs=None, source_and_destination=2)
+    check(caches.ndim >= 3, f"caches has shape {tuple(caches.shape)}; it must be [layers, num_blocks, ...]")
+    for array in (caches, to):
+        check_gaps(array)
+    layers, pairs = caches.shape[0], copies.shape[0]
     check(pairs <= MAX_PAIRS, f"{pairs} copies are more than the {MAX_PAIRS} of one launch: cut the list")
-    same = cache.dtype == to.dtype and tuple(cache.shape[1:]) == tuple(to.shape[1:])
-    check(same, f"blocks of {cache.dtype} {tuple(cache.shape[1:])} cannot be copied to blocks of {to.dtype} {tuple(to.shape[1:])}")
-    flat = [array.reshape(array.shape[0], -1) for array in (cache, to)]
-    if vectors := vectors_a_row(flat[0].shape[1], *flat):
+    check(layers <= MAX_LAYERS, f"{layers} layers are more than the {MAX_LAYERS} of one launch: cut the array")
+    same = caches.dtype == to.dtype and tuple(caches.shape[2:]) == tuple(to.shape[2:])
+    check(same, f"blocks of {caches.dtype} {tuple(caches.shape[2:])} cannot be copied to blocks of {to.dtype} {tuple(to.shape[2:])}")
+    check(layers == to.shape[0], f"blocks of {layers} layers cannot be copied to blocks of {to.shape[0]} layers")
+    flat = [array.reshape(*array.shape[:2], -1) for array in (caches, to)]
+    if vectors := vectors_a_row(flat[0].shape[2], *flat):
         words = [array.view(np.uint32) for array in flat]
-        launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs), THREADS, (*words, copies), stream)
+        launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs, layers), THREADS, (*words, copies), stream)
     else:
         rows = [array.view(np.uint8) for array in flat]
-        launch(copy_blocks_kernel, (ceil_div(rows[0].shape[1], PIECE), pairs), THREADS, (*rows, copies), stream)
+        launch(copy_blocks_kernel, (ceil_div(rows[0].shape[2], PIECE), pairs, layers), THREADS, (*rows, copies), stream)
+
+
+def check_gaps(array):
+    """Raise KernelArgumentError for an array of blocks that do not lie side by side."""
+    check(is_contiguous(array), "cache has gaps: give the array that holds all layers of a block, not a view of one of them")

@@ -38,15 +38,27 @@ HEADS_A_BLOCK = 4
 
 
 def qkv_rope_append_reference(
-    qkv, positions, slot_mapping, key_cache, value_cache, heads, kv_heads,
-    cos_sin=None, interleaved=False, q_norm=None, k_norm=None, epsilon=1e-6,
+    qkv,
+    positions,
+    slot_mapping,
+    key_cache,
+    value_cache,
+    heads,
+    kv_heads,
+    cos_sin=None,
+    interleaved=False,
+    q_norm=None,
+    k_norm=None,
+    epsilon=1e-6,
+    recent=None,
 ):
     """Split qkv, normalise and turn its queries and keys, write keys and values into the cache, return the queries.
 
     qkv: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys, then values. q_norm, k_norm: [head_dim] weights of an RMSNorm
     over each head (Qwen3), or None. cos_sin: see `rope_table`; None leaves positions out (GPT-2). Caches and slots as in
-    `append_reference`. Everything between load and store is float32, and rounded once. Returns the queries, [T, heads, head_dim], in the
-    dtype of qkv.
+    `append_reference`. recent: (key_cache, value_cache, slot_mapping) of plain caches that hold the tokens too, beside QuantizedCaches,
+    as those would have them but for the codes. Everything between load and store is float32, and rounded once. Returns the queries,
+    [T, heads, head_dim], in the dtype of qkv.
     """
     tokens = qkv.shape[0]
     by_head = qkv.reshape(tokens, heads + 2 * kv_heads, -1)  # [T, heads + 2 * kv_heads, head_dim]
@@ -58,7 +70,10 @@ def qkv_rope_append_reference(
         key, _ = rms_norm_reference(key, k_norm, epsilon)
     if cos_sin is not None:
         query, key = rope_reference(query, positions, cos_sin, interleaved), rope_reference(key, positions, cos_sin, interleaved)
-    append_reference(key, by_head[:, heads + kv_heads :], key_cache, value_cache, slot_mapping)
+    value = by_head[:, heads + kv_heads :]
+    append_reference(key, value, key_cache, value_cache, slot_mapping)
+    if recent is not None:
+        append_reference(key_cache.smoothed(key), value, *recent)
     if is_quantized(key_cache) and key_cache.smoothing is not None:
         query = query * np.repeat(key_cache.smoothing[2], heads // kv_heads, axis=0)
     return query.astype(qkv.dtype, copy=False)
@@ -157,7 +172,7 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
 
 def qkv_rope_append(
     qkv, positions, slot_mapping, key_cache, value_cache, query,
-    cos_sin=None, interleaved=False, q_norm=None, k_norm=None, epsilon=1e-6, stream=None,
+    cos_sin=None, interleaved=False, q_norm=None, k_norm=None, epsilon=1e-6, recent=None, stream=None,
 ):  # fmt: skip
     """Write queries into `query` [T, heads, head_dim], and keys and values into the caches; arguments as in `qkv_rope_append_reference`.
 
@@ -183,9 +198,10 @@ def qkv_rope_append(
         check_array("k_norm", k_norm, (dtype,), head_dim=head_dim)
     if quantized:
         qkv_rope_append_quantized(
-            qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, stream
+            qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, recent, stream
         )
         return
+    check(recent is None, "recent tokens are kept beside quantised caches; these keep all tokens as they are")
     if not has_norm:  # a kernel's arguments are always arrays: others stand in, and are not read
         q_norm = k_norm = qkv
     if cos_sin is not None:

@@ -2,10 +2,11 @@
 
     q, k, v = split(qkv);  q, k = rms_norm(q) * q_norm, rms_norm(k) * k_norm;  q, k = rope(q), rope(k)      as in qkv_rope_append.py
     codes, scales = quantize((k - mean) * factor), quantize(v)           query = q / factor
+    recent_key[recent_slot], recent_value[recent_slot] = (k - mean) * factor, v       where a residual window keeps them as they are
 
 T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k and 6 of k and v; T N D b bytes
-read, T heads D b written as queries and 2 T kv_heads bytes_a_head (formats.py) as cache; memory sets the time. Nothing is rounded between
-the projection and the codes: keys are quantised from float32.
+read, T heads D b written as queries and 2 T kv_heads bytes_a_head (formats.py) as cache, and 2 T kv_heads D b as recent tokens where
+there are such; memory sets the time. Nothing is rounded between the projection and the codes: keys are quantised from float32.
 
 Threads to data: as in quantized_head.py, eight components a lane. The partner of a component in its RoPE pair lies half a head away, half
 as many lanes: one exchange a component.
@@ -14,22 +15,23 @@ Sources: as of qkv_rope_append.py and append_quantized.py.
 
 import functools
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
-from minllm.kernels.arguments import ceil_div
+from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches, make_load_components, smooth
-from minllm.kernels.kv.quantized_head import EACH, FULL_WARP, lanes_of, make_store_quantized
+from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
+from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
+from minllm.kernels.warp import ALL_LANES
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
 
 
 @functools.cache
-def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions, has_norm, is_smooth):
+def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions, has_norm, is_smooth, keeps_recent=False):
     """The kernel for activations of `dtype` and caches of `kv_format`; grid (tokens, blocks of heads)."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format.head_dim)
     active, half_lanes, half = head_dim // EACH, head_dim // EACH // 2, head_dim // 2
@@ -46,7 +48,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             total = float32(0)
         distance = lanes >> 1
         while distance:
-            total += cuda.shfl_xor_sync(FULL_WARP, total, distance)
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
             distance >>= 1
         inverse_rms = libdevice.rsqrtf(total * float32(1 / head_dim) + epsilon)
         if is_turned:
@@ -59,9 +61,10 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     def turn(values, cos_sin, position, lane, is_turned):
         """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, where the head is a query or a key; the whole warp takes
         part."""
-        first_half = lane < half_lanes
-        partner = lane + half_lanes if first_half else (lane - half_lanes if lane < active else lane)
-        pair = (lane if first_half else lane - half_lanes) * EACH if lane < active else uint32(0)
+        own = min(lane, uint32(active - 1))  # lanes beyond the head turn what they hold, its last components, as their owner does
+        first_half = own < half_lanes
+        partner = own + half_lanes if first_half else own - half_lanes
+        pair = (own if first_half else own - half_lanes) * EACH
         cosine, sine = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         for k in range(EACH):
             cosine[k], sine[k] = float32(1), float32(0)
@@ -71,7 +74,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
                 load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
         source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
         for k in range(EACH):
-            other = cuda.shfl_sync(FULL_WARP, values[k], source)
+            other = cuda.shfl_sync(ALL_LANES, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]
 
     @cuda.jit(device=True)
@@ -97,6 +100,9 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         smoothing,  # [3, kv_heads, head_dim]
         value_codes,
         value_scales,
+        recent_key,  # [slots, kv_heads, head_dim]
+        recent_value,
+        recent_slots,  # [T]
         epsilon,
     ):
         wait_for_predecessors()
@@ -128,16 +134,22 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         codes, scales = key_codes if is_key else value_codes, key_scales if is_key else value_scales
         kv_head = head - heads if is_key else head - heads - kv_heads
         store_quantized(codes, scales, slot, kv_head, lane, values, stores and not is_query)
+        if keeps_recent:
+            recent, at = recent_key if is_key else recent_value, recent_slots[token]
+            if is_any and not is_query and lane < active and at >= 0:
+                for k in range(0, EACH, width):
+                    store_vector(recent, (int64(at) * recent.shape[1] + kv_head) * head_dim + component + k, values, k)
 
     return qkv_rope_append_quantized_kernel
 
 
 def qkv_rope_append_quantized(
-    qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, stream
+    qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, recent, stream
 ):
     """`qkv_rope_append` for QuantizedCaches, which has checked all other arguments. Raises KernelArgumentError for what it cannot turn."""
     _, heads, head_dim = query.shape
     check_quantized_caches(key_cache, value_cache, None, head_dim)
+    check_by_token(key_cache)
     check(
         cos_sin is None or (not interleaved and cos_sin.shape[1] == head_dim),
         "a quantised cache takes rotary positions that turn whole heads, in pairs half a head apart; not interleaved ones, nor a part",
@@ -146,10 +158,24 @@ def qkv_rope_append_quantized(
     norms = (q_norm, k_norm) if has_norm else (qkv, qkv)  # a kernel's arguments are always arrays: others stand in, and are not read
     check_aligned(qkv=qkv, query=query, q_norm=norms[0], k_norm=norms[1])
     kv_heads, lanes = key_cache.shape[2], lanes_of(head_dim)
-    chosen = qkv_rope_append_quantized_kernel(query.dtype, key_cache.format, key_cache.shape[1], cos_sin is not None, has_norm, is_smooth)
+    recent_arrays = (query, query, positions) if recent is None else checked_recent(recent, query, kv_heads)
+    options = (cos_sin is not None, has_norm, is_smooth, recent is not None)
+    chosen = qkv_rope_append_quantized_kernel(query.dtype, key_cache.format, key_cache.shape[1], *options)
     arrays = (
         qkv, positions, slot_mapping, qkv if cos_sin is None else cos_sin, *norms, query,
         key_cache.codes, key_cache.scales, key_cache.smoothing if is_smooth else qkv, value_cache.codes, value_cache.scales,
+        *recent_arrays,
     )  # fmt: skip
     grid = (qkv.shape[0], ceil_div(heads + 2 * kv_heads, THREADS // lanes))
     launch(chosen, grid, THREADS, (*arrays, float(epsilon)), stream)
+
+
+def checked_recent(recent, query, kv_heads):
+    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots. KernelArgumentError where they do not fit."""
+    (key, value, slots), (tokens, _, head_dim) = recent, query.shape
+    for name, array in (("recent key", key), ("recent value", value)):
+        check_array(name, array, (query.dtype,), blocks=key.shape[0], block_size=key.shape[1], kv_heads=kv_heads, head_dim=head_dim)
+    check_array("recent slots", slots, INDEX_DTYPES, tokens=tokens)
+    check_aligned(recent_key=key, recent_value=value)
+    by_slot = (key.shape[0] * key.shape[1], kv_heads, head_dim)
+    return key.reshape(by_slot), value.reshape(by_slot), slots

@@ -14,11 +14,11 @@ from numba.cuda import libdevice
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.rope.rotate import make_turn
 from minllm.kernels.vector import vector_access
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
 
 THREADS = 128  # a block
-FULL_WARP = 0xFFFFFFFF
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm):
         """The sum over the `lanes` neighbouring threads that share a head; the whole warp takes part."""
         distance = lanes >> 1
         while distance:
-            value += cuda.shfl_xor_sync(FULL_WARP, value, distance)
+            value += cuda.shfl_xor_sync(ALL_LANES, value, distance)
             distance >>= 1
         return value
 

@@ -13,16 +13,32 @@ import functools
 
 from numba import cuda, float32, int64, uint32
 
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
 
 EACH = 8  # components a lane
-FULL_WARP = 0xFFFFFFFF
 ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 has no bit left for fractions here, so that adding it rounds, ties to even
 
 
 def lanes_of(components):
     """Lanes that `components` take: a power of two."""
     return 1 << (components // EACH - 1).bit_length()
+
+
+@cuda.jit(device=True)
+def rounded_code(value, zero, inverse, levels):
+    """round((value - zero) * inverse), between 0 and `levels`, in the lowest byte."""
+    code = min(max((value - zero) * inverse, float32(0)), levels)
+    return float_as_uint(code + float32(ROUNDING))
+
+
+@cuda.jit(device=True)
+def pack_nibbles_of(bits):
+    """Eight rounded codes of 4 bits as a word: components 2i and 2i + 1 are the nibbles i and i + 4."""
+    word = uint32(0)
+    for i in range(EACH // 2):
+        word |= (prmt(bits[2 * i], bits[2 * i + 1], uint32(0x5410)) & uint32(0x000F000F)) << uint32(4 * i)
+    return word
 
 
 @functools.cache
@@ -51,8 +67,8 @@ def make_store_quantized(kv_format, block_size):
             low, high = min(low, values[k]), max(high, values[k])
         distance = group_lanes >> 1
         while distance:
-            low = min(low, cuda.shfl_xor_sync(FULL_WARP, low, distance))
-            high = max(high, cuda.shfl_xor_sync(FULL_WARP, high, distance))
+            low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, distance))
+            high = max(high, cuda.shfl_xor_sync(ALL_LANES, high, distance))
             distance >>= 1
         return low, high
 
@@ -67,13 +83,9 @@ def make_store_quantized(kv_format, block_size):
         """round((value - zero) * inverse), between 0 and the largest code, from byte `at` on."""
         bits = cuda.local.array(EACH, uint32)
         for k in range(EACH):
-            code = min(max((values[k] - zero) * inverse, float32(0)), float32(levels))
-            bits[k] = float_as_uint(code + float32(ROUNDING))
-        if four_bits:  # components 2i and 2i + 1 are the nibbles i and i + 4
-            word = uint32(0)
-            for i in range(EACH // 2):
-                word |= (prmt(bits[2 * i], bits[2 * i + 1], uint32(0x5410)) & uint32(0x000F000F)) << uint32(4 * i)
-            store_32(codes, at, word)
+            bits[k] = rounded_code(values[k], zero, inverse, float32(levels))
+        if four_bits:
+            store_32(codes, at, pack_nibbles_of(bits))
         else:
             store_64(codes, at, first_bytes(bits, 0), first_bytes(bits, 4))
 

@@ -5,9 +5,12 @@ from minllm.kernels.kv.append import BLOCK, append_kernel, append_vector_kernel
 from minllm.kernels.kv.append_quantized import append_quantized_kernel
 from minllm.kernels.kv.copy_blocks import THREADS as COPY_THREADS
 from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector_kernel
+from minllm.kernels.kv.move_window import THREADS as MOVE_THREADS
+from minllm.kernels.kv.move_window import move_window_kernel
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
 
@@ -61,7 +64,9 @@ def specimens():
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
-    pairs, raw, words, wide = array(INT32, 2), array(UINT8, 2), array(UINT32, 2), ("LDG*128*", "STG*128*")
+    line, table = array(INT32, 1), array(INT32, 2)
+    yield Specimen("kv/move_window", move_window_kernel, (line, line, line, line, line, table, INT32), MOVE_THREADS, blocks=12)
+    pairs, raw, words, wide = array(INT32, 2), array(UINT8, 3), array(UINT32, 3), ("LDG*128*", "STG*128*")
     yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (raw, raw, pairs), COPY_THREADS, blocks=12)
     yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (words, words, pairs), COPY_THREADS, blocks=12, contains=wide)
     yield from quantized_specimens()
@@ -79,6 +84,23 @@ def quantized_specimens():
         arguments = (heads, heads, codes, scales, smoothing, codes, scales, indices)
         yield Specimen(f"kv/append/{end}", append_quantized_kernel(dtype, found, 16, True), arguments, blocks=12, **common)
         norms = (line, line) if has_norm else (matrix, matrix)
-        arguments = (matrix, indices, indices, angles, *norms, heads, codes, scales, smoothing, codes, scales, FLOAT32)
-        kernel = qkv_rope_append_quantized_kernel(dtype, found, 16, True, has_norm, True)
+        step = (matrix, indices, indices, angles, *norms, heads, codes, scales, smoothing, codes, scales)
+        kernel, arguments = (
+            qkv_rope_append_quantized_kernel(dtype, found, 16, True, has_norm, True),
+            (*step, heads, heads, indices, FLOAT32),
+        )
         yield Specimen(f"kv/qkv_rope_append/{end}", kernel, arguments, blocks=8, **common)
+        if name in ("int8", "fp8_e4m3") and head_dim == 128:
+            kernel = qkv_rope_append_quantized_kernel(dtype, found, 16, True, has_norm, True, keeps_recent=True)
+            yield Specimen(f"kv/qkv_rope_append/recent/{end}", kernel, arguments, blocks=8, **common)
+    for head_dim, dtype in ((64, BFLOAT16), (128, BFLOAT16), (256, FLOAT_DTYPES[1]), (96, FLOAT_DTYPES[0])):
+        recent, codes, scales, indices, tables = (
+            array(dtype.name, 4),
+            array(UINT8, 4),
+            array("float16", 5),
+            array(INT32, 1),
+            array(INT32, 2),
+        )
+        arguments = (recent, recent, codes, scales, codes, scales, indices, indices, tables, indices, tables)
+        kernel = quantize_groups_kernel(dtype, kv_format("kivi_int4", head_dim), 32)
+        yield Specimen(f"kv/quantize_groups/{head_dim}/{dtype}", kernel, arguments, threads=THREADS, blocks=4, contains=("LD*128*",))

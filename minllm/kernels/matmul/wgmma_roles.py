@@ -14,6 +14,7 @@ from minllm.kernels.matmul.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma_epilogue import make_copy_out, make_output_pair, make_store_out
 from minllm.kernels.matmul.wgmma_ring import make_fetch, make_ring
 from minllm.kernels.matmul.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP, WARPGROUP_ROWS, WgmmaTiling
+from minllm.kernels.warp import ALL_LANES
 
 WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 LOW_BITS, HIGH_BITS = (int(ptx.matrix_descriptor.py_func(0, 16, 8 * LINE_BYTES, 128)) >> shift & 0xFFFFFFFF for shift in (0, 32))
@@ -106,7 +107,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
 
     @cuda.jit(device=True, forceinline=True)
     def consume(bias, residual, out, out_map, memory, ring, staging, full, empty, tiles_m, tiles_n, k_steps, each, thread):
-        consumer = cuda.shfl_sync(0xFFFFFFFF, (thread >> 7) - 1, 0)  # which tells the compiler that it is the same for all lanes
+        consumer = cuda.shfl_sync(ALL_LANES, (thread >> 7) - 1, 0)  # which tells the compiler that it is the same for all lanes
         thread = thread & 127
         x_ring, weight_ring = ptx.keep_register(low_word(ring + consumer * consumer_bytes)), ptx.keep_register(low_word(ring + x_bytes))
         full, empty = ptx.keep_register(full), ptx.keep_register(empty)

@@ -11,9 +11,13 @@ Two int4 codes share a byte, in an order that a kernel can take apart fast: the 
 is component NIBBLE_ORDER[n], so that word >> 4i & 0x000F000F holds the neighbours 2i and 2i + 1 in its two halves, where a pair of 16-bit
 floats wants them.
 
-Source: LMDeploy, "INT4/INT8 KV Cache" (asymmetric, by head and token); the order of nibbles is Marlin's idea (Frantar et al. 2024,
-"MARLIN", section 3.4).
+Keys by channel are the same on the transpose: a group is one channel of some tokens, and packed as before.
+
+Sources: LMDeploy, "INT4/INT8 KV Cache" (asymmetric, by head and token); Liu et al. 2024, "KIVI", section 3.2 (by channel); the order of
+nibbles is Marlin's idea (Frantar et al. 2024, "MARLIN", section 3.4).
 """
+
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -45,6 +49,20 @@ def dequantize_reference(codes: np.ndarray, scales: np.ndarray, kv_format: KvFor
     return (by_group * scale + zero).reshape(codes.shape)
 
 
+def quantize_by_channel(x: np.ndarray, kv_format: KvFormat) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, pairs) of whole groups of keys, x [..., token_group, head_dim]: uint8 [..., token_group, code_bytes] and float16
+    [..., head_dim, 2], a (scale, zero) for each channel."""
+    of_a_channel = replace(kv_format, head_dim=kv_format.token_group, group_size=kv_format.token_group)
+    codes, pairs = quantize_groups(x.swapaxes(-1, -2), of_a_channel)  # [..., head_dim, token_group] and [..., head_dim, 1, 2]
+    return pack_nibbles(codes.swapaxes(-1, -2)), pairs[..., 0, :]
+
+
+def dequantize_by_channel(codes: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """float32 [..., head_dim] of keys from codes [..., code_bytes] and the pairs [..., head_dim, 2] of each one's group."""
+    pairs = pairs.astype(np.float32)
+    return unpack_nibbles(codes) * pairs[..., 0] + pairs[..., 1]
+
+
 def quantize_groups(x: np.ndarray, kv_format: KvFormat) -> tuple[np.ndarray, np.ndarray]:
     """(codes, pairs) of x [..., head_dim], a code a byte: uint8 [..., head_dim] and float16 [..., groups, 2]."""
     # exercise: quantization.quantize_groups
@@ -67,13 +85,13 @@ def quantize_floats(x: np.ndarray, dtype: np.dtype, scales: np.ndarray) -> np.nd
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
     """Codes 0 to 15, one a byte [..., n], as two a byte [..., n / 2], in NIBBLE_ORDER."""
-    nibbles = np.take(codes.reshape(*codes.shape[:-1], -1, 8), NIBBLE_ORDER, axis=-1)  # [..., words, 8]
-    return (nibbles[..., ::2] | nibbles[..., 1::2] << 4).reshape(*codes.shape[:-1], -1)
+    nibbles = np.take(codes.reshape(*codes.shape[:-1], codes.shape[-1] // 8, 8), NIBBLE_ORDER, axis=-1)  # [..., words, 8]
+    return (nibbles[..., ::2] | nibbles[..., 1::2] << 4).reshape(*codes.shape[:-1], codes.shape[-1] // 2)
 
 
 def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
     """The codes, one a byte, that `pack_nibbles` packed."""
-    pairs = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1, 8)  # [..., words, 8 nibbles]
+    pairs = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], packed.shape[-1] // 4, 8)  # [..., words, 8]
     codes = np.empty_like(pairs)
     codes[..., NIBBLE_ORDER] = pairs
-    return codes.reshape(*packed.shape[:-1], -1)
+    return codes.reshape(*packed.shape[:-1], 2 * packed.shape[-1])

@@ -11,6 +11,7 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -18,7 +19,6 @@ THREADS = 256
 WARPS = THREADS // 32
 QUADS_PER_THREAD = 4  # tokens of a part: 256 threads x 4 loads x 4 tokens
 PART = THREADS * QUADS_PER_THREAD * 4
-FULL_WARP = 0xFFFFFFFF
 NO_TOKEN = 2**31 - 1
 
 
@@ -57,8 +57,8 @@ def warp_argmax(value, token):
     """The largest value among a warp's lanes and its token, the lowest token among equals; the same in every lane."""
     # exercise: sampling.argmax
     for offset in (16, 8, 4, 2, 1):
-        other_value = cuda.shfl_xor_sync(FULL_WARP, value, offset)
-        other_token = cuda.shfl_xor_sync(FULL_WARP, token, offset)
+        other_value = cuda.shfl_xor_sync(ALL_LANES, value, offset)
+        other_token = cuda.shfl_xor_sync(ALL_LANES, token, offset)
         if other_value > value or (other_value == value and other_token < token):
             value = other_value
             token = other_token

@@ -15,6 +15,7 @@ import numpy as np
 from numba import cuda, float32, float64, int32, int64, uint32
 
 from minllm.kernels.sampling.argmax import load_quad
+from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, uint_as_float
 
 THREADS = 1024
@@ -23,7 +24,6 @@ BINS = 2048
 GROUP = 32  # bins that one warp sums at a time
 GROUPS = BINS // GROUP
 UNIT = 2.0**31  # the weight of the most probable token
-FULL_WARP = 0xFFFFFFFF
 LOADS = 4  # 128-bit loads that a thread has in flight
 VALUES = 4 * LOADS
 BATCH = THREADS * VALUES  # tokens that the block reads at a time
@@ -67,7 +67,7 @@ def block_maximum(logits, row, warp_values):
                 peak = x[i]
         batch += 1
     for offset in (16, 8, 4, 2, 1):
-        peak = max(peak, cuda.shfl_xor_sync(FULL_WARP, peak, offset))
+        peak = max(peak, cuda.shfl_xor_sync(ALL_LANES, peak, offset))
     if cuda.threadIdx.x & 31 == 0:
         warp_values[cuda.threadIdx.x >> 5] = peak
     cuda.syncthreads()
@@ -128,7 +128,7 @@ def sum_groups(low, high, group_sums):
     while group < GROUPS:
         total = bin_sum(low, high, group * GROUP + (thread & 31))
         for offset in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(FULL_WARP, total, offset)
+            total += cuda.shfl_xor_sync(ALL_LANES, total, offset)
         if thread & 31 == 0:
             group_sums[group] = total
         group += WARPS

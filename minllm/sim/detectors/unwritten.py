@@ -7,7 +7,8 @@ that hold the poison, all bits set: in floating-point arrays, where it is a NaN 
 
 import numpy as np
 
-from minllm.sim.arrays import bytes_between, fail, place_of, poisoned
+from minllm.sim.array_bytes import bytes_between, place_of
+from minllm.sim.arrays import fail, poisoned
 from minllm.sim.monitor import Monitor
 from minllm.sim.transfer import CHUNK
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.kv.append import append, append_reference
-from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers, copy_blocks_reference
 from minllm.kernels.kv.layout import layer_of
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
 from minllm.kernels.rope.rotate import rope_table
@@ -187,3 +187,24 @@ def check_copy_blocks(case, dtype, device):
     np.testing.assert_array_equal(bits(cache.result()), bits(expected))
     copy_blocks_reference(before, copies)
     np.testing.assert_array_equal(bits(before), bits(expected))
+
+
+def check_copy_blocks_of_layers(case, layers, dtype, device):
+    """Layers to other blocks of their own, and to another array with more or fewer blocks."""
+    before = random((layers, case.blocks, *case.shape), dtype, 0)
+    order = np.random.default_rng(1).permutation(case.blocks)
+    half = case.blocks // 2
+    copies = np.stack([order[:half], order[half : 2 * half]], axis=1).astype(np.int32)
+    expected = before.copy()
+    for layer in expected:
+        copy_blocks_reference(layer, copies)
+    cache = Guarded(device, before)
+    copy_blocks_of_layers(cache.array, device.array(copies))
+    np.testing.assert_array_equal(bits(cache.result()), bits(expected))
+
+    expected = random((layers, half + 1, *case.shape), dtype, 2)
+    other = Guarded(device, expected)
+    expected[:, 1:] = before[:, order[:half]]
+    outward = np.stack([order[:half], 1 + np.arange(half)], axis=1).astype(np.int32)
+    copy_blocks_of_layers(device.array(before), device.array(outward), to=other.array)
+    np.testing.assert_array_equal(bits(other.result()), bits(expected))

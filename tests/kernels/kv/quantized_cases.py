@@ -18,7 +18,10 @@ UNWRITTEN = 0x5A  # every byte of a cache before
 
 @dataclass(frozen=True)
 class QuantizedCase:
-    """`tokens` tokens, every third without a slot where `skip`; with smoothed keys or not; the fused step's norm and positions."""
+    """`tokens` tokens, every third without a slot where `skip`; with smoothed keys or not; the fused step's norm and positions.
+
+    loud_end: a head's last components are its largest, so that lanes beyond the head which do not treat them alike show in its scale.
+    """
 
     name: str
     head_dim: int
@@ -31,6 +34,7 @@ class QuantizedCase:
     smooth: bool = True
     norm: bool = False
     positions: bool = True
+    loud_end: bool = False
 
 
 CASES = (
@@ -38,6 +42,7 @@ CASES = (
     QuantizedCase("int8", 128, tokens=2, kv_heads=3, smooth=False, norm=True),
     QuantizedCase("int8", 96, tokens=3, block_size=8, norm=True),
     QuantizedCase("int8", 80, tokens=2, kv_heads=1, positions=False),
+    QuantizedCase("int8", 96, tokens=8, smooth=False, loud_end=True),
     QuantizedCase("int8", 128, tokens=1, kv_heads=1, group_size=16, skip=False),
     QuantizedCase("int4", 64, kv_heads=1, block_size=1, skip=False),
     QuantizedCase("int4", 128, tokens=3, group_size=64, norm=True),
@@ -73,9 +78,9 @@ def empty_caches(case):
 
 
 def on(device, cache):
-    """The same cache in the memory of the device under test."""
+    """A copy of the cache in the memory of the device under test."""
     smoothing = None if cache.smoothing is None else device.array(cache.smoothing)
-    return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, smoothing)
+    return QuantizedCache(device.array(cache.codes.copy()), device.array(cache.scales.copy()), cache.format, smoothing, cache.by_channel)
 
 
 def check_append_quantized(case, dtype, device):
@@ -90,22 +95,42 @@ def check_append_quantized(case, dtype, device):
         np.testing.assert_array_equal(bits(device.host(found.scales)), bits(wanted.scales))
 
 
-def check_qkv_rope_append_quantized(case, dtype, device):
-    """Values are the reference's to the bit; keys, whose norms and turns round differently, are at most a step of the format away."""
+def check_qkv_rope_append_quantized(case, dtype, device, keeps_recent=False):
+    """Values are the reference's to the bit; keys, whose norms and turns round differently, are at most a step of the format away.
+
+    keeps_recent: every token is also kept as it is, in a plain cache with other slots.
+    """
     qkv = random((case.tokens, (case.heads + 2 * case.kv_heads) * case.head_dim), dtype, 0)
+    if case.loud_end:
+        qkv.reshape(case.tokens, -1, case.head_dim)[..., -8:] *= 16
     norms = random((2, case.head_dim), dtype, 1) if case.norm else (None, None)
     positions = np.random.default_rng(2).integers(0, 50, case.tokens).astype(np.int32)
     cos_sin = rope_table(50, case.head_dim, frequencies(case.head_dim)) if case.positions else None
     slots, *expected = empty_caches(case)
     caches = [on(device, cache) for cache in expected]
     options = dict(cos_sin=cos_sin, q_norm=norms[0], k_norm=norms[1])
-    query = qkv_rope_append_reference(qkv, positions, slots, *expected, case.heads, case.kv_heads, epsilon=1e-6, **options)
+    recent = recent_of(case, dtype) if keeps_recent else None
+    copies = None if recent is None else [device.array(array.copy()) for array in recent]
+    query = qkv_rope_append_reference(
+        qkv, positions, slots, *expected, case.heads, case.kv_heads, epsilon=1e-6, recent=recent, **options
+    )  # fmt: skip
     out = device.array(np.full(query.shape, np.nan, dtype))
     options = {name: None if array is None else device.array(array) for name, array in options.items()}
-    qkv_rope_append(*map(device.array, (qkv, positions, slots)), *caches, out, epsilon=1e-6, **options)
+    qkv_rope_append(*map(device.array, (qkv, positions, slots)), *caches, out, epsilon=1e-6, recent=copies, **options)
     assert_close(device.host(out), query.astype(np.float64), dtype, slack=2**-7 if dtype.itemsize == 2 else 3e-6)
     np.testing.assert_array_equal(device.host(caches[1].codes), expected[1].codes)
     check_keys(QuantizedCache(device.host(caches[0].codes), device.host(caches[0].scales), expected[0].format), expected[0])
+    if keeps_recent:
+        assert_close(device.host(copies[0]), recent[0].astype(np.float64), dtype, slack=2**-7 if dtype.itemsize == 2 else 3e-6)
+        np.testing.assert_array_equal(bits(device.host(copies[1])), bits(recent[1]))
+
+
+def recent_of(case, dtype):
+    """Plain caches of blocks of 32 recent tokens, keys and values, and slots in them, the second of them -1."""
+    slots = np.random.default_rng(8).permutation(2 * 32 * -(-case.tokens // 32))[: case.tokens].astype(np.int32)
+    slots[1:2] = -1
+    shape = (2 * -(-case.tokens // 32), 32, case.kv_heads, case.head_dim)
+    return np.full(shape, 7, dtype), np.full(shape, 7, dtype), slots
 
 
 def check_keys(found, wanted):
@@ -118,6 +143,9 @@ def check_keys(found, wanted):
         ours, theirs = (
             dequantize_reference(cache.codes.swapaxes(1, 2), cache.scales.swapaxes(1, 2), wanted.format) for cache in (found, wanted)
         )
+        written = (wanted.codes != UNWRITTEN).any(axis=-1)
+        ours_pairs, wanted_pairs = (cache.scales[written].astype(np.float32) for cache in (found, wanted))
+        assert (np.abs(ours_pairs - wanted_pairs) <= 2.0**-9 * np.abs(wanted_pairs) + 1e-6).all()  # the next float16 at most
         step = np.repeat(wanted.scales.swapaxes(1, 2)[..., 0].astype(np.float32), wanted.format.group_size, axis=-1)
     error = np.abs(ours - theirs)
     assert (error <= 1.05 * step + 1e-3).all()

@@ -28,6 +28,11 @@ def test_every_dtype(dtype, device):
     check_qkv_rope_append_quantized(CASES[5], dtype, device)
 
 
+@pytest.mark.parametrize(("case", "dtype"), [(CASES[0], DTYPES[0]), (CASES[1], BFLOAT16), (CASES[9], BFLOAT16)], ids=str)
+def test_recent_tokens_are_kept_as_they_are_too(case, dtype, device):
+    check_qkv_rope_append_quantized(case, dtype, device, keeps_recent=True)
+
+
 def test_numbers_all_alike_and_empty_batches(device):
     slots, key_cache, value_cache = empty_caches(QuantizedCase("int4", 64, smooth=False, skip=False))
     same = np.full((4, 2, 64), -3.25, np.float16)

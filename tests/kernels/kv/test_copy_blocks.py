@@ -6,15 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError, SimulationError
-from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference, in_rounds
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers, copy_blocks_reference, in_rounds
 from tests.kernels.guarded import DTYPES
-from tests.kernels.kv.cases import COPY_CASES, check_copy_blocks
+from tests.kernels.kv.cases import COPY_CASES, check_copy_blocks, check_copy_blocks_of_layers
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", COPY_CASES, ids=str)
 def test_copy_blocks(case, dtype, device):
     check_copy_blocks(case, dtype, device)
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+@pytest.mark.parametrize("case", COPY_CASES[:4], ids=str)
+def test_copy_blocks_of_layers(case, layers, device):
+    check_copy_blocks_of_layers(case, layers, np.float16, device)
 
 
 def pairs(*copies):
@@ -70,3 +76,20 @@ MISTAKES = {
 def test_mistakes(change, message):
     with pytest.raises(KernelArgumentError, match=message):
         copy_blocks(**{"cache": np.zeros((4, 6), np.float32), "copies": pairs((0, 1)), **change})
+
+
+LAYERS = np.zeros((2, 4, 6), np.float32)
+MISTAKES_WITH_LAYERS = {
+    "no layers": (dict(caches=LAYERS[0]), r"caches has shape \(4, 6\)"),
+    "a half of each block": (dict(caches=LAYERS[..., :3]), "cache has gaps"),
+    "fewer layers": (dict(to=LAYERS[:1]), "blocks of 2 layers cannot be copied to blocks of 1"),
+    "other blocks": (dict(to=np.zeros((2, 4, 5), np.float32)), r"blocks of float32 \(6,\) cannot be copied to blocks of float32 \(5,\)"),
+    "other numbers": (dict(to=np.zeros((2, 4, 6), np.int32)), r"cannot be copied to blocks of int32"),
+    "too many layers": (dict(caches=np.zeros((65536, 2, 1), np.uint8)), "65536 layers are more than the 65535"),
+}
+
+
+@pytest.mark.parametrize("change,message", MISTAKES_WITH_LAYERS.values(), ids=MISTAKES_WITH_LAYERS)
+def test_mistakes_with_layers(change, message):
+    with pytest.raises(KernelArgumentError, match=message):
+        copy_blocks_of_layers(**{"caches": LAYERS, "copies": pairs((0, 1)), **change})

@@ -16,6 +16,7 @@ from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
         ("int8", 80, 1, 84),
         ("fp8_e4m3", 128, 1, 128),
         ("fp8_e5m2", 256, 1, 256),
+        ("kivi_int4", 128, 4, 80),
     ],
 )
 def test_bytes(name, head_dim, groups, bytes_a_head):
@@ -42,3 +43,12 @@ def test_sizes_that_do_not_divide_are_refused(name, head_dim, group_size):
 def test_a_float_format_has_one_scale_a_head():
     with pytest.raises(KernelArgumentError, match="one scale a head"):
         kv_format("fp8", 64, 32)
+
+
+def test_keys_by_channel_cost_what_values_cost():
+    """64 bytes of codes a token, and 4 bytes for each channel of a group of tokens or for each group of a token's components."""
+    found = kv_format("kivi_int4", 128)
+    assert found.keys_by_channel and not kv_format("int4", 128).keys_by_channel
+    assert found.bytes_a_head == 64 + 4 * 128 / found.token_group
+    with pytest.raises(KernelArgumentError, match="groups of 32"):
+        kv_format("kivi_int4", 128, 64)

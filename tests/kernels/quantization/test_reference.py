@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from minllm.kernels.quantization.formats import kv_format
-from minllm.kernels.quantization.reference import dequantize_reference, pack_nibbles, quantize_reference, unpack_nibbles
+from minllm.kernels.quantization.reference import (
+    dequantize_by_channel,
+    dequantize_reference,
+    pack_nibbles,
+    quantize_by_channel,
+    quantize_reference,
+    unpack_nibbles,
+)
 
 INTEGERS = [("int8", 64, None), ("int8", 96, 32), ("int4", 128, None), ("int4", 64, 32), ("int4", 96, None)]
 TORCH_FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -77,3 +84,17 @@ def test_nibbles_come_back(codes):
         halves = words >> np.uint32(4 * i) & np.uint32(0x000F000F)
         np.testing.assert_array_equal(halves & 0xFFFF, codes[:, 2 * i :: 8])
         np.testing.assert_array_equal(halves >> 16, codes[:, 2 * i + 1 :: 8])
+
+
+def test_a_channel_of_its_own_size_spoils_no_other():
+    """By channel, each error is half a step of its own channel; one channel is a thousand times as large as the others."""
+    found = kv_format("kivi_int4", 64)
+    x = np.random.default_rng(4).standard_normal((3, 2, found.token_group, 64)).astype(np.float32)
+    x[..., 5] *= 1000
+    codes, pairs = quantize_by_channel(x, found)
+    assert codes.shape == (3, 2, 32, 32) and pairs.shape == (3, 2, 64, 2)
+    back = dequantize_by_channel(codes, pairs[..., None, :, :])
+    span = x.max(axis=-2) - x.min(axis=-2)  # [3, 2, 64]
+    allowed = span / 15 * 0.5 + np.abs(x.min(axis=-2)) * 2**-11 + span * 2**-11
+    assert (np.abs(back - x) <= allowed[..., None, :] * (1 + 1e-3)).all()
+    assert np.abs(back - x)[..., 5].max() > 10 and np.abs(back - x)[..., :5].max() < 0.5

@@ -1,0 +1,38 @@
+"""Where the bytes of an array lie that may have gaps: a layer of a cache in which the layers of a token lie side by side, for example."""
+
+import numpy as np
+
+from minllm.errors import SimulationError
+
+
+def bytes_between(data):
+    """The bytes from the first element of an array to the last, gaps included, as a uint8 view of the same memory."""
+    if not data.size:
+        return np.empty(0, np.uint8)
+    if data.flags.c_contiguous:
+        return data.reshape(-1).view(np.uint8)
+    strides = list(data.strides)
+    if strides != sorted(strides, reverse=True) or strides[-1] != data.itemsize:
+        raise SimulationError(f"a kernel takes arrays whose last axis has no gaps; given one of shape {data.shape} and strides {strides}")
+    elements = 1 + sum((extent - 1) * stride for extent, stride in zip(data.shape, data.strides)) // data.itemsize
+    return np.lib.stride_tricks.as_strided(data, (elements,), (data.itemsize,)).view(np.uint8)
+
+
+def place_of(data, byte):
+    """The index of the element that holds a byte, counted from the first; in a gap an index out of bounds."""
+    index = []
+    for stride in data.strides:
+        index.append(int(byte // stride))
+        byte %= stride
+    return tuple(index)
+
+
+def lies_in_a_row(data, start, count):
+    """Whether `count` bytes from `start` on hold elements of the array only, no gap."""
+    axis = data.ndim - 1
+    while axis > 0 and data.strides[axis - 1] == data.strides[axis] * data.shape[axis]:
+        axis -= 1  # until the axes from this one on have no gaps between them
+    place = place_of(data, start)[:axis]
+    first = sum(position * stride for position, stride in zip(place, data.strides))
+    inside = all(position < extent for position, extent in zip(place, data.shape))
+    return inside and start + count <= first + data.strides[axis] * data.shape[axis]
