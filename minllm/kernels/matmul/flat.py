@@ -13,9 +13,15 @@ What remains is to keep memory busy: a ring of tiles in shared memory, tens of K
     flat_wgmma    Hopper: the copy engine fills the ring, wgmma multiplies, blocks of a cluster divide K
     flat_tiles    every generation from 8.0 on: cp.async and mma.sync, warps of a block divide K
 
-On an H200, in bfloat16, a weight of 4096 x 14336 takes 28.2 µs for 8 rows, 29.7 for 32 and 36.1 for 128 (cuBLAS 31.5, 32.9, 36.7): 4.2
-TB/s up to 16 rows. Of 6144 x 4096, 128 rows take 19.3 µs (cuBLAS 16.2). Sharing x among blocks does not help, nor do larger tiles of weight
-with K divided more often (192 rows by 4 blocks, which are 128 blocks of equal work, take 35 µs): why is not known yet.
+On an H200, in bfloat16, a weight of 4096 x 14336 takes 28.1 µs for 8 rows, 29.4 for 32 and 34.6 for 128 (cuBLAS 32.4, 33.4, 37.6): 4.2
+TB/s up to 16 rows. Of 6144 x 4096, 64 rows take 15.2 µs (cuBLAS 15.9), 128 rows 17.8 (16.5): 96 blocks leave 36 multiprocessors idle, and
+two thirds of what each takes in is x (were it fetched for the first ring only, that would save 1.3 µs). wgmma takes 16.2, with 64 clusters
+of two blocks, each with 96 rows of weight, of which it fetches one half for both, and with 64 rows of x.
+
+Larger tiles of weight with K divided more often fetch less, and are slower all the same. A cluster lies within one group of some 16
+multiprocessors, and groups are not whole multiples: 66 clusters of two blocks that fill a multiprocessor each run at one time, but only 39
+of three, 30 of four, 22 of five and 15 of eight. So 192 rows of weight by clusters of four, 32 of them, take two rounds: 35 µs. And 128
+rows by clusters of two, 18.3 µs, spend 2.8 on reading each other's sums and writing, where blocks that divide nothing spend 1.0.
 
 Bytes: N K weights once, and M K of x for every block of 64 or 128 rows of weight, which come from L2.
 

@@ -4,7 +4,8 @@
 
 A block owns 64 rows of weight for each of its warpgroups. One thread, the producer, has the copy engine fetch tiles of 64 columns, as far
 ahead as the ring has stages; the warpgroups multiply m64nNk16, N being the rows of x (tokens) padded to a multiple of 8. A stage costs one
-copy of weight, one of x, and four wgmma, so that nothing but memory's speed is left to wait for.
+copy of weight, one of x (as many rows as there are: absent_rows.py), and four wgmma, so that nothing but memory's speed is left to wait
+for.
 
 Where a matrix has few rows, `splits` blocks of a cluster divide K: each leaves its sums in shared memory, and all read each other's there,
 always in the same order. With many tokens tiles of x cost as much of L2's bandwidth as weights do; then `sharers` blocks of a cluster each

@@ -1,9 +1,9 @@
 """What becomes of a finished tile of the wgmma product: bias, residual, or SiLU-and-multiply on the sums in registers, and the way out.
 
 A warp holds 16 rows of a consumer's 64: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Written
-straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds 64 columns, lays them into shared memory
-with stmatrix (swizzled, as the copy engine reads them), and one thread has the engine store 64 rows of 128 bytes, while the others go on
-with more columns, and then with the next tile.
+straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds 64 columns (32, where a tile is no multiple of
+64), lays them into shared memory with stmatrix (swizzled, as the copy engine reads them), and one thread has the engine store 64 rows of
+128 bytes (64), while the others go on with more columns, and then with the next tile.
 
 Where the copy engine cannot store (float32 outputs, rows that are not whole 16 bytes), pairs are stored from registers.
 
