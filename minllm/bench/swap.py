@@ -2,7 +2,7 @@
 
 The prediction (costs/swap.py) takes the rate of large copies in this machine and what the GPU's memory and tensor cores do. Measured is one
 sequence of a model with random weights: a prefill of its tokens, and cache/offload.py bringing the same tokens out and in, with page-locked
-and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of a copy hides behind another sequence's prefill is
+and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of each way hides behind another sequence's prefill is
 measured last.
 """
 
@@ -51,7 +51,7 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
             space = SwapSpace(engine.cache, engine.cache_policy, transfers, 4 << 30)
             times[kind] = [swap_seconds(engine, space, count) for count in counts]
             if kind == "pinned":
-                overlap = hidden_share(engine, space, counts[-1] // 4)
+                hidden = hidden_shares(engine, space, counts[-1] // 4)
     table = Table("tokens", "recompute ms (predicted)", *(f"swap, {kind}, ms (predicted)" for kind in KINDS))
     for i, count in enumerate(counts):
         predicted = [recompute_ms(config, count, rates["pinned"]), *(swap_ms(config, count, rates[kind]) for kind in KINDS)]
@@ -62,8 +62,9 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
             limit = dict(limit=round(floor, 3), of_limit=round(floor / ms, 3))
             rows.append(Row("preemption", f"{model}, {count} tokens", variant, round(ms, 3), "ms", **limit))
     out.print(table)
-    out.print(f"{overlap:.0%} of a swap out hides behind a prefill of another sequence")
-    rows.append(Row("preemption overlap", f"{model}, {counts[-1] // 4} tokens", "pinned", round(100 * overlap, 1), "%"))
+    for way, share in hidden.items():
+        out.print(f"{share:.0%} of a swap {way} hides behind a prefill of another sequence")
+        rows.append(Row("preemption overlap", f"{model}, {counts[-1] // 4} tokens, {way}", "pinned", round(100 * share, 1), "%"))
     for kind in KINDS:
         expected, seen = crossings(config, rates[kind], counts[-1]), measured_crossings(counts, times[kind], times["recompute"])
         out.print(f"{kind}: swap and recompute cross at {words(expected)} (predicted), at {words(seen)} (measured)")
@@ -140,27 +141,42 @@ def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
     return seconds
 
 
-def hidden_share(engine, space: SwapSpace, tokens: int) -> float:
-    """How much of swapping a sequence out hides behind a prefill of another one, both of so many tokens: 0 to 1."""
-    policy, sync = engine.cache_policy, engine.ops.core_stream.sync
-    compute = prefill_of(engine, tokens)
+def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict[str, float]:
+    """How much of swapping a sequence "out" and "in" hides behind a prefill of another one, both of so many tokens: 0 to 1."""
+    policy, stream, compute = engine.cache_policy, engine.ops.core_stream, prefill_of(engine, tokens)
 
-    def way_out(beside: Callable[[], None] | None) -> float:
-        """Seconds of the way out, with something computed meanwhile."""
-        policy.reserve("swapped", [0] * tokens)
-        sync()
-        start = time.perf_counter()
-        space.swap_out("swapped", tokens)
-        if beside:
-            beside()
+    def finish():
         space.reap(wait=True)
-        space.transfers.copying.sync()
-        sync()
+        for one in (space.transfers.gathering, space.transfers.copying, stream):
+            one.sync()
+
+    def seconds_of(way: str, beside: bool) -> float:
+        """Seconds of one way, or of "none", and of what is computed beside it."""
+        policy.reserve("swapped", [0] * tokens)
+        if way == "in":
+            space.swap_out("swapped", tokens)
+        finish()
+        start = time.perf_counter()
+        if way == "out":
+            space.swap_out("swapped", tokens)
+        elif way == "in":
+            space.swap_in("swapped", beside=True)
+        if beside:
+            compute()
+        finish()
         seconds = time.perf_counter() - start
-        space.drop("swapped")
+        if way == "out":
+            space.drop("swapped")
+        else:
+            policy.free("swapped")
         return seconds
 
-    alone = median_of(compute, sync)
-    out, both = (statistics.median(way_out(beside) for _ in range(5)) for beside in (None, compute))
+    cases = [("none", True)] + [(way, beside) for way in ("out", "in") for beside in (False, True)]
+    times = {case: [] for case in cases}
+    for _ in range(turns + 1):  # by turns, so that a slow moment meets all of them
+        for case in cases:
+            times[case].append(seconds_of(*case))
     policy.free("recomputed")
-    return max(0.0, (alone + out - both) / min(alone, out))
+    found = {case: statistics.median(seconds[1:]) for case, seconds in times.items()}
+    alone = found["none", True]
+    return {way: max(0.0, (alone + found[way, False] - found[way, True]) / min(alone, found[way, False])) for way in ("out", "in")}

@@ -19,16 +19,17 @@ PCIe 0.02.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.policy import CachePolicy
-from minllm.errors import CacheError, OutOfMemoryError
+from minllm.errors import CacheError, InvalidOptionError, OutOfMemoryError
+from minllm.kernels.kv.copy_blocks import rows_of_words
 
-CHUNK_BYTES = 16 << 20  # of a buffer on the device, and of a piece of host memory: launches then take less time than the copy
+CHUNK_BYTES = 32 << 20  # of a buffer on the device, and of a piece of host memory: launches then take less time than the copy
 BUFFERS = 2
 
 
@@ -38,6 +39,7 @@ class Buffer:
 
     memory: Any  # bytes
     free: Any = None  # the event after which it may be written again
+    parts: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)  # for so many blocks: see SwapSpace._parts
 
 
 @dataclass(slots=True)
@@ -50,15 +52,18 @@ class Swapped:
 
 
 class SwapSpace:
-    """Room in the host's memory for sequences of one cache and policy; at most `capacity_bytes` of it.
+    """Room in the host's memory for sequences of one cache and policy: `capacity_bytes` of it, taken at once.
 
     cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py. chunk_blocks: how many
-    blocks cross at a time; by default CHUNK_BYTES of them.
+    blocks cross at a time; by default CHUNK_BYTES of them. Raises InvalidOptionError for a cache with a residual window, whose newest
+    tokens are in no block, and OutOfMemoryError.
     """
 
     def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int | None = None):
+        if cache.shape.residual_window:
+            raise InvalidOptionError("sequences of a cache with a residual window are not swapped: recompute them, or give it no window")
         self.policy, self.transfers = policy, transfers
-        self.arrays = cache.arrays  # each [2 * layers, num_blocks, ...]
+        self.arrays = [rows_of_words(array) for array in cache.arrays]  # each [2 * layers, num_blocks, words of a block]
         self.block_bytes = cache.shape.bytes_per_block
         self.chunk_blocks = chunk_blocks or max(1, CHUNK_BYTES // self.block_bytes)
         self.chunk_bytes = self.chunk_blocks * self.block_bytes
@@ -195,10 +200,15 @@ class SwapSpace:
         return buffer
 
     def _parts(self, buffer: Buffer, count: int) -> list[tuple[Any, Any]]:
-        """Every array of the cache with its part of a buffer, one behind the other: `count` blocks, [2 * layers, count, ...]."""
-        parts, start = [], 0
-        for array in self.arrays:
-            size = array.nbytes // array.shape[1] * count
-            parts.append((array, buffer.memory[start : start + size].view(array.dtype).reshape(array.shape[0], count, *array.shape[2:])))
-            start += size
-        return parts
+        """Every array of the cache with its part of a buffer, one behind the other: `count` blocks, [2 * layers, count, words].
+
+        They are made once: to make them takes as long as to start the kernel that uses them, and the next forward pass waits meanwhile.
+        """
+        if count not in buffer.parts:
+            parts, start = [], 0
+            for array in self.arrays:
+                size = array.nbytes // array.shape[1] * count
+                parts.append((array, buffer.memory[start : start + size].view(array.dtype).reshape(array.shape[0], count, array.shape[2])))
+                start += size
+            buffer.parts[count] = parts
+        return buffer.parts[count]

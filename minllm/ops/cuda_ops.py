@@ -245,14 +245,18 @@ class CudaOps(ComposedOps):
         """(queries, residual): norm, projection, rotation and cache write, in one kernel where x is one row."""
         config = attention_config
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
-        plain = q_norm is None and getattr(layer_cache.key, "dtype", None) == self.dtype
+        slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
+        if recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
+            slots, caches = batch.recent.slot_mapping, recent.rings  # plain ones: codes are made of them when a group is whole
+        plain = q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
         if not (self._fuses(x, residual, norm) and halves and plain):
             return super().normed_qkv(x, residual, norm, weight, bias, batch, layer_cache, config, q_norm, k_norm, cos_sin)
         query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
         gemv_qkv_rope_append(
-            x, norm.weight, norm.epsilon, weight, bias, batch.positions, batch.slot_mapping, cos_sin,
-            query, layer_cache.key, layer_cache.value, self.stream,
+            x, norm.weight, norm.epsilon, weight, bias, batch.positions, slots, cos_sin, query, *caches, self.stream,
         )  # fmt: skip
+        if recent is not None:
+            self.quantize_groups(layer_cache, batch)
         return query, x
 
     def linear_add(self, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """Swapping: every sequence comes back as it left, whatever happens in between and however late the copies are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from minllm.cache.offload import SwapSpace
 from minllm.cache.paged import PagedPolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.transfers import HostTransfers
-from minllm.errors import CacheError, OutOfMemoryError
+from minllm.errors import CacheError, InvalidOptionError, OutOfMemoryError
 from minllm.kernels.quantization.formats import kv_format
 from minllm.ops.numpy_ops import NumpyOps
 from tests.cache.late_transfers import LateTransfers
@@ -142,6 +144,12 @@ def test_mistakes_are_explained_and_change_nothing():
     space.swap_out("a", 3)
     space.drop("a")
     assert space.bytes_used == 0 and policy.usage().allocated == 0
+
+
+def test_a_residual_window_is_in_no_block():
+    shape = replace(PLAIN, residual_window=32)
+    with pytest.raises(InvalidOptionError, match="residual window are not swapped"):
+        SwapSpace(KVCache(NumpyOps(), shape, 8), PagedPolicy(8, 4), HostTransfers(), 1 << 20)
 
 
 STEPS = ("reserve", "out", "in", "beside", "reap", "free", "drop")

@@ -560,6 +560,22 @@ def flash_attention_2_over_a_quantized_cache():
 
 
 @row
+def flash_attention_2_over_keys_by_channel():
+    """Eight new tokens, which see the same 96 codes: six tiles of 16 keys, half a group each."""
+    T, heads, kv_heads, D, codes, key_tile = 8, 2, 1, 32, 96, 16
+    arrays = make_window_arrays(WindowCase((T,), (136,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
+    rows, groups, key_tiles = T * heads * D * 2, codes // 32, codes // key_tile
+    asked = dict(query=rows, out=rows, key_codes=heads * codes * D // 2, value_codes=heads * codes * D // 2)
+    asked |= dict(key_scales=heads * key_tiles * D * 4, value_scales=heads * codes * 4)
+    different = dict(key_codes=codes * D // 2, value_codes=codes * D // 2, key_scales=groups * D * 4, value_scales=codes * 4)
+    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
+    options = dict(tiles=(16, key_tile, 1), residual_window=32)
+    run = partial(flash_attention_2_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
+    expected = Expected(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
+    return run, {"flash_attention_2_quantized_kernel": expected}, LENS
+
+
+@row
 def flash_attention_3_of_a_prompt():
     T, heads, kv_heads, D, b, query_tile, key_tile, page = 70, 2, 1, 32, 2, 64, 32, 16
     ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # of the keys that each tile of queries sees

@@ -8,6 +8,7 @@ came in.
 
 FLOPs: 4 * heads * head_dim a visible (query, key) pair, and for each tile of queries 4 an element of K and V to dequantise it: with 128
 rows a tile, 4 for 512. Bytes: Q and out once; K and V once a tile of queries and head, bytes_a_head a key instead of 2 * head_dim.
+Keys by channel have as many bytes, of which those of scales come a group at a time.
 
 How threads map to data: as in flash_attention_2.py; tiles of codes by quantized_tiles.py, 16 bytes a thread.
 Sources: Dao, arXiv 2307.08691; LMDeploy, "INT4/INT8 KV Cache".
@@ -18,6 +19,7 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.arguments import LOG2_E, check_arguments, check_part, query_len_bound
+from minllm.kernels.attention.channel_scales import make_channel_scales, scale_words_of
 from minllm.kernels.attention.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.paged_cache import kv_head_of
 from minllm.kernels.attention.quantized_tiles import make_quantized_tiles
@@ -61,8 +63,11 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
     score_count, out_count = tiles.score_count, tiles.out_count
     steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
     copy_query_tile, _ = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
-    by_channel = kv_format.keys_by_channel
-    fetch_keys, store_keys, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads, by_channel)
+    by_channel, shared_bytes, copy_scales, dequantize_word = kv_format.keys_by_channel, tiles.shared_bytes, None, None
+    if by_channel:
+        copy_scales, dequantize_word = make_channel_scales(kv_format, block_size, key_tile, threads, shared_bytes // 4)
+        shared_bytes += 4 * scale_words_of(kv_format, key_tile)
+    fetch_keys, store_keys, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads, dequantize_word)
     fetch_values, store_values, *_ = make_quantized_tiles(kv_format, block_size, key_tile, threads)
     load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products("float16", tiles)
     part = CODES if residual_window else ALL
@@ -144,6 +149,9 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
             sums[i] = float32(0.0)
 
         copy_query_tile(query, token, head, rows, shared)
+        if by_channel:
+            if first_key < visible_stop:
+                copy_scales(key_scales, block_table, kv_head, first_key, visible_start, visible_stop, shared)
         cp_async_commit_group()
         if first_key < visible_stop:
             fetch_keys(key_codes, key_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
@@ -157,15 +165,21 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
                 for step in range(steps):
                     load_query_fragments(query_fragments, 4 * (row_tile * steps + step), shared, warp_row, row_tile, step, lane)
         while first_key < visible_stop:
-            store_keys(words, pairs, key_scales, shared, keys_at)
+            store_keys(words, pairs, shared, keys_at)
             cuda.syncthreads()  # this tile of K is there, and nobody reads the last tile of V any more
+            next_key = int32(first_key + key_tile)
+            if by_channel:
+                if next_key < visible_stop:
+                    copy_scales(key_scales, block_table, kv_head, next_key, visible_start, visible_stop, shared)
+                cp_async_commit_group()
             fetch_values(value_codes, value_scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs)
             multiply_query_key(scores, query_fragments, shared, warp_row, lane)
-            store_values(words, pairs, value_scales, shared, values_at)
-            next_key = int32(first_key + key_tile)
+            store_values(words, pairs, shared, values_at)
             if next_key < visible_stop:
                 fetch_keys(key_codes, key_scales, block_table, kv_head, next_key, visible_start, visible_stop, words, pairs)
-            cuda.syncthreads()  # this tile of V is there, and nobody reads this tile of K any more
+            if by_channel:
+                cp_async_wait_group_0()
+            cuda.syncthreads()  # this tile of V is there, and the next scales of K, and nobody reads this tile of K any more
             row_position = first_position + warp_row + lane // 4
             at_the_end = next_key > last_key_of(first_position) + 1
             at_the_start = first_key < first_key_of(int32(first_position + query_tile - 1), sliding_window)
@@ -176,7 +190,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
             first_key = next_key
         store_rows(acc, maxima, sums, factor, out, lse, token, head, rows, warp_row, lane, scale)
 
-    return flash_attention_2_quantized_kernel, threads, tiles.shared_bytes
+    return flash_attention_2_quantized_kernel, threads, shared_bytes
 
 
 def attention(

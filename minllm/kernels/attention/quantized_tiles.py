@@ -8,10 +8,8 @@ Numbers are float16 whatever the queries are: it holds 11 bits where bfloat16 ho
 tensor cores are as fast. How a code becomes one without a conversion: a byte, or a nibble, as the low bits of the fraction of 0x6400, which
 is 2**10, is 1024 + code. Less 1024 it is the code, exactly; then one fused multiply-add makes code * scale + zero of two neighbours at
 a time. fp8 e4m3 has an instruction, two at a time to float16; e5m2 is the upper byte of a float16. Their scale, the same for a whole
-head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row.
-
-Keys by channel have a scale and a zero for each channel of TOKEN_GROUP keys: `fetch` notes where a row's group has them, and `store` loads
-them, eight at a time, just before they are used. All rows of a group want the same, which the L1 cache holds by then.
+head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row. Keys that
+have scales by channel find them in shared memory (channel_scales.py).
 
 Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
 """
@@ -25,7 +23,7 @@ from minllm.kernels.attention.shared_tiles import row_words_of
 from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, load_32, load_128, prmt, store_128
 
 CHUNK = 16  # bytes of codes that a thread loads at one time
-NO_GROUP = 0xFFFFFFFF  # of a row that is not seen
+
 TWO_TIMES_1024, MINUS_1024, ONE = 0x64006400, 0xE400E400, 0x3C003C00  # pairs of float16
 
 
@@ -63,29 +61,16 @@ def make_dequantize(kv_format):
     return widen_floats if kv_format.is_float else dequantize_nibbles if kv_format.bits == 4 else dequantize_bytes
 
 
-@cuda.jit(device=True)
-def dequantize_channels(word, scales, at, out):
-    """A word of eight nibbles to four pairs of float16, by the eight (scale, zero) of their channels, from element `at` of `scales` on."""
-    pairs = cuda.local.array(8, uint32)
-    pairs[0], pairs[1], pairs[2], pairs[3] = load_128(scales, at)
-    pairs[4], pairs[5], pairs[6], pairs[7] = load_128(scales, at + 8)
-    for i in range(4):
-        scale = prmt(pairs[2 * i], pairs[2 * i + 1], uint32(0x5410))
-        zero = prmt(pairs[2 * i], pairs[2 * i + 1], uint32(0x7632))
-        code = (word >> uint32(4 * i)) & uint32(0x000F000F) | uint32(TWO_TIMES_1024)
-        out[i] = fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
-
-
 @functools.cache
-def make_quantized_tiles(kv_format, block_size, key_tile, threads, by_channel=False):
+def make_quantized_tiles(kv_format, block_size, key_tile, threads, dequantize_word=None):
     """(fetch, store, words, pairs): device functions for blocks of `threads` threads, and how many uint32 of each kind a thread holds.
 
-    by_channel: the tiles are of keys that have their scales by channel; `pairs` then says where.
+    dequantize_word: for keys that have scales by channel, that of channel_scales.py.
     """
     block_of, _ = make_lookup(block_size)
     dequantize = make_dequantize(kv_format)
-    head_dim, token_group = kv_format.head_dim, kv_format.token_group
-    code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
+    code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, dequantize_word is not None
+    has_pairs = not (kv_format.is_float or by_channel)
     row_words = row_words_of(kv_format.head_dim)
     chunks = code_bytes // CHUNK  # in a row
     codes_a_word = 32 // kv_format.bits
@@ -111,18 +96,16 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, by_channel=Fa
             inside = visible_start <= position and position < visible_stop
             for j in range(4):
                 words[4 * i + j] = uint32(0)
-            pairs[i] = uint32(NO_GROUP if by_channel else 0)
+            pairs[i] = uint32(0)
             if inside and (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
                 line = (int64(blocks[i]) * kv_heads + uint32(kv_head)) * block_size + uint32(position) % uint32(block_size)
                 at = line * code_bytes + chunk * uint32(CHUNK)
                 words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
-                if by_channel:
-                    pairs[i] = uint32(line // uint32(token_group))
-                elif not is_float:
+                if has_pairs:
                     pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_a_group)) * 2)
 
     @cuda.jit(device=True)
-    def store(words, pairs, scales, shared, at):
+    def store(words, pairs, shared, at):
         """Dequantise what `fetch` has brought, and write it to the tile that begins at word `at` of shared memory."""
         chunk, first_row = int32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
         to = int32(at + first_row * row_words + chunk * 4 * stores)
@@ -133,11 +116,7 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, by_channel=Fa
                 for j in range(4):  # words of codes; two of 8 bits fill a store of 16 bytes, one of 4 bits does
                     part = cuda.local.array(4, uint32)
                     if by_channel:
-                        for k in range(4):
-                            part[k] = uint32(0)
-                        if pairs[i] != uint32(NO_GROUP):
-                            channel = int64(pairs[i]) * head_dim + uint32(chunk * 4 + j) * codes_a_word
-                            dequantize_channels(words[4 * i + j], scales, 2 * channel, part)
+                        dequantize_word(words[4 * i + j], shared, row, chunk, j, part)
                     else:
                         dequantize(words[4 * i + j], pairs[i], part)
                     for k in range(words_out):

@@ -14,6 +14,8 @@ the offset of a block is 64 bits wide. A block of threads copies a piece of 8 KB
 copied at the same time: `in_rounds` cuts a list of copies that depend on each other into launches.
 """
 
+import math
+
 import numpy as np
 from numba import cuda, int64, uint32
 
@@ -111,16 +113,27 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
     layers, pairs = caches.shape[0], copies.shape[0]
     check(pairs <= MAX_PAIRS, f"{pairs} copies are more than the {MAX_PAIRS} of one launch: cut the list")
     check(layers <= MAX_LAYERS, f"{layers} layers are more than the {MAX_LAYERS} of one launch: cut the array")
-    same = caches.dtype == to.dtype and tuple(caches.shape[2:]) == tuple(to.shape[2:])
-    check(same, f"blocks of {caches.dtype} {tuple(caches.shape[2:])} cannot be copied to blocks of {to.dtype} {tuple(to.shape[2:])}")
+    if caches.dtype != to.dtype or tuple(caches.shape[2:]) != tuple(to.shape[2:]):
+        given, wanted = (f"{array.dtype} {tuple(array.shape[2:])}" for array in (caches, to))
+        check(False, f"blocks of {given} cannot be copied to blocks of {wanted}")
     check(layers == to.shape[0], f"blocks of {layers} layers cannot be copied to blocks of {to.shape[0]} layers")
-    flat = [array.reshape(*array.shape[:2], -1) for array in (caches, to)]
-    if vectors := vectors_a_row(flat[0].shape[2], *flat):
-        words = [array.view(np.uint32) for array in flat]
-        launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs, layers), THREADS, (*words, copies), stream)
+    rows = [rows_of_words(array) for array in (caches, to)]
+    if vectors := vectors_a_row(rows[0].shape[2], *rows):
+        launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs, layers), THREADS, (*rows, copies), stream)
     else:
-        rows = [array.view(np.uint8) for array in flat]
+        rows = [array.view(np.uint8) for array in rows]
         launch(copy_blocks_kernel, (ceil_div(rows[0].shape[2], PIECE), pairs, layers), THREADS, (*rows, copies), stream)
+
+
+def rows_of_words(array):
+    """[layers, num_blocks, ...] as uint32 [layers, num_blocks, R / 4], or as bytes where a block is not whole words.
+
+    Such rows are returned as they are: who copies again and again keeps them.
+    """
+    dtype = np.uint8 if math.prod(array.shape[2:]) * array.dtype.itemsize % 4 else np.uint32
+    if array.ndim == 3 and array.dtype == dtype:
+        return array
+    return array.reshape(*array.shape[:2], -1).view(dtype)
 
 
 def check_gaps(array):

@@ -1,0 +1,72 @@
+"""Residual windows on a GPU: groups that become codes, windows that move on, recent tokens beside codes, and the engine with them."""
+
+import numpy as np
+import pytest
+
+from minllm import LLM, SamplingParams, held_out_text
+from minllm.kernels.sampling.log_probabilities import log_softmax
+from tests.kernels.guarded import BFLOAT16, DTYPES
+from tests.kernels.kv.group_cases import GPU_CASES, check_move_window, check_quantize_groups
+from tests.kernels.kv.quantized_cases import GPU_CASES as APPENDED
+from tests.kernels.kv.quantized_cases import check_qkv_rope_append_quantized
+
+FORMATS = [("kivi_int4", 64), ("int4", 32), ("int8", 128), ("fp8_e4m3", 64)]
+
+
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_quantize_groups(case, device):
+    check_quantize_groups(case, BFLOAT16, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_of_every_dtype(dtype, device):
+    for case in GPU_CASES[2:5]:
+        check_quantize_groups(case, dtype, device)
+
+
+@pytest.mark.parametrize(("rows", "window"), [(1, 32), (129, 128), (1000, 256)])
+def test_move_window(rows, window, device):
+    check_move_window(rows, window, device)
+
+
+@pytest.mark.parametrize("case", APPENDED[::2], ids=str)
+def test_recent_tokens_beside_codes(case, device):
+    check_qkv_rope_append_quantized(case, BFLOAT16, device, keeps_recent=True)
+
+
+@pytest.fixture(scope="module")
+def token_ids():
+    with LLM(device="cpu", max_num_seqs=1, max_model_len=320) as llm:
+        return llm.tokenizer.encode(held_out_text()[4000:5000])[:300]
+
+
+@pytest.mark.parametrize(("name", "window"), FORMATS)
+def test_the_engine_agrees_with_numpy(name, window, token_ids):
+    """Logits of a text, whole and in chunks; and greedy tokens as graphs and kernel by kernel, across several groups."""
+    options = dict(kv_cache_dtype=name, kv_cache_residual_window=window, dtype="bfloat16", max_num_seqs=4, max_model_len=320)
+    with LLM(device="cpu", **options) as llm:
+        expected = llm.logits(token_ids)
+    spread = np.linalg.norm(expected - expected.mean(axis=1, keepdims=True))
+    tokens = []
+    for budget, eager in ((2048, False), (77, True)):
+        with LLM(device="cuda", max_num_batched_tokens=budget, enforce_eager=eager, gpu_memory_utilization=0.3, **options) as llm:
+            difference = llm.logits(token_ids) - expected
+            assert np.linalg.norm(difference - difference.mean(axis=1, keepdims=True)) < 0.06 * spread
+            outputs = llm.generate([token_ids[:20], token_ids[5:100]], SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True))
+            tokens.append([output.outputs[0].token_ids for output in outputs])
+            for prompt, generated in ((token_ids[:20], tokens[-1][0]), (token_ids[5:100], tokens[-1][1])):
+                likeliest = llm.logits(prompt + list(generated)).argmax(axis=1)[len(prompt) - 1 : -1]
+                assert np.mean(likeliest == generated) > 0.9  # decode steps read what prompts read
+    same = np.mean([a == b for pair in zip(*tokens, strict=True) for a, b in zip(*pair, strict=True)])
+    assert same > 0.3  # bfloat16 sums in another order may turn a close choice, and all that follows it
+
+
+def test_forks_have_windows_of_their_own(token_ids):
+    """Each completion of a prompt is likely: drawn from the distribution that the scores of its own text give."""
+    options = dict(kv_cache_dtype="int8", kv_cache_residual_window=32, dtype="bfloat16", max_num_seqs=4, max_model_len=320)
+    with LLM(device="cuda", gpu_memory_utilization=0.3, **options) as llm:
+        (forked,) = llm.generate([token_ids[:70]], SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=70, ignore_eos=True, logprobs=0))
+        for one in forked.outputs:
+            scores = log_softmax(llm.logits(token_ids[:70] + list(one.token_ids))[69:-1])
+            found = np.array([step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True)])
+            assert np.abs(found - scores[np.arange(70), one.token_ids]).mean() < 0.2
