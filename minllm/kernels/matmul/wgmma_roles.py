@@ -37,7 +37,7 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
     consumers, columns, cluster = tiling.consumers, tiling.columns(gated), tiling.cluster
     stages, stage_bytes = tiling.stages, tiling.stage_bytes
     half, early = tiling.tile_n // 2, tiling.early
-    fetch_weight, fetch_x = make_fetch(tiling)
+    expect, fetch_weight, fetch_x = make_fetch(tiling)
     tile_at = make_tile_order(tiling.group)
 
     @cuda.jit(device=True, forceinline=True)
@@ -49,7 +49,8 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
         steps = int32(min(k_steps, stages))
         for step in range(steps):
             tile, k = uint32(ring + step * stage_bytes), int32(step * TILE_K)
-            fetch_weight(weight_map, tile, full + 8 * step, k, first_half, second_half, rank, each)
+            expect(full + 8 * step, each)
+            fetch_weight(weight_map, tile, full + 8 * step, k, first_half, second_half, rank)
         ptx.griddepcontrol_wait()
         for step in range(steps):
             fetch_x(x_map, ring + step * stage_bytes, full + 8 * step, int32(step * TILE_K), row, each)
@@ -73,8 +74,12 @@ def make_produce(tiling: WgmmaTiling, gated: bool):
             for step in range(done, k_steps):
                 ptx.mbarrier_wait_parity(empty + 8 * stage, phase ^ uint32(1))
                 tile, k = uint32(ring + stage * stage_bytes), int32(step * TILE_K)
-                fetch_weight(weight_map, tile, full + 8 * stage, k, first_half, second_half, rank, each)
+                expect(full + 8 * stage, each)
+                if early:  # weight comes from memory, and is asked for first
+                    fetch_weight(weight_map, tile, full + 8 * stage, k, first_half, second_half, rank)
                 fetch_x(x_map, tile, full + 8 * stage, k, row, each)
+                if not early:
+                    fetch_weight(weight_map, tile, full + 8 * stage, k, first_half, second_half, rank)
                 stage = uint32(stage + 1)
                 if stage == stages:
                     stage, phase = uint32(0), uint32(phase ^ 1)
