@@ -3,7 +3,7 @@
 The prediction (costs/swap.py) takes the rate of large copies in this machine and what the GPU's memory and tensor cores do. Measured is one
 sequence of a model with random weights: a prefill of its tokens, and cache/offload.py bringing the same tokens out and in, with page-locked
 and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of each way hides behind another sequence's prefill is
-measured last.
+measured last. What does not hide is mostly the host's time to start the copies, because the prefill is started after them.
 """
 
 import statistics

@@ -7,7 +7,7 @@
 Both grow with t, but not alike. For few tokens a recomputation still reads all weights, so swapping wins; for very many, attention makes
 recomputing dear again. In between the rates decide: k / r against P / C. Grouped heads (small k) and page-locked copies (large r) favour
 swapping. s is what starting takes, whatever the length: two kernels and four copies, from Python; it was measured, and sets the time of
-short sequences (128 tokens of the 1B shape cross in as much). Nothing is counted for the launches of a prefill, of which there are
+short sequences (100 tokens of the 1B shape cross in as much). Nothing is counted for the launches of a prefill, of which there are
 hundreds, nor for what the copies hide behind: others compute meanwhile, which a recomputation would keep from doing so. Source of the
 question: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.5.
 """
@@ -18,7 +18,7 @@ from minllm.costs.parameters import kv_bytes_per_token
 from minllm.costs.steps import prefill
 from minllm.models.config import ModelConfig
 
-START_MS = 0.15  # of a swap out and in, on a machine with an H200
+START_MS = 0.12  # of a swap out and in, on a machine with an H200
 
 
 @dataclass(frozen=True)
