@@ -406,6 +406,16 @@ def wgmma_product():
 
 
 @row
+def wgmma_product_of_few_rows():
+    M, N, K, b = 128, 192, 192, 2
+    tiling = WgmmaTiling(1, 96, 2, 2, early=True)
+    asked = dict(x_map=N // tiling.tile_n * M * K * b, weight_map=N * K * b, out_map=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
+    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
+
+
+@row
 def wgmma_product_with_silu():
     M, F, K, b = 64, 128, 64, 2
     tiling = WgmmaTiling(1, 128, 2)
