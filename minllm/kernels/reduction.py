@@ -32,40 +32,19 @@ def block_sum(value, partials):
 
 
 @cuda.jit(device=True)
-def merge_moments(count, mean, deviations, other_count, other_mean, other_deviations):
-    """(count, mean, sum of squared deviations from it) of two sets of numbers together, from those of each; either may be empty.
+def block_moments(count, mean, deviations, numbers, partials):
+    """(mean, sum of squared deviations from it) of all `numbers` numbers of a block of whole warps, in every thread, with one barrier.
 
-    Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", equations 1.5.
+    count, mean, deviations: how many numbers the thread's warp has, their mean and the sum of their squared deviations from it.
+    partials: float32 [3, 32] in shared memory. Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances", equation 1.5, for many sets at a time: a set's deviations from another mean are more by count * distance**2.
     """
-    both = count + other_count
-    share = other_count / max(both, float32(1))
-    difference = other_mean - mean
-    return both, mean + difference * share, deviations + other_deviations + difference * difference * count * share
-
-
-@cuda.jit(device=True)
-def warp_moments(count, mean, deviations):
-    """`merge_moments` over the warp's 32 lanes, in every lane."""
-    distance = 16
-    while distance:
-        other_count = cuda.shfl_xor_sync(ALL_LANES, count, distance)
-        other_mean = cuda.shfl_xor_sync(ALL_LANES, mean, distance)
-        other_deviations = cuda.shfl_xor_sync(ALL_LANES, deviations, distance)
-        count, mean, deviations = merge_moments(count, mean, deviations, other_count, other_mean, other_deviations)
-        distance >>= 1
-    return count, mean, deviations
-
-
-@cuda.jit(device=True)
-def block_moments(count, mean, deviations, partials):
-    """`merge_moments` over a one-dimensional block of whole warps, in every thread, with one barrier; partials: float32 [3, 32], shared."""
     lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-    count, mean, deviations = warp_moments(count, mean, deviations)
     if lane == 0:
         partials[0, warp], partials[1, warp], partials[2, warp] = count, mean, deviations
     cuda.syncthreads()
-    if lane < cuda.blockDim.x >> 5:
+    count = mean = deviations = float32(0)
+    if lane < cuda.blockDim.x >> 5:  # a lane a warp, in every warp
         count, mean, deviations = partials[0, lane], partials[1, lane], partials[2, lane]
-    else:
-        count = mean = deviations = float32(0)
-    return warp_moments(count, mean, deviations)
+    mean_of_all = warp_sum(count * mean) / float32(numbers)
+    return mean_of_all, warp_sum(deviations + count * (mean - mean_of_all) * (mean - mean_of_all))

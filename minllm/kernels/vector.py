@@ -7,11 +7,18 @@ A vector is 16 bytes: 4 float32, or 8 bfloat16 or float16. `vector_access(dtype)
 
 `values` is a float32 cuda.local.array; with `at` known to the compiler it lives in registers. Index and array must be aligned to 16 bytes
 (PTX ISA, "ld", alignment of vector operands): launchers ask `vectors_a_row` whether they are, and have a plain loop for when they are not.
+
+A warp goes on after a load until it first uses what was loaded. `load` uses it at once, to make float32 of it, and where it stands under an
+`if` the compiler moves no later load above that. Loads that are to be under way together are therefore in two steps, all of the first and
+then all of the second:
+
+    load_words(array, index, words, at)    words[at : at + 4] = the vector as it lies in memory, 4 uint32
+    unpack(words, word, values, at)        values[at : at + width] = the vector words[word : word + 4]; unpack = vector_unpack(dtype)
 """
 
 import ml_dtypes
 import numpy as np
-from numba import cuda
+from numba import cuda, uint32
 
 from minllm.ptx import float_as_uint, load_128, pack_bf16x2, pack_f16x2, store_128, uint_as_float, unpack_bf16x2, unpack_f16x2
 
@@ -19,11 +26,38 @@ VECTOR_BYTES = 16
 
 
 @cuda.jit(device=True)
+def load_words(array, index, words, at):
+    """words[at : at + 4] = the 16 bytes from element `index` on, of any dtype."""
+    words[at], words[at + 1], words[at + 2], words[at + 3] = load_128(array, index)
+
+
+@cuda.jit(device=True)
+def unpack_4_float32(words, word, values, at):
+    """values[at : at + 4] = 4 float32."""
+    for k in range(4):
+        values[at + k] = uint_as_float(words[word + k])
+
+
+@cuda.jit(device=True)
+def unpack_8_bfloat16(words, word, values, at):
+    """values[at : at + 8] = 8 bfloat16."""
+    for k in range(4):
+        values[at + 2 * k], values[at + 2 * k + 1] = unpack_bf16x2(words[word + k])
+
+
+@cuda.jit(device=True)
+def unpack_8_float16(words, word, values, at):
+    """values[at : at + 8] = 8 float16."""
+    for k in range(4):
+        values[at + 2 * k], values[at + 2 * k + 1] = unpack_f16x2(words[word + k])
+
+
+@cuda.jit(device=True)
 def load_4_float32(array, index, values, at):
     """values[at : at + 4] from 4 float32."""
-    word0, word1, word2, word3 = load_128(array, index)
-    values[at], values[at + 1] = uint_as_float(word0), uint_as_float(word1)
-    values[at + 2], values[at + 3] = uint_as_float(word2), uint_as_float(word3)
+    words = cuda.local.array(4, uint32)
+    load_words(array, index, words, 0)
+    unpack_4_float32(words, 0, values, at)
 
 
 @cuda.jit(device=True)
@@ -37,11 +71,9 @@ def store_4_float32(array, index, values, at):
 @cuda.jit(device=True)
 def load_8_bfloat16(array, index, values, at):
     """values[at : at + 8] from 8 bfloat16."""
-    word0, word1, word2, word3 = load_128(array, index)
-    values[at], values[at + 1] = unpack_bf16x2(word0)
-    values[at + 2], values[at + 3] = unpack_bf16x2(word1)
-    values[at + 4], values[at + 5] = unpack_bf16x2(word2)
-    values[at + 6], values[at + 7] = unpack_bf16x2(word3)
+    words = cuda.local.array(4, uint32)
+    load_words(array, index, words, 0)
+    unpack_8_bfloat16(words, 0, values, at)
 
 
 @cuda.jit(device=True)
@@ -59,11 +91,9 @@ def store_8_bfloat16(array, index, values, at):
 @cuda.jit(device=True)
 def load_8_float16(array, index, values, at):
     """values[at : at + 8] from 8 float16."""
-    word0, word1, word2, word3 = load_128(array, index)
-    values[at], values[at + 1] = unpack_f16x2(word0)
-    values[at + 2], values[at + 3] = unpack_f16x2(word1)
-    values[at + 4], values[at + 5] = unpack_f16x2(word2)
-    values[at + 6], values[at + 7] = unpack_f16x2(word3)
+    words = cuda.local.array(4, uint32)
+    load_words(array, index, words, 0)
+    unpack_8_float16(words, 0, values, at)
 
 
 @cuda.jit(device=True)
@@ -83,11 +113,21 @@ ACCESS = {
     np.dtype(np.float16): (8, load_8_float16, store_8_float16),
     np.dtype(ml_dtypes.bfloat16): (8, load_8_bfloat16, store_8_bfloat16),
 }
+UNPACK = {
+    np.dtype(np.float32): unpack_4_float32,
+    np.dtype(np.float16): unpack_8_float16,
+    np.dtype(ml_dtypes.bfloat16): unpack_8_bfloat16,
+}
 
 
 def vector_access(dtype):
     """(width, load, store) for vectors of `dtype`: float32, float16 or bfloat16."""
     return ACCESS[np.dtype(dtype)]
+
+
+def vector_unpack(dtype):
+    """The second step of a load of `dtype`: unpack."""
+    return UNPACK[np.dtype(dtype)]
 
 
 def vectors_a_row(row, *arrays):

@@ -70,10 +70,10 @@ def mapa(address, rank):
     return (rank + 1) << RANK_SHIFT | int(address) & (1 << RANK_SHIFT) - 1 if thread.block.cluster else int(address)
 
 
-def window(address, kind):
-    """Four bytes at a shared::cluster address."""
-    block, offset = shared_bytes(address, 4)
-    return block.shared_root.window(offset, 4, kind=kind)
+def window(address, kind, byte_count=4):
+    """The bytes at a shared::cluster address, which is a multiple of their number."""
+    block, offset = shared_bytes(address, byte_count)
+    return block.shared_root.window(offset, byte_count, kind=kind)
 
 
 def ld_shared_cluster_u32(address):
@@ -84,6 +84,12 @@ def ld_shared_cluster_u32(address):
 def ld_shared_cluster_f32(address):
     """ld_shared_cluster_f32(address) -> float32 at a shared::cluster address. PTX ISA, "ld", .shared::cluster."""
     return window(address, "read").view(np.float32)[0]
+
+
+def ld_shared_cluster_v4_f32(address):
+    """ld_shared_cluster_v4_f32(address) -> four float32 from a shared::cluster address on, a multiple of 16. PTX ISA, "ld",
+    .shared::cluster, vector v4."""
+    return tuple(window(address, "read", 16).view(np.float32))
 
 
 def st_shared_cluster_u32(address, value):
@@ -127,6 +133,9 @@ barrier_cluster_wait = instruction(
 mapa = instruction("mapa.shared::cluster.u32 $0, $1, $2;", "r", "rr", emulation=mapa)
 ld_shared_cluster_u32 = instruction("ld.shared::cluster.u32 $0, [$1];", "r", "r", emulation=ld_shared_cluster_u32, touches_memory=True)
 ld_shared_cluster_f32 = instruction("ld.shared::cluster.f32 $0, [$1];", "f", "r", emulation=ld_shared_cluster_f32, touches_memory=True)
+ld_shared_cluster_v4_f32 = instruction(
+    "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", "ffff", "r", emulation=ld_shared_cluster_v4_f32, touches_memory=True
+)
 st_shared_cluster_u32 = instruction("st.shared::cluster.u32 [$0], $1;", "", "rr", emulation=st_shared_cluster_u32, touches_memory=True)
 st_shared_cluster_f32 = instruction("st.shared::cluster.f32 [$0], $1;", "", "rf", emulation=st_shared_cluster_f32, touches_memory=True)
 st_async_u32 = instruction(

@@ -48,6 +48,23 @@ def test_machine_code_is_as_designed(name, record_property):
     assert {it.target: it.faults() for it in inspections if it.faults()} == {}
 
 
+@pytest.mark.parametrize(
+    "name, loads",
+    {
+        "normalization/layer_norm/vectors/2/bfloat16": 4,  # two vectors of x and of the residual
+        "rope/vectors/bfloat16": 8,  # two heads of two vectors, and the angles
+        "kv/qkv_rope_append/vectors/128/2/bfloat16": 8,
+        "kv/qkv_rope_append/vectors/128_with_norm/2/bfloat16": 8,
+        "kv/qkv_rope_append/vectors/128_with_norm/1/bfloat16": 8,  # one head, the angles and the weights
+    }.items(),
+)
+def test_loads_do_not_wait_for_each_other(name, loads):
+    """Before the first instruction that uses what came, the one that takes the upper of two bfloat16, all loads have started."""
+    code = SPECIMENS[name].compile(HOPPER).sass()
+    first_use = next(i for i, line in enumerate(code) if line.startswith("LOP3") and "0xffff0000" in line)
+    assert sum(bool(re.search(r"\bLDG?\.E\.128", line)) for line in code[:first_use]) == loads
+
+
 def test_every_kernel_of_the_package_is_a_specimen():
     """A kernel that is forgotten in the lists would pass unseen."""
     from minllm.kernels import specimens

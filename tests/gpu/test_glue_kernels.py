@@ -8,11 +8,13 @@ from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS
+from minllm.kernels.rope.rotate import rope_table
 from tests.kernels.activation.cases import GPU_CASES as ACTIVATION_CASES
 from tests.kernels.activation.cases import check_gelu, check_silu_and_multiply
 from tests.kernels.embedding.cases import GPU_CASES as EMBEDDING_CASES
 from tests.kernels.embedding.cases import check_embedding
-from tests.kernels.guarded import DTYPES, poisoned, random
+from tests.kernels.guarded import DTYPES, bits, poisoned, random
 from tests.kernels.kv.cases import (
     APPEND_GPU_CASES,
     COPY_CASES,
@@ -78,6 +80,25 @@ def test_append(case, dtype, device):
 @pytest.mark.parametrize("case", QKV_GPU_CASES, ids=str)
 def test_qkv_rope_append(case, dtype, device):
     check_qkv_rope_append(case, dtype, device)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_few_tokens_and_many_give_the_same_bits(norm, device):
+    """Of many tokens a thread has two heads, of few one: another kernel, and the same numbers."""
+    many, few, heads, kv_heads, head_dim = MANY_TOKENS, 3, 32, 8, 128
+    rows = random((many, (heads + 2 * kv_heads) * head_dim), ml_dtypes.bfloat16, 0)
+    norms = [device.array(weight) for weight in random((2, head_dim), ml_dtypes.bfloat16, 1)] if norm else [None, None]
+    table = device.array(rope_table(many, head_dim, 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)))
+    results = []
+    for tokens in (few, many):
+        caches = [device.array(np.zeros((many // 16, 16, kv_heads, head_dim), ml_dtypes.bfloat16)) for _ in range(2)]
+        query = device.array(np.zeros((tokens, heads, head_dim), ml_dtypes.bfloat16))
+        places = [device.array(np.arange(tokens, dtype=np.int32)) for _ in range(2)]
+        qkv_rope_append(device.array(rows[:tokens]), *places, *caches, query, table, False, *norms)
+        results.append([bits(device.host(query))[:few], *(bits(device.host(cache)).reshape(many, -1)[:few] for cache in caches)])
+    for of_few, of_many in zip(*results, strict=True):
+        np.testing.assert_array_equal(of_few, of_many)
+        assert of_few.any()
 
 
 @every_dtype

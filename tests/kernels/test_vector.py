@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import load_words, vector_access, vector_unpack, vectors_a_row
 from minllm.runtime.kernel import kernel, launch
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, bits, random
 
@@ -31,6 +31,28 @@ def test_load_and_store(dtype, device):
     expected = (x.astype(np.float32) / np.float32(3)).astype(dtype)
     np.testing.assert_array_equal(bits(device.host(out)), bits(expected))
     np.testing.assert_array_equal(device.host(left), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_load_in_two_steps(dtype, device):
+    width, unpack = vector_access(dtype)[0], vector_unpack(dtype)
+
+    @kernel
+    def reverse_kernel(x, out):
+        """Two vectors a thread, both loaded before either is unpacked, and unpacked in the other order."""
+        words, values = cuda.local.array(8, uint32), cuda.local.array(2 * width, float32)
+        i = 2 * cuda.threadIdx.x * width
+        load_words(x, i, words, 0)
+        load_words(x, i + width, words, 4)
+        unpack(words, 4, values, 0)
+        unpack(words, 0, values, width)
+        for k in range(2 * width):
+            out[i + k] = values[k]
+
+    x, out = random(8 * width, dtype, 0), device.array(np.full(8 * width, np.nan, np.float32))
+    launch(reverse_kernel, 1, 4, (device.array(x), out))
+    expected = x.astype(np.float32).reshape(4, 2, width)[:, ::-1]
+    np.testing.assert_array_equal(device.host(out), expected.reshape(-1))
 
 
 def test_rows_of_whole_aligned_vectors():

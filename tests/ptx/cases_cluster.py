@@ -12,8 +12,8 @@ THREADS = 32
 
 
 @kernel
-def neighbours_kernel(x, out, places):
-    # each block brings 32 numbers and reads those of the next rank; x, out: float32 [blocks, 32]
+def neighbours_kernel(x, out, fours, places):
+    # each block brings 32 numbers and reads the next rank's, one by one and in fours; x, out, fours: float32 [blocks, 32]
     own = cuda.shared.array(THREADS, float32, 128)
     thread = cuda.threadIdx.x
     block = (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x
@@ -23,6 +23,10 @@ def neighbours_kernel(x, out, places):
     rank, blocks = ptx.cluster_ctarank(), ptx.cluster_nctarank()
     there = ptx.mapa(ptx.shared_address(own, thread), (rank + uint32(1)) % blocks)
     value = ptx.ld_shared_cluster_f32(there)
+    if thread < THREADS // 4:
+        at = 4 * thread
+        quad = ptx.ld_shared_cluster_v4_f32(ptx.mapa(ptx.shared_address(own, at), (rank + uint32(1)) % blocks))
+        fours[block, at], fours[block, at + 1], fours[block, at + 2], fours[block, at + 3] = quad
     ptx.barrier_cluster_arrive()
     ptx.barrier_cluster_wait()
     ptx.st_shared_cluster_f32(there, value + float32(1))
@@ -39,14 +43,18 @@ def check_neighbours(cluster, device):
     grid = (cluster[0] * 2, cluster[1], cluster[2])
     blocks = grid[0] * grid[1] * grid[2]
     x = np.arange(blocks * THREADS, dtype=np.float32).reshape(blocks, THREADS)
-    out, places = device.array(np.zeros_like(x)), device.array(np.zeros((blocks, 5), np.int32))
-    launch(neighbours_kernel, grid, THREADS, (device.array(x), out, places), cluster=cluster)
+    out, fours, places = device.array(np.zeros_like(x)), device.array(np.zeros_like(x)), device.array(np.zeros((blocks, 5), np.int32))
+    launch(neighbours_kernel, grid, THREADS, (device.array(x), out, fours, places), cluster=cluster)
     np.testing.assert_array_equal(device.host(out), x + 1)
-    found = device.host(places)
+    found, read = device.host(places), device.host(fours)
+    size, block_of = cluster[0] * cluster[1] * cluster[2], {}
     for block in range(blocks):
         inside = block % grid[0] % cluster[0], block // grid[0] % grid[1], block // (grid[0] * grid[1])
         rank = (inside[2] * cluster[1] + inside[1]) * cluster[0] + inside[0]
-        np.testing.assert_array_equal(found[block], [rank, cluster[0] * cluster[1] * cluster[2], *inside])
+        np.testing.assert_array_equal(found[block], [rank, size, *inside])
+        block_of[block % grid[0] // cluster[0], rank] = block
+    for (number, rank), block in block_of.items():
+        np.testing.assert_array_equal(read[block], x[block_of[number, (rank + 1) % size]])
 
 
 @kernel

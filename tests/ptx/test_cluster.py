@@ -23,7 +23,7 @@ def test_one_copy_reaches_all_blocks(blocks, device):
 
 def test_machine_code():
     numbers, places = np.zeros((2, 32), np.float32), np.zeros((2, 5), np.int32)
-    neighbours = neighbours_kernel.compile(numbers, numbers, places)
+    neighbours = neighbours_kernel.compile(numbers, numbers, numbers, places)
     words = np.zeros((8, 32), np.uint32)
     multicast = multicast_kernel.compile(tensor_map(words, (8, 32), 0), words, 1)
     for compiled, expected in ((neighbours, ("UCGABAR_ARV", "UCGABAR_WAIT")), (multicast, ("UTMALDG.2D.MULTICAST", "STAS"))):

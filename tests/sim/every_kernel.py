@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from minllm.kernels.attention.hopper_tiles import TileShape
 from minllm.kernels.attention.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.split_code_shape import CodeShape
 from minllm.kernels.embedding.lookup import embedding
+from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
 from minllm.kernels.kv.move_window import move_window
@@ -320,6 +322,26 @@ def qkv_rope_and_append():
     return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
+def as_of_many_tokens(*arguments):
+    """`qkv_rope_append` with the kernel in which a thread has two heads."""
+    with patch.object(qkv_rope_append_vector, "MANY_TOKENS", 1):
+        qkv_rope_append(*arguments)
+
+
+@row
+def qkv_rope_and_append_of_many_tokens():
+    T, heads, kv_heads, D, b = 2, 29, 3, 64, 2
+    N, of_a_warp = heads + 2 * kv_heads, 8
+    side_by_side = -(-N // (2 * of_a_warp)) * of_a_warp  # whole warps; the angles are loaded once for the two heads of a thread
+    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
+    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
+    run = partial(as_of_many_tokens, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
+    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
+    repeated = dict(cos_sin=T * side_by_side * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
+    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
+    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+
+
 @row
 def qkv_rope_and_append_by_elements():
     T, heads, kv_heads, D, b = 2, 3, 1, 6, 2
@@ -380,6 +402,16 @@ def wgmma_product():
     asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b // tiling.cluster, out_map=M * N * b)
     moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums: tensor cores cut off bits where the simulator rounds
+    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
+
+
+@row
+def wgmma_product_of_few_rows():
+    M, N, K, b = 128, 192, 192, 2
+    tiling = WgmmaTiling(1, 96, 2, 2, early=True)
+    asked = dict(x_map=N // tiling.tile_n * M * K * b, weight_map=N * K * b, out_map=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
     return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 

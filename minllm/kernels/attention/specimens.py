@@ -34,8 +34,8 @@ NO_LSE = types.none  # a kernel that does not tell the log-sum-exp of its rows
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
 # Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
 SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
-# Every group of an int4 head has sums of its own; three for 16 heads are more than the registers hold.
-GROUP_SPILLS = {(96, 3): {(9, 0): 12}}
+# Every group of an int4 head has sums of its own; eight of them, or three for 16 heads, are more than the registers hold.
+GROUP_SPILLS = {(256, 8): {(8, 0): 84, (8, 9): 100, (9, 0): 76}, (96, 3): {(9, 0): 12}}
 SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 

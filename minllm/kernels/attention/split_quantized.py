@@ -21,11 +21,11 @@ that is 1.94 times less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.
 
 What was measured on an H200 (32/8 heads of 128, tokens of context a second against split_tensor_core in bfloat16, 64 contexts of 4096 and
 256 of 1024): int8 1.89 and 1.91, e4m3 1.95 and 1.95, e5m2 1.94 and 1.97, int4 2.9 and 2.9, in groups of 64 3.28 and 3.21. All of them, and
-bfloat16 too, take about as long as their bytes at 4.53 TB/s and 10 microseconds more. What mattered, for int8 and for int4: integer products
-and one head a lane (a third fewer instructions; 1.73 to 1.73, 2.52 to 2.61), the copy engine instead of cp.async, in tiles of 32 keys (1.85,
-2.82), requests of whole lines of 128 bytes, and a producer's warp (1.88, 2.93). Before that, codes and scales head by head in memory (int4
-made 2.1 where a head's 64 bytes lay token by token), and blocks looked up a tile ahead. More warps that compute gained nothing: it is no
-longer they who are waited for. Groups of 64 for values alone would read 5 % less, but cost int4 2.4 % of perplexity instead of 1.9.
+bfloat16 too, take about as long as their bytes at 4.53 TB/s and 10 microseconds more. What mattered at 64 contexts, int8 and int4: integer
+products and one head a lane (a third fewer instructions; 1.73 as before, 2.52 to 2.61), the copy engine instead of cp.async, in tiles of 32
+keys (1.85, 2.82), requests of whole lines of 128 bytes, and a producer's warp (1.88, 2.93). Before that, codes and scales head by head in
+memory (int4 made 2.1 where a head's 64 bytes lay token by token), and blocks looked up a tile ahead. More warps that compute gain nothing:
+they are no longer waited for. Groups of 64 for values alone would read 5 % less, but cost int4 2.4 % of perplexity instead of 1.9.
 """
 
 import functools

@@ -10,7 +10,7 @@ for Large Language Model Serving with PagedAttention", section 4.4). P pairs of 
 and as many written; arithmetic intensity 0, so memory sets the time.
 
 What the bytes mean does not matter here, so arrays of every dtype are seen as 32-bit words, or as bytes where a block is not whole words;
-the offset of a block is 64 bits wide. A block of threads copies a piece of 8 KB, 16 bytes a thread at a time. All pairs of a launch are
+the offset of a block is 64 bits wide. A block of threads copies a piece of 4 KB, 16 bytes a thread at a time. All pairs of a launch are
 copied at the same time: `in_rounds` cuts a list of copies that depend on each other into launches.
 """
 
@@ -20,12 +20,13 @@ import numpy as np
 from numba import cuda, int64, uint32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array, is_contiguous
-from minllm.kernels.vector import vectors_a_row
-from minllm.ptx import load_128, store_128
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.vector import load_words, vectors_a_row
+from minllm.ptx import store_128
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
-VECTORS_A_THREAD = 4
+VECTORS_A_THREAD = 2
 WORDS_A_VECTOR = 4
 WORDS_HELD = WORDS_A_VECTOR * VECTORS_A_THREAD
 PIECE = THREADS * VECTORS_A_THREAD  # vectors, or bytes where there are no vectors
@@ -67,9 +68,10 @@ def copy_blocks_kernel(cache, to, copies):
     # end exercise
 
 
-@kernel
+@kernel(dependent_launch=True)
 def copy_blocks_vector_kernel(cache, to, copies):
     """Blocks of whole, aligned vectors: cache, to uint32 [L, num_blocks, R / 4], copies int32 [P, 2]. Loads come before stores."""
+    wait_for_predecessors()
     pair, layer, row = cuda.blockIdx.y, int64(cuda.blockIdx.z), int64(cache.shape[2])
     source = (layer * cache.shape[1] + copies[pair, 0]) * row
     destination = (layer * to.shape[1] + copies[pair, 1]) * row
@@ -78,7 +80,7 @@ def copy_blocks_vector_kernel(cache, to, copies):
     for v in range(VECTORS_A_THREAD):
         i = first + v * THREADS * WORDS_A_VECTOR
         if i < row:
-            held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3] = load_128(cache, source + i)
+            load_words(cache, source + i, held, WORDS_A_VECTOR * v)
     for v in range(VECTORS_A_THREAD):
         i = first + v * THREADS * WORDS_A_VECTOR
         if i < row:

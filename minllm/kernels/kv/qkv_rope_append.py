@@ -6,8 +6,9 @@
     key_cache[slot], value_cache[slot] = k, v                   query = q
 
 T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k; T N D b bytes read and as
-many written, besides T D * 4 of the table and 2 D b of the norms, for which every head asks anew, out of caches; arithmetic intensity
-about 3 / b (1.5 FLOP a byte in bf16), so memory sets the time. Five separate kernels would move the queries and keys three times
+many written, besides T D * 4 of the table and 2 D b of the norms, for which every head asks anew, out of caches (in the form by vectors
+every thread, for its one or two heads, where the table is concerned); arithmetic intensity about 3 / b (1.5 FLOP a byte in bf16), so
+memory sets the time. Five separate kernels would move the queries and keys three times
 more, and at one token each of them would cost a launch.
 
 `qkv_rope_append_vector.py` holds the form for heads whose halves are whole 16-byte vectors, which is almost every model's; here is
@@ -26,7 +27,7 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append import append_reference, check_caches
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized
-from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel, share_heads
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.reduction import warp_sum
@@ -213,11 +214,10 @@ def qkv_rope_append(
     operands = (qkv, query, key_cache, value_cache, q_norm, k_norm)
     turned = rotary_dim or head_dim  # where nothing turns, pairs half a head apart serve as well
     vectors = vectors_of_half_a_head(head_dim, turned, interleaved, cos_sin, *operands)
-    if 0 < vectors <= THREADS and (vectors & (vectors - 1) == 0 or not has_norm):
-        all_heads, side_by_side = heads + 2 * kv_heads, THREADS // vectors
-        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm)
-        grid, block = (tokens, ceil_div(all_heads, side_by_side)), (vectors, side_by_side)
-        launch(chosen, grid, block, (*arrays, float(epsilon)), stream)
+    if 0 < vectors <= THREADS and (vectors in (1, 2, 4, 8, 16, 32) or not has_norm):
+        blocks, side_by_side, heads_a_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
+        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_a_thread)
+        launch(chosen, (tokens, blocks), (vectors, side_by_side), (*arrays, float(epsilon)), stream)
         return
     grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_A_BLOCK))
     chosen = qkv_rope_append_kernel(head_dim, rotary_dim, bool(interleaved), has_norm)

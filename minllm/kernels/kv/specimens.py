@@ -8,8 +8,10 @@ from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector
 from minllm.kernels.kv.move_window import THREADS as MOVE_THREADS
 from minllm.kernels.kv.move_window import move_window_kernel
 from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
+from minllm.kernels.kv.qkv_rope_append_quantized import THREADS as QUANTIZED_THREADS
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
-from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.qkv_rope_append_vector import HEADS_A_THREAD, THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.quantize_groups import THREADS as GROUP_THREADS
 from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
@@ -58,12 +60,15 @@ def specimens():
             angles = array(FLOAT32, 2) if head[1] else matrix
             norms = (line, line) if head[2] else (matrix, matrix)
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
-            kernel, wide = qkv_rope_append_vector_kernel(dtype, *head), ("LDG*128*", "STG*128*")
-            yield Specimen(f"kv/qkv_rope_append/vectors/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
+            wide = ("LDG*128*", "STG*128*")
+            for heads_a_thread in (1, HEADS_A_THREAD):
+                kernel = qkv_rope_append_vector_kernel(dtype, *head, heads_a_thread)
+                full_name = f"kv/qkv_rope_append/vectors/{name}/{heads_a_thread}/{dtype}"
+                yield Specimen(full_name, kernel, arguments, THREADS, blocks=4 if head[2] else 5, contains=wide)
             if name == "128" and dtype.itemsize == 2:  # the layers of a token side by side
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
-                yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=8, contains=wide)
+                yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=5, contains=wide)
     line, table = array(INT32, 1), array(INT32, 2)
     yield Specimen("kv/move_window", move_window_kernel, (line, line, line, line, line, table, INT32), MOVE_THREADS, blocks=12)
     pairs, raw, words, wide = array(INT32, 2), array(UINT8, 3), array(UINT32, 3), ("LDG*128*", "STG*128*")
@@ -80,7 +85,7 @@ def quantized_specimens():
         codes, smoothing, angles = array(UINT8, 4), array(FLOAT32, 3), array(FLOAT32, 2)
         scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
         targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
-        end, common = f"quantized/{name}/{head_dim}/{dtype}", dict(threads=THREADS, contains=("LDG*128*",), targets=targets)
+        end, common = f"quantized/{name}/{head_dim}/{dtype}", dict(threads=QUANTIZED_THREADS, contains=("LDG*128*",), targets=targets)
         arguments = (heads, heads, codes, scales, smoothing, codes, scales, indices)
         yield Specimen(f"kv/append/{end}", append_quantized_kernel(dtype, found, 16, True), arguments, blocks=12, **common)
         norms = (line, line) if has_norm else (matrix, matrix)
@@ -103,4 +108,4 @@ def quantized_specimens():
         )
         arguments = (recent, recent, codes, scales, codes, scales, indices, indices, tables, indices, tables)
         kernel = quantize_groups_kernel(dtype, kv_format("kivi_int4", head_dim), 32)
-        yield Specimen(f"kv/quantize_groups/{head_dim}/{dtype}", kernel, arguments, threads=THREADS, blocks=4, contains=("LD*128*",))
+        yield Specimen(f"kv/quantize_groups/{head_dim}/{dtype}", kernel, arguments, threads=GROUP_THREADS, blocks=4, contains=("LD*128*",))

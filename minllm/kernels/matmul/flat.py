@@ -13,9 +13,15 @@ What remains is to keep memory busy: a ring of tiles in shared memory, tens of K
     flat_wgmma    Hopper: the copy engine fills the ring, wgmma multiplies, blocks of a cluster divide K
     flat_tiles    every generation from 8.0 on: cp.async and mma.sync, warps of a block divide K
 
-On an H200, in bfloat16, a weight of 4096 x 14336 takes 28.2 µs for 8 rows, 29.7 for 32 and 36.1 for 128 (cuBLAS 31.5, 32.9, 36.7): 4.2
-TB/s up to 16 rows. Of 6144 x 4096, 128 rows take 19.3 µs (cuBLAS 16.2). Sharing x among blocks does not help, nor do larger tiles of weight
-with K divided more often (192 rows by 4 blocks, which are 128 blocks of equal work, take 35 µs): why is not known yet.
+On an H200, in bfloat16, a weight of 4096 x 14336 takes 28.1 µs for 8 rows, 29.4 for 32 and 34.6 for 128 (cuBLAS 32.4, 33.4, 37.6): 4.2
+TB/s up to 16 rows. Of 6144 x 4096, 64 rows take 15.2 µs (cuBLAS 15.9), 128 rows 17.8 (16.5): 96 blocks leave 36 multiprocessors idle, and
+two thirds of what each takes in is x (were it fetched for the first ring only, that would save 1.3 µs). wgmma takes 16.2, with 64 clusters
+of two blocks, each with 96 rows of weight, of which it fetches one half for both, and with 64 rows of x.
+
+Larger tiles of weight with K divided more often fetch less, and are slower all the same. A cluster lies within one group of some 16
+multiprocessors, and groups are not whole multiples: 66 clusters of two blocks that fill a multiprocessor each run at one time, but only 39
+of three, 30 of four, 22 of five and 15 of eight. So 192 rows of weight by clusters of four, 32 of them, take two rounds: 35 µs. And 128
+rows by clusters of two, 18.3 µs, spend 2.8 on reading each other's sums and writing, where blocks that divide nothing spend 1.0.
 
 Bytes: N K weights once, and M K of x for every block of 64 or 128 rows of weight, which come from L2.
 
@@ -30,12 +36,13 @@ import numpy as np
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul import flat_tiles, flat_wgmma_tiling
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.flat_output import stored_together
 from minllm.kernels.matmul.flat_tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat_wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.wgmma import has_wgmma
-from minllm.kernels.vector import address, vectors_a_row
+from minllm.kernels.vector import vectors_a_row
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
 
@@ -91,7 +98,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     """Launch for arrays that were checked: on Hopper the kernel that is made for it, the other one elsewhere and in the simulator."""
     (m, n), k = out.shape, x.shape[1]
     tokens = min(padded for padded in PADDED_ROWS if padded >= m)
-    paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
+    together = stored_together(out, x.dtype)
     hopper = has_wgmma(x)
     if tiling is None:
         hoppers = hopper and not isinstance(x, np.ndarray)
@@ -104,12 +111,13 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     blocks = ceil_div(n, columns)
     if isinstance(tiling, FlatTiling):
         tokens = min(tokens, flat_tiles.MOST_TOKENS)
-        chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, paired)
+        chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, together)
         arguments, grid = (x, weight, bias, out), (blocks, ceil_div(m, tokens))
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
-        chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, paired)
-        x_map = tensor_map(x, (tokens // tiling.sharers, TILE_K), promotion=128)
+        chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, together)
+        # Of tokens that are not there none are fetched: the copy engine would take four times as long to fill them with zeros.
+        x_map = tensor_map(x, (m if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
         weight_map = tensor_map(weight, (columns, TILE_K), promotion=128)
         arguments = (x_map, weight_map, bias, out, ceil_div(k, TILE_K))
         cluster = tiling.splits * tiling.sharers

@@ -9,8 +9,11 @@ Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
 
 from numba import cuda, float32, int32, uint32
 
+from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.fragments import make_store_pair
+from minllm.kernels.matmul.shared_tiles import PACK
+from minllm.kernels.vector import address, vectors_a_row
 
 PADDING = 4  # float32 behind the sums of a token, so that the 32 lanes of a warp write to 32 different banks
 
@@ -31,36 +34,71 @@ def make_keep_sums(rows: int, blocks_n: int):
     return keep_sums
 
 
-def make_write(rows: int, writers: int, dtype: str, gated: bool, paired: bool, added):
-    """The device function with which `writers` threads write what `rows` rows of weight come to.
-
-    added(sums, start, place): the device function that adds one sum over the parts of K. gated: the first half of the rows is a gate's, the
-    second what it gates. paired: as in make_store_pair.
-    """
-    columns, stride = rows // 2 if gated else rows, rows + PADDING
-    store_pair = make_store_pair(dtype, paired)
+def make_store_eight(dtype: str, together: int):
+    """The device function that stores eight neighbouring outputs of a row: 8 of them `together`, 2, or 1 (see `stored_together`)."""
+    pack, store_pair = PACK[dtype], make_store_pair(dtype, together == 2)
 
     @cuda.jit(device=True, forceinline=True)
-    def output(sums, start, place, bias, column):
-        """One output: from the sum at `place`, in this column of out."""
-        value = added(sums, start, place)
+    def store_eight(out, row, column, low, high):
+        if together == 8:
+            if row < out.shape[0] and column < out.shape[1]:
+                first, second = pack(low[0], low[1]), pack(low[2], low[3])
+                ptx.store_128(out, row * out.shape[1] + column, first, second, pack(high[0], high[1]), pack(high[2], high[3]))
+        else:
+            store_pair(out, row, column, low[0], low[1])
+            store_pair(out, row, column + 2, low[2], low[3])
+            store_pair(out, row, column + 4, high[0], high[1])
+            store_pair(out, row, column + 6, high[2], high[3])
+
+    return store_eight
+
+
+def stored_together(out, dtype) -> int:
+    """How many outputs of a row kernels can store at once: 8 of `dtype` where rows begin on multiples of 16 bytes, 2 on 4, else 1."""
+    if out.dtype != dtype:
+        return 1
+    if vectors_a_row(out.shape[1], out):
+        return 8
+    return 2 if out.shape[1] % 2 == 0 and address(out) % 4 == 0 else 1
+
+
+def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, added):
+    """The device function with which `writers` threads write what `rows` rows of weight come to.
+
+    added(sums, start, place): the device function that adds four neighbouring sums over the parts of K. gated: the first half of the rows
+    is a gate's, the second what it gates. together: as in make_store_eight. A thread reads 16 bytes of sums at a time and stores as many
+    of outputs: it takes as long to ask for 4.
+    """
+    columns, stride = rows // 2 if gated else rows, rows + PADDING
+    store_eight = make_store_eight(dtype, together)
+
+    @cuda.jit(device=True, forceinline=True)
+    def bias_at(bias, column):
+        """What lies beyond the edge gets any number: it is not stored."""
+        return float32(bias[min(column, bias.shape[0] - 1)])
+
+    @cuda.jit(device=True, forceinline=True)
+    def outputs(sums, start, place, bias, column):
+        """Four outputs: from the sums at `place`, in this column of out and the next three."""
+        a, b, c, d = added(sums, start, place)
         if gated:
-            return value * sigmoid(value) * added(sums, start, place + columns)
+            e, f, g, h = added(sums, start, place + columns)
+            return a * sigmoid(a) * e, b * sigmoid(b) * f, c * sigmoid(c) * g, d * sigmoid(d) * h
         if bias is not None:
-            if column < bias.shape[0]:
-                return value + float32(bias[column])
-        return value
+            e, f = a + bias_at(bias, column), b + bias_at(bias, column + 1)
+            return e, f, c + bias_at(bias, column + 2), d + bias_at(bias, column + 3)
+        return a, b, c, d
 
     @cuda.jit(device=True, forceinline=True)
     def write(bias, out, sums, start, first_token, tokens, first_column, writer):
-        """out[first_token : + tokens, first_column : + columns]; neighbouring writers write neighbouring pairs."""
-        pairs = columns // 2
+        """out[first_token : + tokens, first_column : + columns]; neighbouring writers write neighbouring eights."""
+        eights = columns // 8
         item = int32(writer)
-        while item < tokens * pairs:
-            token, pair = item // pairs, item % pairs
-            place, column = uint32(token * stride + 2 * pair), int32(first_column + 2 * pair)
-            low, high = output(sums, start, place, bias, column), output(sums, start, place + 1, bias, column + 1)
-            store_pair(out, first_token + token, column, low, high)
+        while item < tokens * eights:
+            token, eight = item // eights, item % eights
+            place, column = uint32(token * stride + 8 * eight), int32(first_column + 8 * eight)
+            low, high = outputs(sums, start, place, bias, column), outputs(sums, start, place + 4, bias, column + 4)
+            store_eight(out, first_token + token, column, low, high)
             item = int32(item + writers)
 
     return write

@@ -70,23 +70,24 @@ class FlatTiling(NamedTuple):
 
 
 def make_added(splits: int, split_words: int):
-    """The device function that adds a sum over the groups of warps that divide K."""
+    """The device function that adds four neighbouring sums over the groups of warps that divide K."""
 
     @cuda.jit(device=True, forceinline=True)
     def added(sums, start, place):
-        total = sums[start + place]
+        a, b, c, d = ptx.load_float32(sums, start + place)
         for split in range(1, splits):
-            total += sums[start + split * split_words + place]
-        return total
+            e, f, g, h = ptx.load_float32(sums, start + split * split_words + place)
+            a, b, c, d = a + e, b + f, c + g, d + h
+        return a, b, c, d
 
     return added
 
 
 @functools.cache
-def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, paired: bool):
+def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, together: int):
     """The kernel for x and weight of `dtype` and `tokens` rows of x a block, a multiple of 8.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. paired: out is of `dtype` and its rows begin on multiples of 4 bytes.
+    gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs stored at a time, as `stored_together` says.
     """
     tiling.check(tokens)
     rows, warps, splits, stages = tiling
@@ -100,7 +101,7 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
     weight_copies, x_copies = -(-half * TILE_K // CHUNK // threads), -(-tokens * TILE_K // CHUNK // threads)
     multiply_step = make_multiply_step(warp_rows, tokens, TILE_K, dtype)
     keep_sums = make_keep_sums(rows, blocks_b)
-    write = make_write(rows, threads, dtype, gated, paired, make_added(splits, split_words))
+    write = make_write(rows, threads, dtype, gated, together, make_added(splits, split_words))
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
     @cuda.jit(device=True, forceinline=True)

@@ -120,13 +120,13 @@ def flat_specimens(dtype):
         kind = "gated/" if gated else ""
         for tokens, n, blocks in ((8, 4096, 4), (32, 4096, 2), (32, 28672, 2), (64, 4096, 2), (128, 4096, 1)):
             tiling = flat_tiles.choose_tiling(tokens, n, 4096, gated)
-            kernel = flat_tiles.flat_tiles_kernel(tokens, tiling, dtype, gated, True)
+            kernel = flat_tiles.flat_tiles_kernel(tokens, tiling, dtype, gated, 8)
             name, arguments = f"matmul/flat/tiles/{kind}{tokens}x{n}/{dtype}", operands(dtype, bias=False)
             contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
             yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
         for tokens, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, k, gated)
-            kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, True)
+            kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, 8)
             arguments = (types.uint64, types.uint64, types.none, matrix, types.int32)
             name = f"matmul/flat/wgmma/{kind}{tokens}x{n}x{k}/{dtype}"
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
@@ -156,6 +156,6 @@ def wgmma_specimens(dtype):
 def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
     """One of them."""
     kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, out == array(dtype, 2))
-    arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32)
+    arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32, types.int32)
     contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))

@@ -20,16 +20,22 @@ registers. 128 x 256 outputs a block read (128 + 256) 64 elements for 2 * 128 * 
     clusters    Two blocks share every tile of weight, each fetching half of it for both, where out has rows of tiles for both.
     tile shape  By what fills the machine: 2048 x 3072 outputs are 192 tiles of 128 x 256, one and a half for each of 132
                 multiprocessors, but 256 tiles of 128 x 192, nearly two (wgmma_tiling.py).
+    few rows    Up to 256 rows of x, reading weight takes longer than multiplying it. Tiles of 96 or 64 columns give nearly every
+                multiprocessor one: 6144 columns are 64 clusters of two blocks. Rows of x are divided evenly among consumers, in boxes
+                that end where x ends (absent_rows.py). And blocks start in the last microseconds of the kernel before (programmatic
+                dependent launch): a ring of weights, which nobody writes, is there when x is. Larger tiles whose blocks divide K would
+                fetch less, but are slower: see flat.py.
 
 On an H200 it computes 780 to 820 TFLOP/s at the shapes of an 8B model's prompt of 2048 tokens and at 4096 and 8192 cubed, 1.00 to 1.02
-times cuBLAS beside it, and 680 to 750, as cuBLAS does, once the GPU is hot and lowers its clock to stay within its power.
+times cuBLAS beside it, and 680 to 750, as cuBLAS does, once the GPU is hot and lowers its clock to stay within its power. Of a weight of
+6144 x 4096, 128 rows take 16.2 µs (cuBLAS 16.5), 256 rows 21.0 (20.8), 224 rows 20.5 (25.9).
 
 Work: 2 M N K operations; x is read by every column of tiles, weight by every row of tiles (of clusters): M K ceil(N / tile_n) and
 N K ceil(M / tile_m) / cluster elements from L2, each once from memory if L2 holds what neighbouring tiles share; out is written once.
 The result does not depend on which block computes a tile: every run gives the same bits.
 
-Any M, N and K: the copy engine fills with zeros beyond the edges and writes nothing there. Where the rows of x or weight do not begin on
-16 bytes it cannot fetch, and tensor_core takes over.
+Any M, N and K: the copy engine fills with zeros beyond the edges and writes nothing there. Where rows of x or weight do not begin on 16
+bytes it cannot fetch, and tensor_core takes over.
 
 Source: PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (warp
 specialisation, persistent kernels).
@@ -44,7 +50,7 @@ from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_COLUMNS, ROWS
+from minllm.kernels.matmul.wgmma_epilogue import ROWS
 from minllm.kernels.matmul.wgmma_ring import make_ring
 from minllm.kernels.matmul.wgmma_roles import make_consume, make_produce
 from minllm.kernels.matmul.wgmma_tiling import TILE_K, WgmmaTiling, choose_tiling
@@ -65,21 +71,28 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     rows of out begin on multiples of 4 bytes, and out is of `dtype`.
     """
     tiling.check(gated)
-    consumers, cluster, stages, threads = tiling.consumers, tiling.cluster, tiling.stages, tiling.threads
+    consumers, cluster, stages, threads, early = tiling.consumers, tiling.cluster, tiling.stages, tiling.threads, tiling.early
     ring_bytes, staging_bytes = tiling.stages * tiling.stage_bytes, tiling.staging_bytes
-    rows, columns = tiling.tile_m * cluster, tiling.columns(gated)  # of out, that a cluster computes at a time
+    columns = tiling.columns(gated)  # of out, that a cluster computes at a time
     make_barriers, _, meet = make_ring(tiling)
     produce, consume = make_produce(tiling, gated), make_consume(tiling, dtype, gated, copied, paired)
 
-    @kernel(launch_bounds=(threads, 1))
-    def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps):
-        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None."""
+    @kernel(launch_bounds=(threads, 1), dependent_launch=early)
+    def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps, few_rows):
+        """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None.
+
+        Early, a consumer has `few_rows` rows of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
+        """
+        if early:
+            ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint8, 1024)
         thread = int32(cuda.threadIdx.x)
         ring = uint32((ptx.shared_address(memory, 0) + uint32(1023)) & uint32(0xFFFFFC00))
         staging = uint32(ring + ring_bytes)
         full = uint32(staging + staging_bytes)
         empty = uint32(full + 8 * stages)
+        each = int32(few_rows if early else ROWS)  # rows of x for a consumer
+        rows = int32(each * consumers * cluster)  # of out, that a cluster computes at a time
         tiles_m, tiles_n = int32((out.shape[0] + rows - 1) // rows), int32((out.shape[1] + columns - 1) // columns)
         if thread == 0:
             make_barriers(full, empty)
@@ -88,11 +101,11 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
             if consumers == 2:
                 ptx.setmaxnreg_dec(40)
             if thread == 0:
-                produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, int32(out.shape[1]))
+                produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, int32(out.shape[1]), each)
         else:
             if consumers == 2:
                 ptx.setmaxnreg_inc(232)
-            consume(bias, residual, out, out_map, ring, staging, full, empty, tiles_m, tiles_n, k_steps, thread)
+            consume(bias, residual, out, out_map, memory, ring, staging, full, empty, tiles_m, tiles_n, k_steps, each, thread)
         meet()  # a block's shared memory has to stay while the other may still copy to it
 
     return matmul_wgmma_kernel
@@ -116,11 +129,13 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     tiling = tiling or choose_tiling(m, n, gated, multiprocessors)
     copied = out.dtype == x.dtype and vectors_a_row(n, out) > 0
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
-    clusters = min(ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
+    rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # of tiles, and of clusters
+    clusters = min(rows * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
+    each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
-    x_map, weight_map = tensor_map(x, (tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
-    out_map = tensor_map(out, (ROWS, CHUNK_COLUMNS)) if copied else None
-    arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K))
+    x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
+    out_map = tensor_map(out, (each, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
+    arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K), each)
     cluster = None if tiling.cluster == 1 else (tiling.cluster, 1, 1)
     launch(chosen, clusters * tiling.cluster, tiling.threads, arguments, stream, tiling.shared_bytes, cluster)
 

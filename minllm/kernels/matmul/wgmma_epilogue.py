@@ -1,9 +1,9 @@
 """What becomes of a finished tile of the wgmma product: bias, residual, or SiLU-and-multiply on the sums in registers, and the way out.
 
 A warp holds 16 rows of a consumer's 64: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Written
-straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds 64 columns, lays them into shared memory
-with stmatrix (swizzled, as the copy engine reads them), and one thread has the engine store 64 rows of 128 bytes, while the others go on
-with more columns, and then with the next tile.
+straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds 64 columns (32, where a tile is no multiple of
+64), lays them into shared memory with stmatrix (swizzled, as the copy engine reads them), and one thread has the engine store 64 rows of
+128 bytes (64), while the others go on with more columns, and then with the next tile.
 
 Where the copy engine cannot store (float32 outputs, rows that are not whole 16 bytes), pairs are stored from registers.
 
@@ -19,9 +19,6 @@ from minllm.kernels.matmul.shared_tiles import PACK
 
 ROWS = 64  # of a consumer
 WARP_ROWS = 16
-CHUNK_COLUMNS = 64  # columns that the copy engine stores at a time: 128 bytes of half precision, the swizzle's span
-CHUNK_BYTES = ROWS * 128
-SUMS_OF_A_CHUNK = WARP_ROWS * CHUNK_COLUMNS // 32  # of a lane
 WARPGROUP = 128
 
 
@@ -49,12 +46,15 @@ def make_output_pair(outputs: int, gated: bool):
     return gated_pair if gated else plain_pair
 
 
-def make_copy_out(columns: int, dtype: str, output_pair, room: int):
+def make_copy_out(columns: int, chunk_columns: int, dtype: str, output_pair, room: int):
     """Two device functions by which a consumer stores a tile of `columns` columns through shared memory and the copy engine.
 
-    room: how many chunks of 64 columns fit its part of shared memory at one time; it divides their number.
+    chunk_columns: that the engine stores at a time, 64 or 32; a row of them is the swizzle's span. room: how many chunks fit its part of
+    shared memory at one time; it divides their number.
     """
-    pack, batches = PACK[dtype], columns // (CHUNK_COLUMNS * room)
+    pack, batches, sums_of_a_chunk = PACK[dtype], columns // (chunk_columns * room), WARP_ROWS * chunk_columns // 32
+    line_bytes, chunk_bytes = 2 * chunk_columns, ROWS * 2 * chunk_columns
+    pieces, lines_across_the_banks = line_bytes // 16, 128 // line_bytes  # of 16 bytes in a line; that share the banks
 
     @cuda.jit(device=True, forceinline=True)
     def make_room(consumer, thread):
@@ -65,41 +65,44 @@ def make_copy_out(columns: int, dtype: str, output_pair, room: int):
 
     @cuda.jit(device=True, forceinline=True)
     def lay_down(total, chunk, bias, residual, place, row, column, thread):
-        """The `chunk`-th 64 columns of this warp's sums, which begin at (row, column) of out -> shared memory at `place`."""
+        """The `chunk`-th columns of this warp's sums, which begin at (row, column) of out -> shared memory at `place`."""
         words = cuda.local.array(4, uint32)
         lane = thread & 31
         line = uint32(thread >> 5) * uint32(WARP_ROWS) + uint32(lane & 15)  # the row whose address this lane brings
-        for block in range(CHUNK_COLUMNS // 16):  # stmatrix lays down 16 rows of 16 columns
+        for block in range(chunk_columns // 16):  # stmatrix lays down 16 rows of 16 columns
             for i in range(4):
                 pair_row, pair_column = row + (lane >> 2) + i % 2 * 8, column + 16 * block + i // 2 * 8 + 2 * (lane & 3)
-                low, high = output_pair(total, SUMS_OF_A_CHUNK * chunk + 8 * block + 2 * i, bias, residual, pair_row, pair_column)
+                low, high = output_pair(total, sums_of_a_chunk * chunk + 8 * block + 2 * i, bias, residual, pair_row, pair_column)
                 words[i] = pack(low, high)
-            piece = uint32(2 * block + (lane >> 4)) ^ (line & uint32(7))
-            ptx.stmatrix_x4(uint32(place + line * uint32(128) + piece * uint32(16)), words, 0)
+            piece = uint32(2 * block + (lane >> 4)) ^ (line // uint32(lines_across_the_banks) & uint32(pieces - 1))
+            ptx.stmatrix_x4(uint32(place + line * uint32(line_bytes) + piece * uint32(16)), words, 0)
 
     @cuda.jit(device=True, forceinline=True)
     def copy_batch(total, batch, bias, residual, out_map, staging, row, column, consumer, thread):
         """As many chunks as there is room for."""
         warp_row, first = row + (thread >> 5) * WARP_ROWS, batch * room
-        first_column = column + first * CHUNK_COLUMNS
+        first_column = column + first * chunk_columns
         lay_down(total, first, bias, residual, staging, warp_row, first_column, thread)
         if room > 1:
-            lay_down(total, first + 1, bias, residual, staging + CHUNK_BYTES, warp_row, first_column + CHUNK_COLUMNS, thread)
+            lay_down(total, first + 1, bias, residual, staging + chunk_bytes, warp_row, first_column + chunk_columns, thread)
         if room > 2:
-            lay_down(total, first + 2, bias, residual, staging + 2 * CHUNK_BYTES, warp_row, first_column + 2 * CHUNK_COLUMNS, thread)
+            lay_down(total, first + 2, bias, residual, staging + 2 * chunk_bytes, warp_row, first_column + 2 * chunk_columns, thread)
         if room > 3:
-            lay_down(total, first + 3, bias, residual, staging + 3 * CHUNK_BYTES, warp_row, first_column + 3 * CHUNK_COLUMNS, thread)
+            lay_down(total, first + 3, bias, residual, staging + 3 * chunk_bytes, warp_row, first_column + 3 * chunk_columns, thread)
         ptx.fence_proxy_async()
         ptx.bar_sync(1 + consumer, WARPGROUP)
         if thread == 0:
             for chunk in range(room):
-                at = first_column + chunk * CHUNK_COLUMNS
-                ptx.cp_async_bulk_tensor_2d_global_shared(out_map, at, row, staging + chunk * CHUNK_BYTES)
+                at = first_column + chunk * chunk_columns
+                ptx.cp_async_bulk_tensor_2d_global_shared(out_map, at, row, staging + chunk * chunk_bytes)
             ptx.cp_async_bulk_commit_group()
 
     @cuda.jit(device=True, forceinline=True)
-    def copy_out(total, bias, residual, out_map, out, staging, row, column, consumer, thread):
-        """total -> out[row : row + 64, column : column + columns], what lies inside of it; there is room for the first batch."""
+    def copy_out(total, bias, residual, out_map, out, staging, row, rows, column, consumer, thread):
+        """total -> out[row : row + rows, column : column + columns], what lies inside of it: the map's boxes have `rows` rows.
+
+        There is room for the first batch.
+        """
         copy_batch(total, 0, bias, residual, out_map, staging, row, column, consumer, thread)
         if batches > 1:
             make_room(consumer, thread)
@@ -114,35 +117,37 @@ def make_copy_out(columns: int, dtype: str, output_pair, room: int):
     return make_room, copy_out
 
 
-def make_store_out(columns: int, dtype: str, output_pair, paired: bool):
+def make_store_out(columns: int, chunk_columns: int, dtype: str, output_pair, paired: bool):
     """Two device functions with the same parameters, with which every lane stores its own outputs; `paired` as in make_store_pair."""
-    store_pair, chunks = make_store_pair(dtype, paired), columns // CHUNK_COLUMNS
+    store_pair, chunks = make_store_pair(dtype, paired), columns // chunk_columns
+    sums_of_a_chunk = WARP_ROWS * chunk_columns // 32
 
     @cuda.jit(device=True, forceinline=True)
     def make_room(consumer, thread):
         """Nothing: outputs go straight to memory."""
 
     @cuda.jit(device=True, forceinline=True)
-    def store_chunk(total, chunk, bias, residual, out, row, column, lane):
-        """The `chunk`-th 64 columns of this warp's sums, which begin at (row, column) of out."""
-        for pair in range(SUMS_OF_A_CHUNK // 2):
+    def store_chunk(total, chunk, bias, residual, out, row, end, column, lane):
+        """The `chunk`-th columns of this warp's sums, which begin at (row, column) of out."""
+        for pair in range(sums_of_a_chunk // 2):
             pair_row, pair_column = row + (lane >> 2) + pair % 2 * 8, column + pair // 2 * 8 + 2 * (lane & 3)
-            low, high = output_pair(total, SUMS_OF_A_CHUNK * chunk + 2 * pair, bias, residual, pair_row, pair_column)
-            store_pair(out, pair_row, pair_column, low, high)
+            low, high = output_pair(total, sums_of_a_chunk * chunk + 2 * pair, bias, residual, pair_row, pair_column)
+            if pair_row < end:
+                store_pair(out, pair_row, pair_column, low, high)
 
     @cuda.jit(device=True, forceinline=True)
-    def store_out(total, bias, residual, out_map, out, staging, row, column, consumer, thread):
-        """total -> out[row : row + 64, column : column + columns], what lies inside of it.
+    def store_out(total, bias, residual, out_map, out, staging, row, rows, column, consumer, thread):
+        """total -> out[row : row + rows, column : column + columns], what lies inside of it.
 
         Written out: the compiler does not unroll a body this long, and sums that are not indexed by constants would leave registers.
         """
-        warp_row, lane = row + (thread >> 5) * WARP_ROWS, thread & 31
-        store_chunk(total, 0, bias, residual, out, warp_row, column, lane)
+        warp_row, end, lane = row + (thread >> 5) * WARP_ROWS, row + rows, thread & 31
+        store_chunk(total, 0, bias, residual, out, warp_row, end, column, lane)
         if chunks > 1:
-            store_chunk(total, 1, bias, residual, out, warp_row, column + CHUNK_COLUMNS, lane)
+            store_chunk(total, 1, bias, residual, out, warp_row, end, column + chunk_columns, lane)
         if chunks > 2:
-            store_chunk(total, 2, bias, residual, out, warp_row, column + 2 * CHUNK_COLUMNS, lane)
+            store_chunk(total, 2, bias, residual, out, warp_row, end, column + 2 * chunk_columns, lane)
         if chunks > 3:
-            store_chunk(total, 3, bias, residual, out, warp_row, column + 3 * CHUNK_COLUMNS, lane)
+            store_chunk(total, 3, bias, residual, out, warp_row, end, column + 3 * chunk_columns, lane)
 
     return make_room, store_out

@@ -50,16 +50,23 @@ def make_ring(tiling: WgmmaTiling):
 
 
 def make_fetch(tiling: WgmmaTiling):
-    """The device function that fetches one step's tiles: of x [tile_m, 64], of weight two halves of [tile_n / 2, 64]."""
+    """Three device functions: say what a stage waits for; fetch one step's tiles of weight, two halves of [tile_n / 2, 64], and of x.
+
+    A tile of x is [tile_m, 64]; of few rows (`early`) each consumer gets `each`, in a box of its own: 64 would reach beyond x's end.
+    """
     x_bytes, half_bytes, cluster = tiling.tile_m * LINE_BYTES, tiling.tile_n // 2 * LINE_BYTES, tiling.cluster
-    stage_bytes, both_blocks = tiling.stage_bytes, 0b11
+    stage_bytes, both_blocks, early, consumers = tiling.stage_bytes, 0b11, tiling.early, tiling.consumers
+    consumer_bytes = x_bytes // consumers
 
     @cuda.jit(device=True)
-    def fetch(x_map, weight_map, tile, full, k, row, first_half, second_half, rank):
-        """Columns k to k + 63 of x from `row` on, and of weight from `first_half` and from `second_half` on."""
+    def expect(full, each):
+        """The producer arrives at a stage, which is full when both tiles are there."""
+        ptx.mbarrier_arrive_expect_tx(full, stage_bytes - x_bytes + consumers * each * LINE_BYTES if early else stage_bytes)
+
+    @cuda.jit(device=True)
+    def fetch_weight(weight_map, tile, full, k, first_half, second_half, rank):
+        """Columns k to k + 63 of weight from `first_half` and from `second_half` on."""
         weight_tile = tile + x_bytes
-        ptx.mbarrier_arrive_expect_tx(full, stage_bytes)
-        ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, k, row, full)
         if cluster == 1:
             ptx.cp_async_bulk_tensor_2d_shared_global(weight_tile, weight_map, k, first_half, full)
             ptx.cp_async_bulk_tensor_2d_shared_global(weight_tile + half_bytes, weight_map, k, second_half, full)
@@ -68,4 +75,11 @@ def make_fetch(tiling: WgmmaTiling):
         else:
             ptx.cp_async_bulk_tensor_2d_shared_global_multicast(weight_tile + half_bytes, weight_map, k, second_half, full, both_blocks)
 
-    return fetch
+    @cuda.jit(device=True)
+    def fetch_x(x_map, tile, full, k, row, each):
+        """The same columns of x from `row` on."""
+        ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, k, row, full)
+        if early and consumers == 2:
+            ptx.cp_async_bulk_tensor_2d_shared_global(tile + consumer_bytes, x_map, k, row + each, full)
+
+    return expect, fetch_weight, fetch_x

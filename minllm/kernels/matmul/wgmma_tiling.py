@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.wgmma_epilogue import CHUNK_BYTES, CHUNK_COLUMNS
+from minllm.kernels.matmul.wgmma_epilogue import ROWS
 from minllm.runtime.kernel import check
 
 WARPGROUP = 128  # threads
@@ -11,12 +11,14 @@ WARPGROUP_ROWS = 64  # of out, whose sums a consumer holds
 TILE_K = 64
 LINE_BYTES = 128  # of TILE_K elements: a row of a tile in shared memory, the swizzle's span
 SHARED_BYTES_OF_A_BLOCK = 227 * 1024
+FEW_ROWS = 256  # of x, up to which reading weight takes as long as multiplying: then blocks may start early
 
 
 class WgmmaTiling(NamedTuple):
     """`consumers` warpgroups own 64 x tile_n outputs each; `stages` steps of tiles are in flight; `cluster` blocks share weight's tiles.
 
-    chunks: of 64 x 64 outputs, that a consumer has room for on their way out. group: rows of tiles that the order walks down first.
+    chunks: of 64 x chunk_columns outputs, that a consumer has room for on their way out. group: rows of tiles that the order walks down
+    first. early: blocks start in the last microseconds of the kernel before and fetch weights, which that one must not write.
     """
 
     consumers: int
@@ -25,6 +27,7 @@ class WgmmaTiling(NamedTuple):
     cluster: int = 1
     chunks: int = 1
     group: int = 8
+    early: bool = False
 
     @property
     def tile_m(self) -> int:
@@ -42,9 +45,14 @@ class WgmmaTiling(NamedTuple):
         return (self.tile_m + self.tile_n) * LINE_BYTES
 
     @property
+    def chunk_columns(self) -> int:
+        """Columns of outputs that the copy engine stores at a time: 128 bytes of a row, or 64 where a tile is no multiple of that."""
+        return 32 if self.tile_n % 64 else 64
+
+    @property
     def staging_bytes(self) -> int:
         """Bytes through which outputs leave, of all consumers."""
-        return self.consumers * self.chunks * CHUNK_BYTES
+        return self.consumers * self.chunks * ROWS * self.chunk_columns * 2
 
     @property
     def shared_bytes(self) -> int:
@@ -57,8 +65,9 @@ class WgmmaTiling(NamedTuple):
 
     def check(self, gated: bool) -> None:
         """Raise KernelArgumentError unless the tiling can be launched."""
-        whole = self.tile_n in (64, 128, 192, 256) and self.columns(gated) % (CHUNK_COLUMNS * self.chunks) == 0
-        check(whole, f"{self}: tile_n is 64, 128, 192 or 256, and its outputs are a multiple of `chunks` chunks of {CHUNK_COLUMNS} columns")
+        whole = self.tile_n in (64, 96, 128, 192, 256) and self.columns(gated) % (self.chunk_columns * self.chunks) == 0
+        allowed = f"tile_n is 64, 96, 128, 192 or 256, and its outputs are a multiple of `chunks` chunks of {self.chunk_columns} columns"
+        check(whole, f"{self}: {allowed}")
         check(self.consumers in (1, 2) and self.cluster in (1, 2), f"{self}: there are 1 or 2 consumers, and 1 or 2 blocks in a cluster")
         check(self.stages >= 2, f"{self}: one stage is filled while another is multiplied, so there are at least 2")
         room = f"{self}: {self.shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
@@ -71,6 +80,9 @@ TILINGS = (
     WgmmaTiling(2, 192, 4, 1, 3),
     WgmmaTiling(2, 128, 6, 1, 1),
     WgmmaTiling(1, 128, 6, 1, 1),
+    WgmmaTiling(1, 96, 10, 2, 3, early=True),
+    WgmmaTiling(2, 96, 7, 2, 3, early=True),
+    WgmmaTiling(2, 64, 8, 2, 1, early=True),
 )
 
 
@@ -86,4 +98,5 @@ def choose_tiling(m: int, n: int, gated: bool, multiprocessors: int) -> WgmmaTil
         products, copies = 128 * tiling.consumers * tiling.tile_n // WARPGROUP_ROWS, tiling.stage_bytes // 64
         return ceil_div(clusters, multiprocessors // tiling.cluster) * (max(products, copies) + 64)
 
-    return min((tiling for tiling in TILINGS if not gated or tiling.tile_n % (2 * CHUNK_COLUMNS) == 0), key=time)
+    fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n % 128 == 0) and (m <= FEW_ROWS or not tiling.early))
+    return min(fitting, key=lambda tiling: (time(tiling), not tiling.early))

@@ -7,27 +7,26 @@ T tokens of H elements of b bytes: about 8 T H FLOPs; reads x, residual, weight 
 bytes; arithmetic intensity about 2 / b (1 FLOP a byte in bf16), so memory sets the time. Every token asks for weight and bias anew,
 out of caches; the kernel for any H walks its rows three times and asks for 3 T H b more.
 
-One block a token, as in RMSNorm, but two vectors a thread: half as many warps meet for the moments, which are many instructions, and more
-blocks fit a multiprocessor, so that some load while others meet. The variance is that of the centred values, a second sum over what the
-registers hold: the one-pass form E[r**2] - E[r]**2 cancels where the mean is large beside the spread.
+One block a token, which holds its row in registers, as in RMSNorm. The variance is that of the centred values, a second sum over what the
+registers hold: the one-pass form E[r**2] - E[r]**2 cancels where the mean is large beside the spread. Each warp centres its part of the
+row by itself, and the warps meet once, for both moments: two meetings, for the mean and then for the variance, were a fifth slower.
 """
 
 import functools
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
-from minllm.kernels.reduction import block_moments, block_sum, merge_moments
-from minllm.kernels.vector import vector_access
+from minllm.kernels.reduction import block_moments, block_sum, warp_sum
+from minllm.kernels.vector import load_words, vector_access, vector_unpack
+from minllm.ptx import rcp
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 256
-VECTORS_A_THREAD = 2
-RESIDENT_THREADS = 1280  # on a multiprocessor, for which registers are kept
 
 
 def layer_norm_reference(x, weight, bias, epsilon, residual=None):
@@ -80,53 +79,58 @@ def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, ep
 
 
 @functools.cache
-def layer_norm_vector_kernel(dtype, threads, pieces, has_residual, has_bias):
-    """The kernel in which each of `threads` holds `pieces` vectors of the row: arrays as in `layer_norm_kernel`, rows whole, aligned
-    vectors."""
+def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
+    """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `layer_norm_kernel`, rows whole, aligned vectors."""
     width, load, store = vector_access(dtype)
-    held = pieces * width
+    unpack, held, words_held = vector_unpack(dtype), pieces * width, pieces * 4
 
-    @kernel(launch_bounds=(threads, max(1, RESIDENT_THREADS // threads)), dependent_launch=True)
+    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
     def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
         partials = cuda.shared.array((3, 32), float32)
-        values, addends = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        weights = cuda.local.array(width, float32)
+        x_words, residual_words = cuda.local.array(words_held, uint32), cuda.local.array(words_held, uint32)
+        values, other = cuda.local.array(held, float32), cuda.local.array(width, float32)
         wait_for_predecessors()
         for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
             if i < hidden:
-                load(x, row + i, values, at)
+                load_words(x, row + i, x_words, 4 * piece)
                 if has_residual:
-                    load(residual, row + i, addends, at)
-        count = mean = deviations = float32(0)  # of what this thread holds: one exchange over the block then gives those of the row
+                    load_words(residual, row + i, residual_words, 4 * piece)
+        count = total = float32(0)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
+                unpack(x_words, 4 * piece, values, at)
                 if has_residual:
-                    for k in range(at, at + width):
-                        values[k] += addends[k]
+                    unpack(residual_words, 4 * piece, other, 0)
+                    for k in range(width):
+                        values[at + k] += other[k]
                     store(residual, row + i, values, at)
-                total = squares = float32(0)
                 for k in range(at, at + width):
                     total += values[k]
-                total *= float32(1 / width)
+                count += float32(width)
+        count = warp_sum(count)
+        mean = warp_sum(total) * rcp(max(count, float32(1)))  # of the warp's part of the row, and so its deviations
+        deviations = float32(0)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
                 for k in range(at, at + width):
-                    squares += (values[k] - total) * (values[k] - total)
-                count, mean, deviations = merge_moments(count, mean, deviations, float32(width), total, squares)
-        _, mean, deviations = block_moments(count, mean, deviations, partials)
+                    deviations += (values[k] - mean) * (values[k] - mean)
+        mean, deviations = block_moments(count, mean, warp_sum(deviations), hidden, partials)
         inverse_deviation = libdevice.rsqrtf(deviations / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
-                load(weight, i, weights, 0)
+                load(weight, i, other, 0)
                 for k in range(width):
-                    values[at + k] = (values[at + k] - mean) * (inverse_deviation * weights[k])
+                    values[at + k] = (values[at + k] - mean) * (inverse_deviation * other[k])
                 if has_bias:
-                    load(bias, i, weights, 0)
+                    load(bias, i, other, 0)
                     for k in range(width):
-                        values[at + k] += weights[k]
+                        values[at + k] += other[k]
                 store(out, row + i, values, at)
 
     return layer_norm_vector_kernel
@@ -149,9 +153,9 @@ def layer_norm(x, weight, bias, out, epsilon, residual=None, stream=None):
         check_array("bias", bias, (x.dtype,), hidden=hidden)
     # A kernel's arguments are always arrays: where there is no residual or bias, another stands in, and is not read.
     residual, bias = residual if has_residual else x, bias if has_bias else weight
-    if shape := row_in_registers(hidden, x, residual, weight, bias, out, fewest=VECTORS_A_THREAD):
+    if shape := row_in_registers(hidden, x, residual, weight, bias, out):
         block, pieces = shape
-        chosen = layer_norm_vector_kernel(x.dtype, block, pieces, has_residual, has_bias)
+        chosen = layer_norm_vector_kernel(x.dtype, pieces, has_residual, has_bias)
         launch(chosen, tokens, block, (x, residual, weight, bias, out, float(epsilon)), stream)
     else:
         arguments = (x, residual, int(has_residual), weight, bias, int(has_bias), out, float(epsilon))

@@ -7,12 +7,10 @@ THREADS = 1024  # the most that a block has
 HELD = 16  # float32 values of the row that a thread holds; its weights take as many registers, of 64 that each of 1,024 threads has
 
 
-def row_in_registers(hidden, *arrays, fewest=1):
-    """(threads a block, vectors a thread) for rows of `hidden` elements, or None where rows are unaligned or too long to be held.
-
-    fewest: of vectors a thread, where the row has so many."""
+def row_in_registers(hidden, *arrays):
+    """(threads a block, vectors a thread) for rows of `hidden` elements, or None where rows are unaligned or too long to be held."""
     vectors = vectors_a_row(hidden, *arrays)
-    pieces = max(ceil_div(vectors, THREADS), min(fewest, vectors))
+    pieces = ceil_div(vectors, THREADS)
     if not 1 <= pieces <= HELD * arrays[0].dtype.itemsize // VECTOR_BYTES:
         return None
     return ceil_div(ceil_div(vectors, pieces), 32) * 32, pieces

@@ -1,7 +1,7 @@
 """The normalisation kernels as they are launched; where a constant decides the registers, its smallest and its largest value."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.normalization.layer_norm import BLOCK, VECTORS_A_THREAD, layer_norm_kernel, layer_norm_vector_kernel
+from minllm.kernels.normalization.layer_norm import BLOCK, layer_norm_kernel, layer_norm_vector_kernel
 from minllm.kernels.normalization.rms_norm import rms_norm_kernel, rms_norm_vector_kernel
 from minllm.kernels.normalization.row import HELD, THREADS
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
@@ -23,6 +23,5 @@ def specimens():
         for pieces in (1, most):
             kernel = rms_norm_vector_kernel(dtype, pieces, True)
             yield Specimen(f"normalization/rms_norm/vectors/{pieces}/{dtype}", kernel, rms_vectors, THREADS, blocks=1, contains=WIDE)
-        for threads, pieces, blocks in ((32, 1, 32), (256, VECTORS_A_THREAD, 5), (THREADS, most, 1)):
-            kernel, name = layer_norm_vector_kernel(dtype, threads, pieces, True, True), f"{threads}x{pieces}/{dtype}"
-            yield Specimen(f"normalization/layer_norm/vectors/{name}", kernel, layer_vectors, threads, blocks, contains=WIDE)
+            kernel = layer_norm_vector_kernel(dtype, pieces, True, True)
+            yield Specimen(f"normalization/layer_norm/vectors/{pieces}/{dtype}", kernel, layer_vectors, THREADS, blocks=1, contains=WIDE)

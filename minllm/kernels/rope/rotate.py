@@ -7,17 +7,19 @@ through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLO
 
 Threads to data: a thread takes 16 bytes of a head's first half and the 16 bytes half a head behind them, which are their partners, and
 holds both before it writes either, so that `out` may be `x`. Its cosines and sines, float32 and so as many bytes as two heads of bf16,
-serve several heads. Heads that are not whole vectors, and interleaved pairs, take the first form: one warp a head, an element at a time.
-The forward uses the same turn inside `kv/qkv_rope_append.py`, where it costs no traffic at all.
+serve several heads. They wait for the position, so it is asked for first, and the heads meanwhile, as words that become float32 when all
+have been asked for (vector.py). Heads that are not whole vectors, and interleaved pairs, take the first form: one warp a head, an
+element at a time. The forward uses the same turn inside `kv/qkv_rope_append.py`, where it costs no traffic at all.
 """
 
 import functools
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.vector import load_4_float32, vector_access, vectors_a_row
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 
 WARP = 32
@@ -110,30 +112,35 @@ def make_turn(dtype, head_dim):
 @functools.cache
 def rope_vector_kernel(dtype, head_dim):
     """The kernel for heads of `head_dim` components of `dtype`, all of which turn, half-split, in whole aligned vectors."""
-    width, load, store = vector_access(dtype)
-    half, held = head_dim // 2, HEADS_A_THREAD * width
+    width, _, store = vector_access(dtype)
+    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, HEADS_A_THREAD * 8  # 4 words for each half
     load_angles, turn = make_turn(dtype, head_dim)
 
-    @kernel
+    @kernel(dependent_launch=True)
     def rope_vector_kernel(x, positions, cos_sin, out):
         """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, head_dim]. A block: (vectors of half a head, heads)."""
+        wait_for_predecessors()
         token, heads = cuda.blockIdx.x, x.shape[1]
+        position = positions[token]  # the angles wait for it: it comes first, and the heads come while it is waited for
         i = cuda.threadIdx.x * width
         first = cuda.blockIdx.y * cuda.blockDim.y * HEADS_A_THREAD + cuda.threadIdx.y
-        a, b = cuda.local.array(held, float32), cuda.local.array(held, float32)
+        words = cuda.local.array(words_held, uint32)
         for r in range(HEADS_A_THREAD):
             head = first + r * cuda.blockDim.y
             if head < heads:
-                load(x, (token * heads + head) * head_dim + i, a, r * width)
-                load(x, (token * heads + head) * head_dim + half + i, b, r * width)
+                load_words(x, (token * heads + head) * head_dim + i, words, 8 * r)
+                load_words(x, (token * heads + head) * head_dim + half + i, words, 8 * r + 4)
         cosine, sine = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        load_angles(cos_sin, positions[token], i, cosine, sine)
+        load_angles(cos_sin, position, i, cosine, sine)
+        a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
         for r in range(HEADS_A_THREAD):
             head = first + r * cuda.blockDim.y
             if head < heads:
-                turn(a, b, r * width, cosine, sine)
-                store(out, (token * heads + head) * head_dim + i, a, r * width)
-                store(out, (token * heads + head) * head_dim + half + i, b, r * width)
+                unpack(words, 8 * r, a, 0)
+                unpack(words, 8 * r + 4, b, 0)
+                turn(a, b, 0, cosine, sine)
+                store(out, (token * heads + head) * head_dim + i, a, 0)
+                store(out, (token * heads + head) * head_dim + half + i, b, 0)
 
     return rope_vector_kernel
 

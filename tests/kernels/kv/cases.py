@@ -52,6 +52,8 @@ QKV_CASES = (
     QkvCase(4, 2, 64, heads=6, rotary_dim=64),
     QkvCase(2, 2, 64, heads=4, rotary_dim=64, interleaved=True, norm=True),
     QkvCase(1, 2, 128, skip=False, heads=2, rotary_dim=128, norm=True),
+    QkvCase(1, 3, 128, skip=False, heads=45, rotary_dim=128, norm=True),  # several blocks a token
+    QkvCase(2, 2, 64, 4, heads=66, rotary_dim=64),  # threads without a head, or without one that turns
     QkvCase(4, 1, 80, 8, heads=3, rotary_dim=32, norm=True),
     QkvCase(1, 1, 40, heads=2, rotary_dim=40, interleaved=True),
     QkvCase(3, 2, 7, 2, heads=2, rotary_dim=6, norm=True),

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError, SimulationError
+from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from tests.kernels.guarded import DTYPES
+from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS, THREADS, share_heads
+from tests.kernels.guarded import BFLOAT16, DTYPES
 from tests.kernels.kv.cases import APPEND_CASES, QKV_CASES, check_append, check_qkv_rope_append
 
 
@@ -20,6 +22,32 @@ def test_append(case, dtype, device):
 @pytest.mark.parametrize("case", QKV_CASES, ids=str)
 def test_qkv_rope_append(case, dtype, device):
     check_qkv_rope_append(case, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
+@pytest.mark.parametrize("case", [case for case in QKV_CASES if case.head_dim in (64, 128) and not case.interleaved], ids=str)
+def test_two_heads_a_thread_as_for_many_tokens(case, dtype, device, monkeypatch):
+    monkeypatch.setattr(qkv_rope_append_vector, "MANY_TOKENS", 1)
+    check_qkv_rope_append(case, dtype, device)
+
+
+@pytest.mark.parametrize(
+    "tokens, all_heads, vectors, expected",
+    [
+        (1, 48, 8, (2, 24, 1)),
+        (MANY_TOKENS, 48, 8, (1, 24, 2)),
+        (MANY_TOKENS, 49, 8, (2, 16, 2)),
+        (MANY_TOKENS, 48, 4, (1, 24, 2)),
+        (1, 8, 4, (1, 8, 1)),
+        (1, 3, 16, (1, 4, 1)),
+        (MANY_TOKENS, 70, 3, (1, 40, 2)),
+        (1, 7, 192, (7, 1, 1)),
+    ],
+)
+def test_heads_are_shared_among_whole_warps(tokens, all_heads, vectors, expected):
+    assert share_heads(tokens, all_heads, vectors) == expected
+    blocks, side_by_side, heads_a_thread = expected
+    assert blocks * side_by_side * heads_a_thread >= all_heads and side_by_side * vectors <= THREADS
 
 
 @pytest.mark.parametrize("head_dim", [7, 8])

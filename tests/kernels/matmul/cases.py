@@ -53,12 +53,15 @@ SMALL_TENSOR_CORE_TILINGS = [
     TensorCoreTiling(16, 32, 64, 1, 2, 4),
 ]
 SMALL_WGMMA_TILINGS = [WgmmaTiling(1, 64, 2), WgmmaTiling(1, 128, 3, 2, 2, 1), WgmmaTiling(2, 64, 2, 2)]
+SMALL_WGMMA_TILINGS.append(WgmmaTiling(1, 96, 2, 2, 1, early=True))
 SMALL_GEMV_TILINGS = [GemvTiling(1, 1, 1), GemvTiling(2, 2, 2), GemvTiling(3, 1, 1), GemvTiling(1, 4, 1, 2), GemvTiling(2, 4, 2, 4)]
 # One warp and several, K divided among warps or blocks, and rings that turn over.
 SMALL_FLAT_TILINGS = [FlatTiling(16, 1, 1, 2), FlatTiling(32, 4, 4, 3), FlatWgmmaTiling(1, 2, 1), FlatWgmmaTiling(2, 3, 2)]
 FLAT_SHAPES = [(1, 17, 8), (8, 3, 328), (9, 65, 72)]
 # More parts of K than tiles, and blocks that share tiles of x, the last cluster with more blocks than rows of weight.
 FLAT_CASES = [((5, 9, 255), 0), ((33, 65, 136), FlatTiling(64, 4, 2, 9)), ((3, 33, 200), FlatWgmmaTiling(1, 3, 8))]
+# Outputs that are stored eight at a time.
+FLAT_CASES += [((9, 72, 72), FlatTiling(32, 4, 4, 3)), ((17, 136, 200), FlatWgmmaTiling(2, 2, 2)), ((5, 72, 64), FlatWgmmaTiling(1, 2))]
 FLAT_CASES += [((17, 130, 200), FlatWgmmaTiling(1, 2, 2, 2)), ((60, 65, 264), FlatWgmmaTiling(1, 3, 1, 4))]
 
 

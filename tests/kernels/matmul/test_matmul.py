@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul import VARIANTS, choose, flat, flat_tiles, flat_wgmma_tiling, gemv, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul.flat_output import stored_together
 from minllm.kernels.matmul.flat_tiles import FlatTiling
 from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import GemvTiling
@@ -185,6 +186,14 @@ def test_the_choice_of_a_variant():
         x, weight, out = random((m, 24), dtype, 0), random((n, 24), dtype, 1), np.empty((m, n), np.float32)
         matmul(x, weight, out)
         np.testing.assert_allclose(out, matmul_reference(x, weight, out_dtype=np.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_outputs_are_stored_together_where_rows_allow_it():
+    out = np.zeros((3, 16), BFLOAT16)
+    assert stored_together(out, BFLOAT16) == 8 and stored_together(out, FLOAT16) == stored_together(out.astype(FLOAT32), BFLOAT16) == 1
+    assert [stored_together(np.zeros((3, n), FLOAT16), FLOAT16) for n in (18, 17)] == [2, 1]
+    shifted = np.zeros(3 * 16 + 2, BFLOAT16)
+    assert [stored_together(shifted[i : i + 48].reshape(3, 16), BFLOAT16) for i in (1, 2)] == [1, 2]
 
 
 def test_tilings_grow_with_the_work():

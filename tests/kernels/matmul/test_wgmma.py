@@ -24,7 +24,7 @@ def test_bias_and_residual_are_added(case, device):
     check_residual(*case, device)
 
 
-@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2]], ids=str)
+@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2], TILINGS[-1]], ids=str)
 def test_the_tilings_of_the_gpu(tiling, device):
     check_residual(130, 264, 136, BFLOAT16, BFLOAT16, tiling, device)
 
@@ -44,11 +44,29 @@ def test_tiles_are_chosen_by_how_they_fill_the_machine():
     assert chosen(4096, 4096).cluster == 2 and chosen(100, 100000).cluster == 1  # a second row of tiles would be empty
     assert chosen(2048, 3072).tile_n == 192  # 256 tiles of 128 x 192 on 132 multiprocessors: two rounds, nearly full
     assert chosen(100, 2048).tile_m == 64  # more blocks for little work
+    assert [tiling[:2] for tiling in (chosen(128, 6144), chosen(256, 6144))] == [(1, 96), (2, 96)]  # 64 clusters of two blocks each
+    assert chosen(256, 4096).early and not any(chosen(257, n).early for n in (2048, 3072, 4096, 6144, 28672))
     assert all(chosen(m, n, gated=True).tile_n % 128 == 0 for m in (70, 512, 2048) for n in (3072, 8192, 14336))
     for tiling in TILINGS:
         tiling.check(gated=False)
         if tiling.tile_n % 128 == 0:
             tiling._replace(chunks=1).check(gated=True)
+
+
+@pytest.mark.parametrize("m", [1, 65, 127, 128, 129, 200, 257])
+def test_few_rows_are_divided_evenly_so_that_boxes_end_where_x_ends(m, monkeypatch):
+    boxes = []
+    monkeypatch.setattr(wgmma, "tensor_map", lambda array, box, **options: boxes.append(box))
+    monkeypatch.setattr(wgmma, "launch", lambda *arguments: None)
+    x, weight, out = np.zeros((m, 8), BFLOAT16), np.zeros((96, 8), BFLOAT16), np.zeros((m, 96), BFLOAT16)
+    tiling = WgmmaTiling(1, 96, 2, 2, early=True)
+    matmul_wgmma(x, weight, out, tiling=tiling)
+    (each, _), _, (stored, _) = boxes
+    clusters = -(-m // 128)
+    assert each == stored <= 64 and 0 <= each * 2 * clusters - m < 2 * clusters
+    boxes.clear()
+    matmul_wgmma(x, weight, out, tiling=tiling._replace(early=False))
+    assert boxes[0][0] == boxes[2][0] == 64
 
 
 def test_what_the_copy_engine_cannot_fetch_is_left_to_tensor_core(monkeypatch):
@@ -74,7 +92,7 @@ def test_a_gpu_without_wgmma_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "tiling", [(1, 96, 2), (1, 64, 2, 1, 2), (3, 64, 2), (1, 64, 2, 4), (1, 64, 1), (2, 256, 5)], ids=str
+    "tiling", [(1, 80, 2), (1, 64, 2, 1, 2), (3, 64, 2), (1, 64, 2, 4), (1, 64, 1), (2, 256, 5)], ids=str
 )
 def test_tilings_that_cannot_be_launched_are_refused(tiling):
     with pytest.raises(KernelArgumentError, match="WgmmaTiling"):

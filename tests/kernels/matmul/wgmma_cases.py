@@ -21,6 +21,9 @@ RESIDUALS = [
     (65, 72, 72, BFLOAT16, BFLOAT16, WgmmaTiling(1, 64, 2)),
     (33, 65, 40, FLOAT16, FLOAT16, WgmmaTiling(1, 128, 2)),
     (130, 136, 64, BFLOAT16, FLOAT32, WgmmaTiling(2, 64, 2, 2)),
+    # Few rows: consumers get equal parts of them, 33 and 20 here.
+    (130, 136, 200, BFLOAT16, BFLOAT16, WgmmaTiling(2, 64, 2, 2, early=True)),
+    (77, 65, 40, FLOAT16, FLOAT32, WgmmaTiling(2, 96, 3, 2, early=True)),
 ]
 
 

@@ -11,7 +11,7 @@ from minllm.kernels.normalization import row
 from minllm.kernels.normalization.layer_norm import layer_norm, layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, random
-from tests.kernels.normalization.cases import CASES, NormCase, check_layer_norm, check_rms_norm
+from tests.kernels.normalization.cases import CASES, NormCase, check_layer_norm, check_rms_norm, layer_norm_oracle
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -32,6 +32,16 @@ def test_a_thread_may_hold_several_vectors(hidden, dtype, device, monkeypatch):
     monkeypatch.setattr(row, "THREADS", 32)
     check_rms_norm(NormCase(1, hidden), dtype, device)
     check_layer_norm(NormCase(1, hidden), dtype, device)
+
+
+@pytest.mark.parametrize("hidden", [255, 264, 2048])
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_one_number_far_from_all_others(place, hidden, device):
+    x, ones = random((1, hidden), FLOAT32, 0), np.ones(hidden, FLOAT32)
+    x[0, place] = -3e4  # the spread is nearly all its own: a sum of squares about it, or about any other number, would cancel
+    out = device.array(np.full_like(x, np.nan))
+    layer_norm(device.array(x), device.array(ones), None, out, 1e-5)
+    np.testing.assert_allclose(device.host(out), layer_norm_oracle(x, ones, None, 1e-5), rtol=3e-6, atol=1e-6)
 
 
 def test_a_row_is_spread_over_whole_warps():
