@@ -373,7 +373,7 @@ show_source(
     wgmma_roles.make_produce,
     notes={
         "mbarrier_wait_parity(empty": "Wait until the consumers have freed this stage of the ring.",
-        "fetch(x_map": "Two tiles ordered. Nothing passes through this thread's registers.",
+        "fetch_x(x_map": "A tile of x is ordered, and below it one of the weight. Nothing passes through this thread's registers.",
         "stage, phase = uint32(0)": "Around the ring: stages are used again, and `phase` tells the rounds apart.",
     },
 )

@@ -465,6 +465,24 @@ curves(
 # Short sequences should be swapped: computing even one token again reads all weights. Grouped heads make the cache
 # small and swapping cheap, and a slow link turns the answer around.
 #
+# So much for the prediction. `minllm bench swap` measures both ways, for a 1B shape, with page-locked ("pinned") host
+# memory and with ordinary ("pageable") memory:
+
+# %%
+from minllm.course import recorded
+
+print("tokens   " + "".join(f"{way:>28}" for way in ("recompute", "swap, pinned", "swap, pageable")))
+for tokens in (16, 256, 4096, 16384):
+    rows = recorded("preemption", f"llama-3.2-1b, {tokens} tokens")
+    print(f"{tokens:6,}   " + "".join(f"{row.value:9.2f} ms ({row.limit:5.2f} said)" for row in rows))
+print(rows[0].label)
+
+# %% [markdown]
+# Swapping takes what the bytes take. Computing again does not: below 4,096 tokens the GPU waits for the host, which
+# launches a forward kernel by kernel, and above, attention of a prompt does not reach the rate of the largest products.
+# So the real answer favours swapping more than the predicted one. And it need not be waited for: most of a copy hides
+# behind the prefill of another sequence.
+#
 # ## Exercises
 
 # %% tags=["hide-input"]

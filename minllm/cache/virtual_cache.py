@@ -9,9 +9,9 @@ lie side by side: a page of 2 MB then holds 32 tokens of Llama-3.1-8B (64 KiB of
 make it 1,024, and the last page of a sequence is half empty on average. Prabhu et al., "vAttention: Dynamic Memory Management for
 Serving LLMs without PagedAttention", arXiv 2405.04437, sections 5 and 6.2.
 
-On an H200 decode attention reads it at 95 to 99 % of the speed of a contiguous cache (`minllm bench virtual`: 1 x 8192 keys 2.26 TB/s
-against 2.37, 64 x 4096 4.34 against 4.45, 256 x 1024 4.25 against 4.30). The layout costs that, not the mapping: in ordinary memory it
-makes 0.97 at 64 x 4096, as it does mapped, and 0.98 and 0.99 with 8 and 4 layers side by side. A layer's 2 KiB of a token lie 64 KiB from
+On an H200 decode attention reads it at 95 to 99 % of the speed of a contiguous cache (`minllm bench virtual`: 1 x 8192 keys 2.24 TB/s
+against 2.34, 64 x 4096 4.25 against 4.36, 256 x 1024 4.15 against 4.20). The layout costs that, not the mapping: in ordinary memory it
+makes 0.972 at 64 x 4096, mapped 0.976, and with 8 and 4 layers side by side 0.985 and 0.993. A layer's 2 KiB of a token lie 64 KiB from
 the next one's, and its keys are spread over 32 times as many pages.
 
 Kernels see the view [blocks, block_size, kv_heads, head_dim] of a layer, whose tokens are layers * kv_heads * head_dim elements apart. A
