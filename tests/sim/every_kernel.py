@@ -109,7 +109,8 @@ ROUNDED = {
 }
 ROUNDING = 2.0**-21  # of an array's largest number
 # Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
-COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12, "flash_attention_2_quantized_kernel": 2.0**-12}
+# By kernel, or by row where the kernel's other rows are the same to the bit.
+COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12, "flash_attention_2_over_keys_by_channel": 2.0**-12}
 
 
 def row(make):
