@@ -9,6 +9,7 @@ from minllm.course.checks.arithmetic import expect_number
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
+from minllm.kernels.kv.copy_blocks import PIECE, THREADS
 
 BLOCK_SIZE = 4
 TEXT = [5, 6, 7, 8, 1, 2, 3, 4, 9, 9]  # two full blocks of 4, and half a block
@@ -83,7 +84,9 @@ def copied(copy_blocks, copies, shape=(1, 6, 3, 5)):
     for source, destination in copies:
         expected[:, destination] = before[:, source]
         backwards[:, source] = before[:, destination]
-        shifted[:, destination, :128] = before[:, source, :128]
+        for start in range(0, cache.shape[2], PIECE):
+            first_turn = slice(start, start + THREADS)
+            shifted[:, destination, first_turn] = before[:, source, first_turn]
         first_layer[0, destination] = before[0, source]
     only_first[:, copies[0][1]] = before[:, copies[0][0]]
     suspects = [
