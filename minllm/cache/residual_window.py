@@ -11,12 +11,8 @@ The rule itself is kernels/attention/residual_window_reference.py's.
 
 from dataclasses import dataclass
 
+from minllm.kernels.attention.residual_window_reference import ring_blocks
 from minllm.kernels.quantization.formats import TOKEN_GROUP
-
-
-def ring_blocks(residual_window: int) -> int:
-    """Blocks of a sequence's ring."""
-    return residual_window // TOKEN_GROUP + 1
 
 
 @dataclass(frozen=True)

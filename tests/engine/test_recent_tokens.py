@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.cache.residual_window import ring_blocks, window_room
+from minllm.cache.residual_window import window_room
 from minllm.engine.batch_arrays import Span
 from minllm.engine.recent_tokens import recent_of_decode, recent_of_spans
-from minllm.kernels.attention.residual_window_reference import window_start
+from minllm.kernels.attention.residual_window_reference import ring_blocks, window_start
 
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=6)
 

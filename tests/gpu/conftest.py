@@ -2,6 +2,7 @@
 
 import pytest
 
+from minllm import LLM, held_out_text
 from minllm.runtime.device import is_available
 
 
@@ -32,3 +33,10 @@ class Gpu:
 def device():
     """The GPU in place of the simulator."""
     return Gpu()
+
+
+@pytest.fixture(scope="module")
+def token_ids():
+    """300 tokens of text that the bundled model has not seen."""
+    with LLM(device="cpu", max_num_seqs=1, max_model_len=320) as llm:
+        return llm.tokenizer.encode(held_out_text()[4000:5000])[:300]

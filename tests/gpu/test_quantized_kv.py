@@ -1,11 +1,11 @@
 """Quantised caches on a GPU: written, read by prompts, and in the engine."""
 
-import numpy as np
 import pytest
 
-from minllm import LLM, SamplingParams, held_out_text
+from minllm import SamplingParams
 from minllm.kernels.attention import flash_attention_2_quantized
 from minllm.kernels.quantization.formats import TOKEN_FORMATS
+from tests.gpu.agreement import engines_that_agree, share_of_same
 from tests.kernels.attention.case_lists import REAL_PROMPTS, in_16_bits
 from tests.kernels.attention.quantized_cases import run_quantized
 from tests.kernels.attention.test_flash_attention_2_quantized import CASES as SMALL_PROMPTS
@@ -46,25 +46,9 @@ def test_prompts(device, case, name):
     run_quantized(device, flash_attention_2_quantized, case, name)
 
 
-@pytest.fixture(scope="module")
-def token_ids():
-    with LLM(device="cpu", max_num_seqs=1, max_model_len=320) as llm:
-        return llm.tokenizer.encode(held_out_text()[4000:5000])[:300]
-
-
 @pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_the_engine_agrees_with_numpy(name, token_ids):
     """Logits of a text, whole and in chunks; and greedy tokens as graphs and kernel by kernel."""
     options = dict(kv_cache_dtype=name, dtype="bfloat16", max_num_seqs=4, max_model_len=320)
-    with LLM(device="cpu", **options) as llm:
-        expected = llm.logits(token_ids)
-    spread = np.linalg.norm(expected - expected.mean(axis=1, keepdims=True))
-    tokens = []
-    for budget, eager in ((2048, False), (77, True)):
-        with LLM(device="cuda", max_num_batched_tokens=budget, enforce_eager=eager, gpu_memory_utilization=0.3, **options) as llm:
-            difference = llm.logits(token_ids) - expected
-            assert np.linalg.norm(difference - difference.mean(axis=1, keepdims=True)) < 0.06 * spread
-            outputs = llm.generate([token_ids[:20], token_ids[5:100]], SamplingParams(temperature=0.0, max_tokens=12))
-            tokens.append([output.outputs[0].token_ids for output in outputs])
-    same = np.mean([a == b for pair in zip(*tokens, strict=True) for a, b in zip(*pair, strict=True)])
-    assert same > 0.5  # bfloat16 sums in another order may turn a close choice, and all that follows it
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    assert share_of_same([tokens for _, tokens in engines_that_agree(token_ids, params, **options)]) > 0.5

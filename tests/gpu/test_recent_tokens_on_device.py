@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from minllm import LLM, SamplingParams, held_out_text
+from minllm import LLM, SamplingParams
 from minllm.kernels.sampling.log_probabilities import log_softmax
+from tests.gpu.agreement import engines_that_agree, share_of_same
 from tests.kernels.guarded import BFLOAT16, DTYPES
 from tests.kernels.kv.group_cases import GPU_CASES, check_move_window, check_quantize_groups
 from tests.kernels.kv.quantized_cases import GPU_CASES as APPENDED
@@ -34,31 +35,17 @@ def test_recent_tokens_beside_codes(case, device):
     check_qkv_rope_append_quantized(case, BFLOAT16, device, keeps_recent=True)
 
 
-@pytest.fixture(scope="module")
-def token_ids():
-    with LLM(device="cpu", max_num_seqs=1, max_model_len=320) as llm:
-        return llm.tokenizer.encode(held_out_text()[4000:5000])[:300]
-
-
 @pytest.mark.parametrize(("name", "window"), FORMATS)
 def test_the_engine_agrees_with_numpy(name, window, token_ids):
     """Logits of a text, whole and in chunks; and greedy tokens as graphs and kernel by kernel, across several groups."""
     options = dict(kv_cache_dtype=name, kv_cache_residual_window=window, dtype="bfloat16", max_num_seqs=4, max_model_len=320)
-    with LLM(device="cpu", **options) as llm:
-        expected = llm.logits(token_ids)
-    spread = np.linalg.norm(expected - expected.mean(axis=1, keepdims=True))
-    tokens = []
-    for budget, eager in ((2048, False), (77, True)):
-        with LLM(device="cuda", max_num_batched_tokens=budget, enforce_eager=eager, gpu_memory_utilization=0.3, **options) as llm:
-            difference = llm.logits(token_ids) - expected
-            assert np.linalg.norm(difference - difference.mean(axis=1, keepdims=True)) < 0.06 * spread
-            outputs = llm.generate([token_ids[:20], token_ids[5:100]], SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True))
-            tokens.append([output.outputs[0].token_ids for output in outputs])
-            for prompt, generated in ((token_ids[:20], tokens[-1][0]), (token_ids[5:100], tokens[-1][1])):
-                likeliest = llm.logits(prompt + list(generated)).argmax(axis=1)[len(prompt) - 1 : -1]
-                assert np.mean(likeliest == generated) > 0.9  # decode steps read what prompts read
-    same = np.mean([a == b for pair in zip(*tokens, strict=True) for a, b in zip(*pair, strict=True)])
-    assert same > 0.3  # bfloat16 sums in another order may turn a close choice, and all that follows it
+    params, tokens = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True), []
+    for llm, generated in engines_that_agree(token_ids, params, **options):
+        tokens.append(generated)
+        for prompt, found in zip((token_ids[:20], token_ids[5:100]), generated, strict=True):
+            likeliest = llm.logits(prompt + list(found)).argmax(axis=1)[len(prompt) - 1 : -1]
+            assert np.mean(likeliest == found) > 0.9  # decode steps read what prompts read
+    assert share_of_same(tokens) > 0.3
 
 
 def test_forks_have_windows_of_their_own(token_ids):

@@ -26,6 +26,11 @@ def window_start(position, residual_window):
     return np.maximum(0, position + 1 - residual_window) // TOKEN_GROUP * TOKEN_GROUP
 
 
+def ring_blocks(residual_window: int) -> int:
+    """Blocks that hold a window: it begins with a whole group, and its newest group is under way."""
+    return residual_window // TOKEN_GROUP + 1
+
+
 def attention_with_window_reference(
     query, key_cache, value_cache, recent_key, recent_value, query_start, context_lens, block_tables, recent_lens, recent_tables,
     scale, residual_window, sliding_window=0,

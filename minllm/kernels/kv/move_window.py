@@ -14,7 +14,7 @@ import numpy as np
 from numba import cuda, int32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.attention.residual_window_reference import window_start
+from minllm.kernels.attention.residual_window_reference import ring_blocks, window_start
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check, kernel, launch
@@ -24,7 +24,7 @@ THREADS = 128
 
 def window_of_rows(positions, context_lens, rings, residual_window):
     """(slots [B], recent_lens [B], recent_tables [B, n]), int32, of rows whose next token stands at positions [B]; rings [B]."""
-    size = residual_window // TOKEN_GROUP + 1
+    size = ring_blocks(residual_window)
     starts, is_on = window_start(positions, residual_window), np.asarray(context_lens) > 0
     slots = (rings * size + positions // TOKEN_GROUP % size) * TOKEN_GROUP + positions % TOKEN_GROUP
     tables = rings[:, None] * size + (starts[:, None] // TOKEN_GROUP + np.arange(size)) % size
@@ -58,5 +58,5 @@ def move_window(positions, context_lens, rings, slots, recent_lens, recent_table
     named = dict(positions=positions, context_lens=context_lens, rings=rings, slots=slots, recent_lens=recent_lens)
     for name, array in named.items():
         check_array(name, array, INDEX_DTYPES, rows=rows)
-    check_array("recent_tables", recent_tables, INDEX_DTYPES, rows=rows, blocks=residual_window // TOKEN_GROUP + 1)
+    check_array("recent_tables", recent_tables, INDEX_DTYPES, rows=rows, blocks=ring_blocks(residual_window))
     launch(move_window_kernel, ceil_div(rows, THREADS), THREADS, (*named.values(), recent_tables, int(residual_window)), stream)

@@ -80,7 +80,7 @@ def empty_caches(case):
 def on(device, cache):
     """A copy of the cache in the memory of the device under test."""
     smoothing = None if cache.smoothing is None else device.array(cache.smoothing)
-    return QuantizedCache(device.array(cache.codes.copy()), device.array(cache.scales.copy()), cache.format, smoothing, cache.by_channel)
+    return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, smoothing, cache.by_channel)
 
 
 def check_append_quantized(case, dtype, device):
