@@ -24,7 +24,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 ifeq ($(origin CUDA), undefined)
-CUDA := $(shell $(PYTHON) -I minllm/driver.py)
+CUDA := $(shell $(PYTHON) -I minllm/machine/driver.py)
 endif
 # The tests compile kernels ahead of time, GPU or not, so they always need a compiler.
 TEST_CUDA := $(or $(CUDA),cu13)

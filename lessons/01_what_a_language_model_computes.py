@@ -294,8 +294,8 @@ timeline(
 # a model of 8 billion parameters. The figure is the record's, not your machine's.
 
 # %% tags=["fold"]
-from minllm.bench.shapes import named_config
 from minllm.course import Dot, load_record, roofline
+from minllm.models.shapes import named_config
 
 record = load_record()
 tb_s, tflops = record["ceilings"]["copy_tb_s"], record["ceilings"]["bf16_tflops"]

@@ -294,7 +294,7 @@ assert before > 0.5 and first > 0.8
 # memory between them.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import materialized
+from minllm.kernels.attention.first_rungs import materialized
 
 show_source(
     materialized.scores_kernel,

@@ -93,7 +93,7 @@ show_source(
 # %%
 import numpy as np
 
-from minllm.kernels.matmul.gemv import matmul_gemv
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
 from minllm.sim import tracing
 
 T, N, K, b = 4, 64, 256, 4
@@ -130,7 +130,7 @@ for launcher in (matmul_naive, matmul_gemv):
 
 # %%
 from minllm import costs
-from minllm.planning.presets import find_config
+from minllm.models.shapes import find_config
 
 _, config = find_config("llama-3.1-8b")
 print(f"{'stage':20} {'MB':>9} {'GFLOP':>7} {'FLOP a byte':>12}")
@@ -477,9 +477,9 @@ from minllm.course import has_gpu, machine_line
 if has_gpu():
     import ml_dtypes
 
-    from minllm import driver
     from minllm.bench.timing import CudaClock, median_seconds
-    from minllm.hardware import find_gpu
+    from minllm.machine import driver
+    from minllm.machine.hardware import find_gpu
     from minllm.ops.cuda_ops import CudaOps
 
     ops, bfloat16 = CudaOps(), np.dtype(ml_dtypes.bfloat16)
@@ -567,4 +567,4 @@ assert cache[0].value > cache[1].value
 #   architectures", CACM 52 (2009), section 3.
 # - R. Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023, section 2: latency, throughput and cost.
 # - J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table 1: operations of a forward.
-# - NVIDIA, data sheets of the V100, H100 and H200; `minllm/hardware.py` names them all.
+# - NVIDIA, data sheets of the V100, H100 and H200; `minllm/machine/hardware.py` names them all.

@@ -68,9 +68,9 @@ show_source(reference.matmul_reference)
 # prompt of 2,048 tokens.
 
 # %% tags=["fold"]
-from minllm.bench.shapes import named_config
 from minllm.costs import prefill_stages
 from minllm.course import Bar, bars
+from minllm.models.shapes import named_config
 
 stages = prefill_stages(named_config("llama-3.1-8b"), tokens=2048)
 total = sum(stage.flops + stage.other_flops for stage in stages)
@@ -367,7 +367,8 @@ timeline(
 # barriers in shared memory which tile is full and which is free.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul import wgmma, wgmma_roles
+from minllm.kernels.matmul.wgmma import roles as wgmma_roles
+from minllm.kernels.matmul.wgmma import wgmma
 
 show_source(
     wgmma_roles.make_produce,
@@ -391,7 +392,7 @@ show_source(
 )
 
 # %%
-from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 
 with tracing() as traces:
     large_x, large_weight = (rng.standard_normal((64, 512)).astype(ml_dtypes.bfloat16) for _ in range(2))  # K = 512
@@ -547,8 +548,9 @@ for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336
     print(row)
 
 # %% [markdown]
-# That is [lesson 9](09_decode_attention.py). Between one token and thousands lies the batch: [flat.py](../minllm/kernels/matmul/flat.py)
-# multiplies up to 256 rows with tensor cores, and means to do that at the speed of memory, too.
+# That is [lesson 9](09_decode_attention.py). Between one token and thousands lies the batch:
+# [flat.py](../minllm/kernels/matmul/flat/flat.py) multiplies up to 256 rows with tensor cores, and means
+# to do that at the speed of memory, too.
 #
 # Before it, look at what stands between the products. Norms, rotations and activations do next to no arithmetic. But
 # the faster the products become, the larger is the share of time that these small

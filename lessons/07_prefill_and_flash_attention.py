@@ -122,7 +122,7 @@ curves(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.attention import online_softmax
+from minllm.kernels.attention.common import online_softmax
 
 show_source(online_softmax.state_reference)
 
@@ -153,8 +153,8 @@ heat_map(
 )
 
 # %%
-from minllm.bench.shapes import named_config
 from minllm.costs import prefill_stages
+from minllm.models.shapes import named_config
 
 T, tile = 8192, 128
 visible = T * (T + 1) // 2
@@ -225,7 +225,7 @@ heat_map(
 # This is the loop of the package's kernel. K and V come by asynchronous copies, as in lesson 5.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import flash_attention_2
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 
 show_source(
     flash_attention_2.make_kernel,
@@ -249,7 +249,7 @@ show_source(
 # same, in the order in which they spread a tile over registers.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention.float32_products import make_softmax
+from minllm.kernels.attention.flash_attention_2.float32_products import make_softmax
 
 show_source(
     make_softmax,
@@ -542,7 +542,7 @@ assert 0.6 < one < 0.7 and two > 0.95
 # two products started one after the other, and the softmax between the waits for them:
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import hopper_consumer
+from minllm.kernels.attention.flash_attention_3 import consumer as hopper_consumer
 
 show_source(
     hopper_consumer.make_consume,

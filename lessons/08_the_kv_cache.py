@@ -375,7 +375,7 @@ assert apart > 1.9 * together
 # ```
 
 # %%
-from minllm.planning.presets import find_config
+from minllm.models.shapes import find_config
 
 _, llama70 = find_config("llama-2-70b")
 batch_tokens = 16 * 1024
@@ -433,7 +433,7 @@ assert costs.kv_bytes_per_token(listed["llama-2-7b"]) > costs.kv_bytes_per_token
 # %% tags=["fold"]
 from dataclasses import replace
 
-from minllm.hardware import gpu_named
+from minllm.machine.hardware import gpu_named
 from minllm.planning.plan import Wishes, make_plan
 
 _, h200 = gpu_named("h200")

@@ -55,8 +55,8 @@ guess
 
 # %% tags=["fold"]
 from minllm import costs
-from minllm.bench.shapes import named_config
 from minllm.course import Bar, bars
+from minllm.models.shapes import named_config
 
 config = named_config("llama-3.1-8b")
 stages = costs.decode_stages(config, batch=1, context=8192)
@@ -129,7 +129,8 @@ curves(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul import gemv, gemv_sums
+from minllm.kernels.matmul.gemv import gemv
+from minllm.kernels.matmul.gemv import sums as gemv_sums
 
 show_source(
     gemv_sums.make_accumulate_step,
@@ -215,7 +216,7 @@ assert intensity["qkv projection"] > 10 * intensity["attention"]
 # heads of a group go into one block, so that keys are read once, there is a block for each KV head and sequence.
 
 # %%
-from minllm.kernels.attention import split_choice
+from minllm.kernels.attention.split_kv import choice as split_choice
 
 block_bytes = 2 * 4 * 128 * 16  # K and V, 4 keys a lane, 128 threads, 16 bytes each: split_kv, below
 for batch in (1, 16, 64):
@@ -262,7 +263,7 @@ guess.against(
 # places into shares, some of them empty, shuffle them, and merge random pairs until one state is left.
 
 # %%
-from minllm.kernels.attention.online_softmax import merge_reference, state_reference
+from minllm.kernels.attention.common.online_softmax import merge_reference, state_reference
 
 keys, head_dim = 300, 8
 scores = 4 * rng.standard_normal((1, keys))  # [heads, keys]
@@ -336,7 +337,8 @@ curves(
 # from the context's length:
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import split_kv, split_merge
+from minllm.kernels.attention.split_kv import merge as split_merge
+from minllm.kernels.attention.split_kv import split_kv
 
 show_source(
     split_merge.share_of_split,
@@ -528,7 +530,7 @@ if has_gpu():
     from minllm.course import kernel_seconds, machine_line, sets_of_arrays
     from minllm.errors import MinLLMError
     from minllm.kernels.attention import VARIANTS
-    from minllm.kernels.attention.arguments import make_workspace
+    from minllm.kernels.attention.common.arguments import make_workspace
     from minllm.ops.cuda_ops import CudaOps
 
     place, length = CudaOps(), 8192
@@ -567,7 +569,9 @@ else:
 # 16. Turned round, $S^\top = K Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns:
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import split_fold, split_merge_parts, split_tile
+from minllm.kernels.attention.split_tensor_core import fold as split_fold
+from minllm.kernels.attention.split_tensor_core import merge_parts as split_merge_parts
+from minllm.kernels.attention.split_tensor_core import tile as split_tile
 
 show_source(
     split_tile.make_tile_products,
@@ -641,7 +645,7 @@ show_source(
 
 # %%
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 
 small = dict(sm_count=4, shape=SplitShape(warps=1, keys=16, stages=2, blocks=1))  # a machine of four places
 out = np.empty_like(query)
@@ -871,7 +875,7 @@ if not pairs:
     print("The record has no figures of the unified maximum yet; nothing is claimed for it.")
 
 # %% [markdown]
-# The engine chooses [split_tensor_core](../minllm/kernels/attention/split_tensor_core.py) for its steps: where the two
+# The engine chooses [split_tensor_core](../minllm/kernels/attention/split_tensor_core/split_tensor_core.py) for its steps: where the two
 # are level, the one that needs no statistics and no guard is the better one.
 #
 # ## Flat products

@@ -53,10 +53,10 @@ guess
 # %%
 import numpy as np
 
+from minllm.bench.replay import replay
+from minllm.bench.traffic import Traffic
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.paged import PagedPolicy
-from minllm.cache.replay import replay
-from minllm.cache.traffic import Traffic
 
 CACHE_TOKENS, LONGEST = 32_768, 2048
 requests = Traffic(requests=300, rate=200.0).generate()
@@ -377,7 +377,7 @@ assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 
 # %%
 from minllm import costs
-from minllm.planning.presets import find_config
+from minllm.models.shapes import find_config
 
 _, llama8 = find_config("llama-3.1-8b")
 page = 2 * 2**20
@@ -394,8 +394,8 @@ assert page // keys_of_a_token == 32
 
 # %%
 from minllm.cache.kv_cache import CacheShape
-from minllm.cache.virtual import VirtualPolicy
-from minllm.cache.virtual_cache import VirtualKVCache
+from minllm.cache.virtual.cache import VirtualKVCache
+from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.runtime.host_pages import HostPages
 
 shape = CacheShape(num_layers=2, block_size=16, kv_heads=2, head_dim=32, dtype=np.dtype(np.float32))

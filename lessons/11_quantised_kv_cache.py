@@ -260,7 +260,7 @@ assert np.allclose(share * old + (1 - share) * new, softmax(scores) @ rows, atol
 
 # %% [markdown]
 # Which tokens a query reads as codes depends on where it stands, and on nothing else. So a text means the same whether
-# it is read at once, in chunks or token by token (`residual_window_reference.py` has the rule).
+# it is read at once, in chunks or token by token (`residual_window/reference.py` has the rule).
 #
 # ### Floats with eight bits
 #
@@ -378,7 +378,7 @@ print(as_float16)
 assert np.array_equal(as_float16.astype(np.float64) * 2**24, codes)
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention import split_codes
+from minllm.kernels.attention.split_quantized import codes as split_codes
 
 show_source(
     split_codes.make_byte_halves,
@@ -418,9 +418,9 @@ bars(
 # Room is the other gain, and it is exact. `minllm plan` compares them for any model, GPU and context:
 
 # %%
-from minllm.hardware import gpu_named
+from minllm.machine.hardware import gpu_named
+from minllm.models.shapes import find_config
 from minllm.planning.plan import Wishes, make_plan
-from minllm.planning.presets import find_config
 
 _, h200 = gpu_named("h200")
 _, llama8 = find_config("llama-3.1-8b")

@@ -702,7 +702,7 @@ guess.against(
 # of them, take hardly longer than one:
 
 # %%
-from minllm.hardware import gpu_named
+from minllm.machine.hardware import gpu_named
 
 _, h200 = gpu_named("h200")
 more = many_rows["top_p"].value / one_row["top_p"].value

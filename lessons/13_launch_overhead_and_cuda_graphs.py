@@ -207,9 +207,9 @@ from minllm.kernels.sampling.tensors import build_sampling_tensors
 from minllm.models.layout import layout_of
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.models.shapes import find_config
 from minllm.models.weights import load_weights
 from minllm.ops.cuda_ops import CudaOps
-from minllm.planning.presets import find_config
 from minllm.runtime import tensor_map
 from minllm.runtime.memory import DeviceMemory
 
@@ -655,7 +655,7 @@ show_source(wait_for_predecessors)
 # weights are nearly all that a decode step reads.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul import gemv_sums
+from minllm.kernels.matmul.gemv import sums as gemv_sums
 
 show_source(
     gemv_sums.make_accumulate_step,
@@ -696,7 +696,7 @@ timeline(
 # arrays earlier launches wrote. Here it watches a norm and the product that follows:
 
 # %%
-from minllm.kernels.matmul.gemv import matmul_gemv
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.sim import detecting
 
@@ -733,7 +733,7 @@ assert 0.3 < saved / overlapping < 3
 
 # %%
 from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.matmul.gemv import gated_gemv
+from minllm.kernels.matmul.gemv.gemv import gated_gemv
 from minllm.sim import tracing
 
 gate_up = rng.standard_normal((2 * features, hidden)).astype(np.float32)  # gate above, up below

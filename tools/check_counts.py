@@ -34,11 +34,11 @@ from minllm.bench.counts_table import counts_table
 from minllm.bench.hardware_counters import compared, find_ncu, least_of_rounds, ncu_version, parse, profile
 from minllm.bench.record import file_name
 from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.attention import split_kv
+from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
+from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled

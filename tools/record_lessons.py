@@ -32,15 +32,15 @@ from minllm.bench.kernel_case import BFLOAT16, rounded
 from minllm.bench.launch import rows as launch_rows
 from minllm.bench.noise import Noise
 from minllm.bench.record import Record, Row, file_name, merged, new_record
-from minllm.bench.shapes import SHAPES
 from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.arguments import make_workspace
-from minllm.kernels.matmul.gemv import matmul_gemv
+from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
+from minllm.models.shapes import SHAPES
 from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 

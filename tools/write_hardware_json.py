@@ -1,7 +1,7 @@
 """Write what the calculators of the site and `minllm plan` know of GPUs, models and measurements.
 
     minllm/data/measurements.json               of docs/results: ceilings, and the time of whole models, by GPU
-    docs/assets/javascripts/hardware.json       data sheets of minllm/hardware.py, shapes of minllm/planning/presets.py, measured kernels
+    docs/assets/javascripts/hardware.json       data sheets of machine/hardware.py, shapes of models/shapes.py, measured kernels
 
 Run it after `python tools/record_results.py` and after a change of either table; a test says when it was forgotten.
 """
@@ -79,15 +79,15 @@ def work(benchmark: str, sizes: list[int], item: int = 2) -> tuple[int, int]:
 
 def hardware_text() -> str:
     """The content of hardware.json."""
-    from minllm.hardware import GPUS
+    from minllm.machine.hardware import GPUS
+    from minllm.models.shapes import SHAPES, shape_values
     from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables
-    from minllm.planning.presets import PRESETS, preset_values
 
     tables = dict(
         gpus={name: asdict(gpu) for name, gpu in GPUS.items()},
         weight_formats={name: asdict(one) for name, one in WEIGHT_FORMATS.items()},
         kv_formats=kv_format_tables(),
-        presets={name: preset_values(name) for name in (*PRESETS, "bundled")},
+        presets={name: shape_values(name) for name in (*SHAPES, "bundled")},
         measured_kernels=measured_kernels(),
     )
     parts = [f' "{name}": ' + one_a_line(table) for name, table in tables.items()]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm import LLM, driver, held_out_text
+from minllm import LLM, held_out_text
 from minllm.bench.perplexity import STRIDE, WINDOW
 from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.block_pool import blocks_needed
@@ -35,6 +35,7 @@ from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS, TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
+from minllm.machine import driver
 
 RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
 RANDOM_TOKENS = 1024

@@ -1,7 +1,7 @@
 """Cache policies side by side on one traffic: how many sequences fit, and how much memory holds no token. Counted, so no GPU is needed.
 
 The cache is one of CACHE_TOKENS tokens: 16 GiB for the shape of Llama-3.1-8B in bf16 (128 KiB a token). Requests arrive faster than any
-policy can serve them (cache/traffic.py), so that the cache is what limits the batch, and cache/replay.py plays them. A second traffic,
+policy can serve them (bench/traffic.py), so that the cache is what limits the batch, and bench/replay.py plays them. A second traffic,
 whose requests begin with one of a few system prompts, shows what prefix sharing adds. The result is the same on every machine.
 """
 
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.replay import Replay, replay
+from minllm.bench.traffic import Traffic
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape
@@ -20,10 +22,8 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
-from minllm.cache.replay import Replay, replay
-from minllm.cache.traffic import Traffic
-from minllm.cache.virtual import VirtualPolicy
-from minllm.cache.virtual_cache import VirtualKVCache
+from minllm.cache.virtual.cache import VirtualKVCache
+from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.runtime.host_pages import HostPages
 
 CACHE_TOKENS = 131_072

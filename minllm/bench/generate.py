@@ -20,11 +20,11 @@ from rich.console import Console
 
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.report_card import ReportCard, as_text, card_of
-from minllm.bench.shapes import SHAPES
 from minllm.engine.llm import LLM
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestMetrics
 from minllm.engine.sampling_params import SamplingParams
+from minllm.models.shapes import SHAPES
 
 BUNDLED = "bundled"
 

@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from minllm import LLM, driver, held_out_text
+from minllm import LLM, held_out_text
 from minllm.bench.record import Row, new_record, write_json
 from minllm.engine.loading import model_directory
+from minllm.machine import driver
 
 WINDOW, STRIDE = 1024, 512
 

@@ -3,7 +3,6 @@
 import numpy as np
 
 from minllm.bench.noise import Noise
-from minllm.bench.shapes import named_config
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.engine.decode_graph import DecodeGraph
@@ -12,6 +11,7 @@ from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tens
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
 from minllm.ops.protocol import Batch
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from minllm import costs, driver, hardware
+from minllm import costs
 from minllm.engine.outputs import RequestMetrics
+from minllm.machine import driver, hardware
 from minllm.models.config import ModelConfig
 
 
@@ -128,7 +129,7 @@ def lines(card: ReportCard) -> list[tuple[str, str]]:
         share = f"{card.memory_tb_s:.2f} TB/s, {100 * card.share_of_ceiling:.0f} % of {card.ceiling_tb_s} TB/s ({card.ceiling_source})"
         rows.append(("memory bandwidth", share))
     elif card.device != "cpu" and card.memory_tb_s is not None:
-        rows.append(("memory bandwidth", f"{card.memory_tb_s:.3f} TB/s (the ceiling of this GPU is not in minllm/hardware.py)"))
+        rows.append(("memory bandwidth", f"{card.memory_tb_s:.3f} TB/s (the ceiling of this GPU is not in minllm/machine/hardware.py)"))
     return rows
 
 

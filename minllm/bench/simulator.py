@@ -17,8 +17,9 @@ import numpy as np
 
 from minllm.bench import simulator_suite
 from minllm.bench.record import Row, new_record, write_json
-from minllm.kernels.attention import flash_attention_2
-from minllm.kernels.matmul import gemv, tensor_core
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.matmul import tensor_core
+from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.sim import detecting
 

@@ -21,14 +21,15 @@ from minllm.bench.kernels import PEER_PACKAGES, load_peers
 from minllm.bench.noise import Noise
 from minllm.bench.random_model import RandomModel
 from minllm.bench.record import Row, new_record, write_json
-from minllm.bench.shapes import SHAPES
 from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
 from minllm.engine.decode_graph import GraphMachine
 from minllm.errors import InvalidOptionError
 from minllm.models.decoder import forward
+from minllm.models.shapes import SHAPES
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
 
+MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured where none is named
 ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; a replay sees one token more than the one before it
 PREFILLS = 7
 LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
@@ -57,7 +58,7 @@ def run(
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     print(f"ceiling: a copy on {device.name} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written", file=out, flush=True)
     ops, clock, rows = CudaOps(), CudaClock(), []
-    for name in models or SHAPES:
+    for name in models or MODELS:
         for batch in batches or (1,):
             bench = StepBench(name, ops, clock, batch, max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings)
             found = bench.decode_rows(context, parts)

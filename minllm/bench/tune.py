@@ -17,10 +17,10 @@ from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, can_use_wgmma, choose_for_many_rows, matmul_flat, matmul_gemv
 from minllm.kernels.matmul.dataflow import NEVER, Inflection, as_json, cache_file, inflection_points, table_of
-from minllm.kernels.matmul.flat import MOST_ROWS
+from minllm.kernels.matmul.flat.flat import MOST_ROWS
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
-from minllm.planning.presets import find_config
+from minllm.models.shapes import find_config
 from minllm.runtime.device import is_available
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -2,7 +2,7 @@
 
 The calls are timed on the host, one by one, on a GPU that does nothing else: medians. Attention reads the same numbers from both caches,
 by the same kernel: from arrays [sequences, context, kv_heads, head_dim] of one layer each, and from one range of addresses in which all
-layers of a token lie side by side (cache/virtual_cache.py); launches go through the layers in turn, as a forward does.
+layers of a token lie side by side (cache/virtual/cache.py); launches go through the layers in turn, as a forward does.
 
 What is lost can be the layout's or the pages' fault: one size is measured again with the same layout in ordinary memory, and with fewer
 layers side by side.
@@ -24,10 +24,10 @@ from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.timing import CudaClock, medians_in_turn
 from minllm.cache.kv_cache import CacheShape
-from minllm.cache.virtual import VirtualPolicy
-from minllm.cache.virtual_cache import VirtualKVCache
-from minllm.kernels.attention import split_tensor_core
-from minllm.kernels.attention.arguments import make_workspace
+from minllm.cache.virtual.cache import VirtualKVCache
+from minllm.cache.virtual.policy import VirtualPolicy
+from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache
 from minllm.runtime.cuda_pages import CudaPages

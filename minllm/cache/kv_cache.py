@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minllm.cache.residual_window import WindowRoom
-from minllm.kernels.attention.residual_window_reference import ring_blocks
+from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.kv.copy_blocks import in_rounds
 from minllm.kernels.quantization.cache import arrays_by_block, from_arrays
 from minllm.kernels.quantization.formats import TOKEN_GROUP, KvFormat

@@ -6,12 +6,12 @@ number; what is overwritten has left the window.
 
 A step of a prompt has more new tokens than a ring holds, and its first query still looks back a window. So it works in scratch memory, one
 for all layers: the ring's blocks are copied there, the new tokens join them, and what the next step's window will need is copied back.
-The rule itself is kernels/attention/residual_window_reference.py's.
+The rule itself is kernels/attention/residual_window/reference.py's.
 """
 
 from dataclasses import dataclass
 
-from minllm.kernels.attention.residual_window_reference import ring_blocks
+from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 
 

@@ -18,7 +18,7 @@ def has_gpu() -> bool:
 def machine_line() -> str:
     """What this machine is, for the caption of a figure that was measured on it."""
     if has_gpu():
-        from minllm import driver
+        from minllm.machine import driver
 
         return f"measured on this machine: {driver.device_name()}"
     return f"measured on this machine, without a GPU: {platform.machine()}, {os.cpu_count()} cores, NumPy"

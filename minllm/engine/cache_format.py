@@ -6,7 +6,7 @@ from minllm.cache.kv_cache import CacheShape
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError, KernelArgumentError, UnsupportedModelError
 from minllm.kernels.attention import QUANTIZED_VARIANTS
-from minllm.kernels.attention.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
+from minllm.kernels.attention.common.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
 from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
 from minllm.models.config import ModelConfig
 

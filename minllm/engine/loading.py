@@ -17,8 +17,8 @@ from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.residual_window import window_room
-from minllm.cache.virtual import VirtualPolicy
-from minllm.cache.virtual_capacity import virtual_cache_that_fits
+from minllm.cache.virtual.capacity import virtual_cache_that_fits
+from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.memory_budget import cache_budget, check_weights_fit

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.cuda import types
 
-from minllm.occupancy import WARP, registers_for
+from minllm.machine.occupancy import WARP, registers_for
 
 DTYPES = {"float32": types.float32, "float16": types.float16, "bfloat16": types.bfloat16}
 INT32, FLOAT32, UINT8, UINT32 = types.int32, types.float32, types.uint8, types.uint32

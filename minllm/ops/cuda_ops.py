@@ -19,18 +19,18 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels import attention as attention_kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.attention.arguments import make_workspace
+from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
 from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
-from minllm.kernels.matmul.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
-from minllm.kernels.matmul.flat import fits_flat, gated_flat
-from minllm.kernels.matmul.gemv import gated_gemv, matmul_gemv
-from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
-from minllm.kernels.matmul.wgmma import fits as fits_wgmma
+from minllm.kernels.matmul.flat.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
+from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import is_quantized
@@ -183,7 +183,7 @@ class CudaOps(ComposedOps):
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
-        from minllm.kernels.attention import residual_window  # as all variants: where it is needed
+        from minllm.kernels.attention.residual_window import residual_window  # as all variants: where it is needed
 
         recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
         sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)

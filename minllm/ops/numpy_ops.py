@@ -14,7 +14,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
-from minllm.kernels.attention.residual_window_reference import attention_with_window_reference
+from minllm.kernels.attention.residual_window.reference import attention_with_window_reference
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference

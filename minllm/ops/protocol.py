@@ -21,7 +21,7 @@ class RecentTokens:
     """Where a batch's newest tokens are kept as they are, for caches with a residual window: in scratch memory, or in rings.
 
     Arrays are int32. Those of a sequence begin with the first position that its first new token reads in full precision, and lie in
-    blocks of TOKEN_GROUP tokens (kernels/attention/residual_window_reference.py).
+    blocks of TOKEN_GROUP tokens (kernels/attention/residual_window/reference.py).
     """
 
     slot_mapping: Array  # [T] block * TOKEN_GROUP + offset, where each token's K and V are written; -1 writes nothing

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from minllm.costs.cache_policies import POLICIES
 from minllm.errors import KernelArgumentError
-from minllm.hardware import Gpu
+from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.card import giga, milliseconds, size
 from minllm.planning.formats import QUANTIZED_KV, kv_itemsize

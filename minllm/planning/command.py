@@ -9,15 +9,15 @@ from rich.console import Console
 
 from minllm import costs
 from minllm.costs import Stage
-from minllm.hardware import gpu_named, read_measurements
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_GROUP
+from minllm.machine.hardware import gpu_named, read_measurements
 from minllm.models.config import ModelConfig
+from minllm.models.shapes import find_config
 from minllm.planning import card
 from minllm.planning.caches import cache_table, compare_caches
 from minllm.planning.formats import KV_ITEMSIZES, QUANTIZED_KV, WEIGHT_FORMATS, format_name, kv_itemsize
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
-from minllm.planning.presets import find_config
 
 BLOCK_SIZE = 16  # tokens, the engine's
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
-from minllm.hardware import Gpu
 from minllm.kernels.quantization.formats import CHUNK_BITS, CODE_BITS, INT4_GROUP, PAIR_BYTES, TOKEN_GROUP, default_window, kv_format
+from minllm.machine.hardware import Gpu
 
 
 @dataclass(frozen=True)

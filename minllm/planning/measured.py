@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from minllm import costs
 from minllm.errors import InvalidOptionError
-from minllm.hardware import GPUS, read_measurements
+from minllm.machine.hardware import GPUS, read_measurements
 from minllm.models.config import ModelConfig
+from minllm.models.shapes import find_config
 from minllm.planning.formats import WEIGHT_FORMATS, best_rate
-from minllm.planning.presets import find_config
 
 
 @dataclass(frozen=True)

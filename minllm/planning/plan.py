@@ -16,7 +16,7 @@ from minllm import costs
 from minllm.cache.capacity import activation_bytes
 from minllm.costs.parameters import key_value_width, query_width
 from minllm.errors import InvalidOptionError
-from minllm.hardware import Gpu
+from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from minllm.bench import cache as benchmark
-from minllm.cache.replay import replay
+from minllm.bench.replay import replay
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORD = DOCS / "results/cache_traffic.json"

@@ -4,9 +4,9 @@ import pytest
 
 from minllm.bench.generate import median_metrics, rows
 from minllm.bench.report_card import as_text, lines, report_card
-from minllm.bench.shapes import named_config
 from minllm.engine.outputs import RequestMetrics
-from minllm.hardware import find_gpu
+from minllm.machine.hardware import find_gpu
+from minllm.models.shapes import named_config
 
 
 def card(device="NVIDIA H200", **changes):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minllm.machine import missing_compilers
+from minllm.machine.devices import missing_compilers
 from minllm.sim import detecting
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from minllm.bench import simulator, simulator_suite
 from minllm.bench.simulator import CASES, Case, best_seconds
-from minllm.cli import app
+from minllm.cli.app import app
 from minllm.errors import InvalidOptionError, SimulationError
 from minllm.runtime.kernel import kernel, launch
 

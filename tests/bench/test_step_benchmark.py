@@ -5,9 +5,9 @@ import pytest
 
 from minllm import costs
 from minllm.bench import launch, step
-from minllm.bench.shapes import named_config
 from minllm.bench.step import StepBench
 from minllm.errors import InvalidOptionError
+from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
 from minllm.runtime import tensor_map
 from minllm.runtime.recording import recorded_launches

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from minllm import cli
 from minllm.bench import tune
 from minllm.bench.noise import Noise
+from minllm.cli import app as cli
 from minllm.errors import InvalidOptionError
 from minllm.kernels.matmul.dataflow import Inflection
 from minllm.models.config_reader import parse_model_config
+from minllm.models.shapes import SHAPES
 from minllm.ops.cuda_ops import CudaOps
-from minllm.planning.presets import PRESETS
 
 
 def test_the_shapes_of_a_model_are_those_of_its_weights():
-    shapes = {name: tune.model_shapes(parse_model_config(PRESETS[name], name)) for name in ("llama-3.1-8b", "gpt2")}
+    shapes = {name: tune.model_shapes(parse_model_config(SHAPES[name], name)) for name in ("llama-3.1-8b", "gpt2")}
     assert shapes["llama-3.1-8b"] == [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)]
     assert shapes["gpt2"] == [(2304, 768), (768, 768), (3072, 768), (768, 3072), (50257, 768)]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from minllm.cache.kv_cache import CacheShape
-from minllm.cache.length_estimate import LengthEstimate
-from minllm.cache.virtual import VirtualPolicy
-from minllm.cache.virtual_cache import VirtualKVCache, virtual_layout
+from minllm.cache.virtual.cache import VirtualKVCache, virtual_layout
+from minllm.cache.virtual.length_estimate import LengthEstimate
+from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.errors import CacheError, DeviceError, InvalidOptionError, OutOfMemoryError
 from minllm.kernels.quantization.formats import kv_format
 from minllm.ops.numpy_ops import NumpyOps

@@ -11,8 +11,10 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from minllm import LLM, SamplingParams, cli, terminal
-from minllm.machine import installed_version
+from minllm import LLM, SamplingParams
+from minllm.cli import app as cli
+from minllm.cli import terminal
+from minllm.machine.devices import installed_version
 
 runner = CliRunner()
 
@@ -162,7 +164,7 @@ def test_bench_to_a_file_that_cannot_be_written_is_an_error_of_ours(model_direct
 
 
 def test_doctor_exits_with_what_it_finds(monkeypatch):
-    from minllm import machine
+    from minllm.machine import devices as machine
 
     healthy = machine.Machine(python=(3, 12), system="Linux", driver_error="libcuda.so.1 does not load")
     monkeypatch.setattr(machine, "look", lambda: healthy)

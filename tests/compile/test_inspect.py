@@ -5,10 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from minllm import cli, inspection, inspection_report
+from minllm.cli import app as cli
+from minllm.cli import inspection, inspection_report
 from minllm.errors import InvalidOptionError
 from minllm.kernels.specimens import all_specimens
-from minllm.machine import missing_compilers
+from minllm.machine.devices import missing_compilers
 from minllm.runtime import compiler, listing
 
 KERNEL = "activation/silu/vectors/bfloat16"
@@ -26,7 +27,7 @@ def test_without_a_name_all_kernels_are_listed_and_nothing_is_compiled(monkeypat
     assert result.exit_code == 0
     for name in all_specimens():
         assert name in result.stdout
-    assert "minllm/kernels/matmul/gemv.py:" in result.stdout
+    assert "minllm/kernels/matmul/gemv/gemv.py:" in result.stdout
 
 
 @needs_compilers

@@ -10,10 +10,10 @@ import re
 
 import pytest
 
-from minllm import inspection
-from minllm.inspection import inspect_specimen
+from minllm.cli import inspection
+from minllm.cli.inspection import inspect_specimen
 from minllm.kernels.specimens import all_specimens
-from minllm.machine import missing_compilers
+from minllm.machine.devices import missing_compilers
 from tests.compile.table import PROPERTY
 
 SPECIMENS = all_specimens()

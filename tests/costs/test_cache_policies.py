@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minllm.bench.shapes import named_config
 from minllm.costs import AllocationPolicy, batch_bytes, kv_bytes_per_token, wasted_share
 from minllm.errors import InvalidOptionError
+from minllm.models.shapes import named_config
 
 TOKEN = kv_bytes_per_token(named_config("llama-3.1-8b"))  # 128 KiB
 MIB = 2**20

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from minllm import costs
-from minllm.bench.shapes import named_config
 from minllm.models.config_reader import parse_model_config
 from minllm.models.layout import layout_of
+from minllm.models.shapes import named_config
 
 SMALL = dict(vocab_size=1003, hidden_size=240, intermediate_size=344, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2)
 FAMILIES = {

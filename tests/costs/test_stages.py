@@ -4,11 +4,11 @@ import pytest
 
 from minllm import costs
 from minllm.bench.kernel_cases import attention, glue
-from minllm.bench.shapes import named_config
 from minllm.costs.parallel import degrees
 from minllm.costs.stages import visible_pairs
 from minllm.errors import InvalidOptionError
 from minllm.models.config_reader import parse_model_config
+from minllm.models.shapes import named_config
 
 CONFIG = named_config("llama-3.1-8b")
 GPT2 = parse_model_config(dict(model_type="gpt2", vocab_size=1003, n_embd=240, n_head=6, n_layer=3, n_positions=256))

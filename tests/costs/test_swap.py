@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from minllm.bench.shapes import named_config
 from minllm.costs.swap import SwapRates, crossings, recompute_ms, swap_ms, swap_wins
+from minllm.models.shapes import named_config
 
 H200 = SwapRates(host_gb_s=55, bandwidth_tb_s=4.2, tflops=700)
 PAGEABLE = SwapRates(host_gb_s=6, bandwidth_tb_s=4.2, tflops=700)

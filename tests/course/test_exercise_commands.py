@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from minllm.cli import app
+from minllm.cli.app import app
 from minllm.course.exercises import EXERCISES, find
 
 

@@ -8,7 +8,8 @@ import pytest
 from minllm.course import Prediction, load_record, recorded, show_docstring, show_source
 from minllm.course.exercise_page import literal
 from minllm.errors import LessonError
-from minllm.kernels.matmul import gemv_sums, naive
+from minllm.kernels.matmul import naive
+from minllm.kernels.matmul.gemv import sums as gemv_sums
 from minllm.kernels.normalization import rms_norm
 
 ROOT = Path(__file__).parents[2]

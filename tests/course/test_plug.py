@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minllm import LLM, SamplingParams
-from minllm.cli import app
+from minllm.cli.app import app
 from minllm.course import plug
 from minllm.course.exercise_files import skeleton
 from minllm.course.exercises import EXERCISES, find

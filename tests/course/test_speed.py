@@ -24,9 +24,9 @@ PROBLEMS = {
     "minllm.kernels.sampling.argmax:argmax": functools.partial(speed_problems.argmax, rows=2, vocabulary=37),
     "minllm.kernels.matmul.naive:matmul_naive": speed_problems.product(5),
     "minllm.kernels.matmul.tiled:matmul_tiled": lambda *args: replace(speed_problems.product(5)(*args), options=dict(tile=(8, 4, 2))),
-    "minllm.kernels.attention.materialized:attention": speed_problems.attention("materialized", 1, 3, 5, 2, 1, 16),
-    "minllm.kernels.attention.flash_attention_1:attention": speed_problems.attention("flash_attention_1", 1, 3, 5, 2, 1, 16),
-    "minllm.kernels.attention.split_kv:attention": speed_problems.attention("split_kv", 2, 1, 5, 2, 1, 16),
+    "minllm.kernels.attention.first_rungs.materialized:attention": speed_problems.attention("materialized", 1, 3, 5, 2, 1, 16),
+    "minllm.kernels.attention.first_rungs.flash_attention_1:attention": speed_problems.attention("flash_attention_1", 1, 3, 5, 2, 1, 16),
+    "minllm.kernels.attention.split_kv.split_kv:attention": speed_problems.attention("split_kv", 2, 1, 5, 2, 1, 16),
 }
 
 
@@ -91,5 +91,5 @@ def test_work_is_what_the_docstrings_say():
     assert sizes[PLACE] == 3 * 2 * 5 * 2
     assert sizes["minllm.kernels.kv.append:append"] == 4 * 16 * 3 * 2
     assert sizes["minllm.kernels.matmul.naive:matmul_naive"] == 2 * 5**3
-    assert sizes["minllm.kernels.attention.materialized:attention"] == 4 * 2 * 16 * (3 + 4 + 5)
-    assert sizes["minllm.kernels.attention.split_kv:attention"] == 2 * 2 * 16 * 1 * 16 * 2  # whole blocks
+    assert sizes["minllm.kernels.attention.first_rungs.materialized:attention"] == 4 * 2 * 16 * (3 + 4 + 5)
+    assert sizes["minllm.kernels.attention.split_kv.split_kv:attention"] == 2 * 2 * 16 * 1 * 16 * 2  # whole blocks

@@ -25,7 +25,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 LARGEST_PAGE = 1_500_000  # bytes that travel: the document, scripts (mathematics and diagrams too), styles, fonts, the search index
 LARGEST_DOCUMENT = 700_000  # bytes of the document alone, not compressed
 # Pages that are generated alike: a few stand for all.
-SOURCE_PAGES = ("source/minllm/kernels/matmul/gemv.py/", "source/minllm/course/__init__.py/")
+SOURCE_PAGES = ("source/minllm/kernels/matmul/gemv/gemv.py/", "source/minllm/course/__init__.py/")
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: install it, or name it in CHROMIUM"),

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from minllm.cache.length_estimate import LengthEstimate
 from minllm.cache.policy import PrefixHits
-from minllm.cache.virtual_slots import MappingCounts
+from minllm.cache.virtual.length_estimate import LengthEstimate
+from minllm.cache.virtual.slots import MappingCounts
 from minllm.engine import llm
 from minllm.engine.loading import load_engine
 from minllm.engine.sampling_params import SamplingParams

@@ -6,19 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.kernels.attention import (
-    VARIANTS,
-    flash_attention_1,
-    flash_attention_2,
-    flash_attention_3,
-    materialized,
-    split_kv,
-    split_tensor_core,
-    split_unified_maximum,
-)
-from minllm.kernels.attention.arguments import make_workspace
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.attention.reference import attention_reference
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.split_kv import split_kv
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import unified_maximum as split_unified_maximum
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT32_CASES,

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from minllm.kernels.matmul import VARIANTS, gemv, tensor_core, tiled
-from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.wgmma import HOPPER, matmul_wgmma
-from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
+from minllm.kernels.matmul import VARIANTS, tensor_core, tiled
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.gemv import gemv
+from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
+from minllm.kernels.matmul.wgmma.wgmma import HOPPER, matmul_wgmma
 from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 from minllm.runtime.graph import CapturedGraph

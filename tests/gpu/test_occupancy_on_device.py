@@ -3,7 +3,7 @@
 import pytest
 
 from minllm.kernels.specimens import all_specimens
-from minllm.occupancy import multiprocessor_of, occupancy
+from minllm.machine.occupancy import multiprocessor_of, occupancy
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.kernel import DEFAULT_SHARED_BYTES, LoadedKernel
 

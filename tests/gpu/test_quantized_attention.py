@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from minllm.kernels.attention import split_quantized
+from minllm.kernels.attention.split_quantized import split_quantized
 from tests.kernels.attention.case_lists import BFLOAT16, REAL_DECODES, in_16_bits
 from tests.kernels.attention.cases import AttentionCase
 from tests.kernels.attention.quantized_cases import (

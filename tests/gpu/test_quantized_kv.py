@@ -3,7 +3,7 @@
 import pytest
 
 from minllm import SamplingParams
-from minllm.kernels.attention import flash_attention_2_quantized
+from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.quantization.formats import TOKEN_FORMATS
 from tests.gpu.agreement import engines_that_agree, share_of_same
 from tests.kernels.attention.case_lists import REAL_PROMPTS, in_16_bits

@@ -8,11 +8,11 @@ from numba import cuda
 
 from minllm import LLM, SamplingParams
 from minllm.cache.kv_cache import CacheShape
-from minllm.cache.virtual import VirtualPolicy
-from minllm.cache.virtual_cache import VirtualKVCache
+from minllm.cache.virtual.cache import VirtualKVCache
+from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.errors import OutOfMemoryError, VirtualMemoryError
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.arguments import make_workspace
+from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.kv.append import append
 from minllm.runtime.kernel import kernel
 from tests.cache.test_virtual import MemoryShadow, VirtualTraffic

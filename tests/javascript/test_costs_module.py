@@ -6,7 +6,7 @@ import pytest
 
 from minllm import costs
 from minllm.costs.parallel import degrees
-from minllm.hardware import GPUS
+from minllm.machine.hardware import GPUS
 from minllm.models.config_reader import parse_model_config
 from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables, kv_itemsize
 from minllm.planning.plan import Wishes, make_plan

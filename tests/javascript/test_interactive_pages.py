@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from minllm.hardware import GPUS
+from minllm.machine.hardware import GPUS
+from minllm.models.shapes import find_config
 from minllm.planning.plan import Wishes, make_plan
-from minllm.planning.presets import find_config
 from tests.javascript.modules import HAS_BROWSER, ROOT, Files, headless_browser, served
 
 DOCS = ROOT / "docs"

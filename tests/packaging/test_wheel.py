@@ -37,6 +37,6 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
 
 def test_the_wheel_brings_the_command_and_the_licence(wheel):
     names, entry_points = wheel
-    assert "minllm = minllm.cli:main" in entry_points
+    assert "minllm = minllm.cli.app:main" in entry_points
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]

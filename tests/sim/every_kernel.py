@@ -17,22 +17,19 @@ import numpy as np
 import minllm.kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.attention import (
-    flash_attention_1,
-    flash_attention_2,
-    flash_attention_2_float32,
-    flash_attention_2_quantized,
-    flash_attention_3,
-    materialized,
-    residual_window,
-    split_cascade,
-    split_kv,
-    split_quantized,
-    split_tensor_core,
-)
-from minllm.kernels.attention.hopper_tiles import TileShape
-from minllm.kernels.attention.materialized_projection import MaterializedDecoder
-from minllm.kernels.attention.split_code_shape import CodeShape
+from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
+from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.flash_attention_2 import float32 as flash_attention_2_float32
+from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
+from minllm.kernels.attention.flash_attention_3 import flash_attention_3
+from minllm.kernels.attention.flash_attention_3.tiles import TileShape
+from minllm.kernels.attention.residual_window import residual_window
+from minllm.kernels.attention.split_kv import split_kv
+from minllm.kernels.attention.split_quantized import split_quantized
+from minllm.kernels.attention.split_quantized.code_shape import CodeShape
+from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
@@ -40,17 +37,17 @@ from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
 from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
-from minllm.kernels.matmul.flat import matmul_flat
-from minllm.kernels.matmul.flat_tiles import FlatTiling
-from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.gemv import GemvTiling, matmul_gemv
-from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.flat.flat import matmul_flat
+from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
-from minllm.kernels.matmul.wgmma import matmul_silu_and_multiply, matmul_wgmma
-from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import allocate

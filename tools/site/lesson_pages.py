@@ -42,7 +42,7 @@ def sources_digest() -> str:
 
 def device_name() -> str:
     """The GPU's name, or "cpu": outputs made with a GPU are not those made without."""
-    from minllm import driver
+    from minllm.machine import driver
     from minllm.runtime.device import is_available
 
     return driver.device_name() if is_available() else "cpu"

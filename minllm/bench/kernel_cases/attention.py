@@ -6,9 +6,10 @@ Peers get the same keys and values gathered into contiguous memory beforehand, a
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
-from minllm.kernels.attention import VARIANTS, split_cascade
-from minllm.kernels.attention.arguments import make_workspace
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 
 BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # of a sequence's queries at each end, that are computed again on the host

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error, some_of
 from minllm.kernels.matmul import VARIANTS, matmul_reference
-from minllm.kernels.matmul.flat import MOST_ROWS
+from minllm.kernels.matmul.flat.flat import MOST_ROWS
 
 SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # of the outputs, that are computed again on the host
 

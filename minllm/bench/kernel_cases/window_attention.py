@@ -10,9 +10,10 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, TOKENS_US, KernelCase, Prepared, Rival, relative_error
 from minllm.bench.kernel_cases.attention import prefill_flops
 from minllm.bench.kernel_cases.quantized_attention import RIVAL, random_cache
-from minllm.kernels.attention import residual_window, split_tensor_core
-from minllm.kernels.attention.arguments import make_workspace
-from minllm.kernels.attention.residual_window_reference import attention_with_window_reference, window_start
+from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.residual_window import residual_window
+from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
 
 WINDOW, ITEM = 128, BFLOAT16.itemsize  # keys, bytes

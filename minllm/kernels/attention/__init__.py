@@ -45,26 +45,33 @@ from collections.abc import Mapping
 class Variants(Mapping):
     """Name -> module of a variant, imported when it is first asked for."""
 
-    def __init__(self, *names):
-        self.names = names
+    def __init__(self, **modules):
+        self.modules = modules
 
     def __getitem__(self, name):
-        if name not in self.names:
-            raise KeyError(f"no attention kernel is called {name!r}; there are {', '.join(self.names)}")
-        return importlib.import_module(f"{__name__}.{name}")
+        if name not in self.modules:
+            raise KeyError(f"no attention kernel is called {name!r}; there are {', '.join(self.modules)}")
+        return importlib.import_module(f"{__name__}.{self.modules[name]}")
 
     def __iter__(self):
-        return iter(self.names)
+        return iter(self.modules)
 
     def __len__(self):
-        return len(self.names)
+        return len(self.modules)
 
 
 VARIANTS = Variants(
-    "materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3",
-    "split_kv", "split_tensor_core", "split_unified_maximum",
-)  # fmt: skip
-QUANTIZED_VARIANTS = Variants("flash_attention_2_quantized", "split_quantized")  # they read QuantizedCaches, all others arrays
+    materialized="first_rungs.materialized",
+    flash_attention_1="first_rungs.flash_attention_1",
+    flash_attention_2="flash_attention_2.flash_attention_2",
+    flash_attention_3="flash_attention_3.flash_attention_3",
+    split_kv="split_kv.split_kv",
+    split_tensor_core="split_tensor_core.split_tensor_core",
+    split_unified_maximum="split_tensor_core.unified_maximum",
+)
+QUANTIZED_VARIANTS = Variants(  # they read QuantizedCaches, all others arrays
+    flash_attention_2_quantized="flash_attention_2.quantized", split_quantized="split_quantized.split_quantized"
+)
 DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # they take one new token a sequence
 
 

@@ -5,29 +5,25 @@ import dataclasses
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.attention import (
-    flash_attention_1,
-    flash_attention_2,
-    flash_attention_2_float32,
-    flash_attention_2_quantized,
-    flash_attention_3,
-    materialized,
-    materialized_projection,
-    split_cascade,
-    split_cluster,
-    split_kv,
-    split_merge,
-    split_quantized,
-    split_tensor_core,
-)
-from minllm.kernels.attention.split_choice import BLOCKS_PER_MULTIPROCESSOR
-from minllm.kernels.attention.split_code_shape import shape_for as code_shape_for
-from minllm.kernels.attention.split_shape import SplitShape, shape_for
-from minllm.kernels.attention.window_specimens import window_specimens
+from minllm.kernels.attention.first_rungs import flash_attention_1, materialized, materialized_projection
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.flash_attention_2 import float32 as flash_attention_2_float32
+from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
+from minllm.kernels.attention.flash_attention_3 import flash_attention_3
+from minllm.kernels.attention.residual_window.specimens import window_specimens
+from minllm.kernels.attention.split_kv import merge as split_merge
+from minllm.kernels.attention.split_kv import split_kv
+from minllm.kernels.attention.split_kv.choice import BLOCKS_PER_MULTIPROCESSOR
+from minllm.kernels.attention.split_quantized import split_quantized
+from minllm.kernels.attention.split_quantized.code_shape import shape_for as code_shape_for
+from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
+from minllm.kernels.attention.split_tensor_core import cluster as split_cluster
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape, shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
-from minllm.occupancy import MULTIPROCESSORS
+from minllm.machine.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
 NO_LSE = types.none  # a kernel that does not tell the log-sum-exp of its rows

@@ -4,7 +4,7 @@ For a row whose next token stands at position p, with a window of R tokens, ring
 for its ring's number:
 
     slot          ← the slot of p:  block r n + (p / G) mod n, offset p mod G
-    recent_lens   ← p + 1 - L(p)                            L(p): residual_window_reference.py
+    recent_lens   ← p + 1 - L(p)                            L(p): residual_window/reference.py
     recent_tables ← r n + (L(p) / G + i) mod n              for i from 0 to n - 1
 
 A row that was switched off (advance.py: context length 0) writes nowhere and has no recent tokens. A thread a row, 4 (n + 5) bytes of it.
@@ -14,7 +14,7 @@ import numpy as np
 from numba import cuda, int32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.attention.residual_window_reference import ring_blocks, window_start
+from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check, kernel, launch

@@ -19,7 +19,7 @@ from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.attention.paged_cache import kv_head_of
+from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized

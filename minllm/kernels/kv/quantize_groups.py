@@ -5,7 +5,7 @@
 
 for every group g of G = TOKEN_GROUP tokens that ends among a sequence's new tokens. They are read from the plain cache of recent tokens,
 whose blocks hold a group each, and written to the paged cache; until they leave the residual window, attention goes on reading them in
-full precision (residual_window_reference.py).
+full precision (residual_window/reference.py).
 
 A group of one KV head of D components of b bytes: about 10 FLOPs an element; 2 G D b bytes read and 2 G bytes_a_head written; memory sets
 the time, and in 31 of 32 decode steps a row has nothing to do.
@@ -158,7 +158,7 @@ def quantize_groups(
 
     recent_key, recent_value: [blocks, TOKEN_GROUP, kv_heads, head_dim], float32, float16 or bfloat16, the new tokens already there;
     query_start int32 [B + 1], context_lens int32 [B] (0 for padding), block_tables int32 [B, max_blocks] as in attention; recent_lens
-    int32 [B] and recent_tables int32 [B, blocks]: where the newest tokens of each sequence lie (residual_window_reference.py), those of
+    int32 [B] and recent_tables int32 [B, blocks]: where the newest tokens of each sequence lie (residual_window/reference.py), those of
     every completed group among them. max_query_len: a bound on the new tokens of one sequence.
 
     The kernel trusts tables and lengths. Raises KernelArgumentError for shapes, dtypes, alignment and caches whose keys are by token.

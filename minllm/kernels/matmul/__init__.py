@@ -18,14 +18,14 @@ import numpy as np
 
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.dataflow import choose_dataflow, table_of
-from minllm.kernels.matmul.flat import matmul_flat
-from minllm.kernels.matmul.gemv import MAX_ROWS_OF_X, matmul_gemv
+from minllm.kernels.matmul.flat.flat import matmul_flat
+from minllm.kernels.matmul.gemv.gemv import MAX_ROWS_OF_X, matmul_gemv
 from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
-from minllm.kernels.matmul.wgmma import fits, has_wgmma, matmul_silu_and_multiply, matmul_wgmma
+from minllm.kernels.matmul.wgmma.wgmma import fits, has_wgmma, matmul_silu_and_multiply, matmul_wgmma
 from minllm.runtime.device import describe_device
 from minllm.runtime.kernel import check
 

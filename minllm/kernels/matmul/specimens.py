@@ -5,11 +5,16 @@ from dataclasses import replace
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import flat_tiles, flat_wgmma, flat_wgmma_tiling, gemv, tensor_core, tiled, vectorized, wgmma
+from minllm.kernels.matmul import tensor_core, tiled, vectorized
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.matmul.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
+from minllm.kernels.matmul.flat import flat_wgmma
+from minllm.kernels.matmul.flat import tiles as flat_tiles
+from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
+from minllm.kernels.matmul.gemv import gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
-from minllm.kernels.matmul.wgmma_tiling import TILINGS as WGMMA_TILINGS
+from minllm.kernels.matmul.wgmma import wgmma
+from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
 
 STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once

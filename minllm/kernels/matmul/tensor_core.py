@@ -38,7 +38,7 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles, make_store_pair
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
-from minllm.kernels.matmul.tile_order import make_tile_order
+from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.vector import address, vectors_a_row
 from minllm.runtime.kernel import check, kernel, launch
 

@@ -8,7 +8,7 @@
 
 kivi_int4 is KIVI's form: keys have channels that are large in every token, and a scale of their own keeps them from their neighbours'. A
 group has its codes once its last token is there, so that the newest tokens are kept as they are, in a residual window
-(kernels/attention/residual_window_reference.py). The other formats may have such a window too. What that buys: with the bundled model's
+(kernels/attention/residual_window/reference.py). The other formats may have such a window too. What that buys: with the bundled model's
 held-out text on an H200, fp8_e4m3 costs 0.30 % of perplexity without a window and 0.04 % with one of 256 tokens, int4 1.86 % and, with 128,
 0.07 % (`minllm bench accuracy`; int8 0.04 % without, kivi_int4 0.13 % with its 128).
 

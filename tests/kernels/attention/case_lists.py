@@ -3,8 +3,8 @@
 import ml_dtypes
 import numpy as np
 
-from minllm.kernels.attention.hopper_tiles import TileShape
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.flash_attention_3.tiles import TileShape
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.cases import AttentionCase
 
 BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.kernels.attention.arguments import make_workspace
-from minllm.kernels.attention.split_code_shape import CodeShape
+from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.split_quantized.code_shape import CodeShape
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import dequantize_reference, quantize_reference

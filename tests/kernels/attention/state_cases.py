@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.kernels.attention.merge_states import merge_states, merge_states_reference
+from minllm.kernels.attention.common.merge_states import merge_states, merge_states_reference
 from tests.kernels.guarded import HALF_STEP, SLACK, poisoned
 
 

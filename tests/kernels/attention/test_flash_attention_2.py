@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.kernels.attention import flash_attention_2
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT32_CASES,

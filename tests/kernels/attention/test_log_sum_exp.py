@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import flash_attention_2, flash_attention_2_quantized, split_quantized, split_tensor_core
-from minllm.kernels.attention.split_code_shape import CodeShape
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
+from minllm.kernels.attention.split_quantized import split_quantized
+from minllm.kernels.attention.split_quantized.code_shape import CodeShape
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.log_sum_exp_runs import run_log_sum_exp

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention.materialized_projection import MaterializedDecoder
+from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.reference import attention_reference
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 12, 4, 2, 8, 20

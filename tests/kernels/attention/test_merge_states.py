@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention.merge_states import merge_states, merge_states_reference
+from minllm.kernels.attention.common.merge_states import merge_states, merge_states_reference
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 from tests.kernels.attention.state_cases import attend_part, make_states, run_merge
 

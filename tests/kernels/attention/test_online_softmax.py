@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.kernels.attention.online_softmax import merge_reference, state_reference
+from minllm.kernels.attention.common.online_softmax import merge_reference, state_reference
 
 HEAD_DIM = 5
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.kernels.attention.residual_window_reference import attention_with_window_reference, window_start
+from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
 from tests.kernels.attention.window_cases import WindowCase, expected_output, make_window_arrays
 
 CASES = [

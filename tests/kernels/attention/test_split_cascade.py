@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import split_cascade
-from minllm.kernels.attention.arguments import make_workspace
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays
 

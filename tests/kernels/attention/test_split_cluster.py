@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from minllm.kernels.attention import split_tensor_core
-from minllm.kernels.attention.arguments import AttentionSizes, sizes_of
-from minllm.kernels.attention.split_cluster import choose_cluster, launch_clusters
-from minllm.kernels.attention.split_shape import SplitShape
+from minllm.kernels.attention.common.arguments import AttentionSizes, sizes_of
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.cluster import choose_cluster, launch_clusters
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import RAGGED_CASES, SPLIT_CASES, TENSOR_COPY_CASES, in_16_bits
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays, run_variant
 

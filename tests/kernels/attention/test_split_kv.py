@@ -3,8 +3,8 @@
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import split_kv
-from minllm.kernels.attention.split_choice import MAX_SPLITS
+from minllm.kernels.attention.split_kv import split_kv
+from minllm.kernels.attention.split_kv.choice import MAX_SPLITS
 from tests.kernels.attention.case_lists import BFLOAT16, SPLIT_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 

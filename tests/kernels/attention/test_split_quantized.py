@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import split_quantized
-from minllm.kernels.attention.arguments import AttentionSizes
-from minllm.kernels.attention.split_code_shape import fits, shape_for, shape_of
+from minllm.kernels.attention.common.arguments import AttentionSizes
+from minllm.kernels.attention.split_quantized import split_quantized
+from minllm.kernels.attention.split_quantized.code_shape import fits, shape_for, shape_of
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays

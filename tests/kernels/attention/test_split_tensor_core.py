@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import split_tensor_core
-from minllm.kernels.attention.arguments import AttentionSizes
-from minllm.kernels.attention.split_shape import ring_bytes_of, shape_for, shape_of
+from minllm.kernels.attention.common.arguments import AttentionSizes
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.shape import ring_bytes_of, shape_for, shape_of
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT16,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.kernels.attention.residual_window_reference import attention_with_window_reference, window_start
+from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
 from tests.kernels.attention.window_cases import put

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minllm.kernels.attention.residual_window_reference import window_start
+from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.quantization.cache import QuantizedCache, allocate
 from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
 

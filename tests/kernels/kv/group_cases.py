@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minllm.kernels.attention.residual_window_reference import window_start
+from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.kv.move_window import move_window, window_of_rows
 from minllm.kernels.kv.quantize_groups import quantize_groups, quantize_groups_reference
 from minllm.kernels.quantization.cache import allocate

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.matmul import VARIANTS
-from minllm.kernels.matmul.flat_tiles import FlatTiling
-from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.gemv import GemvTiling
+from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.gemv.gemv import GemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
-from minllm.kernels.matmul.wgmma_tiling import WgmmaTiling
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
 UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(("tensor_core", "wgmma", "flat"), 2.0**-23)

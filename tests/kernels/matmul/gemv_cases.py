@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from minllm.kernels.matmul.gemv import gated_gemv, matmul_gemv
-from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
-from minllm.kernels.matmul.gemv_sums import GemvTiling
+from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.gemv.sums import GemvTiling
 from minllm.kernels.rope.rotate import rope_reference, rope_table
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.gemv import matmul_gemv
-from minllm.kernels.matmul.gemv_qkv import gemv_qkv_rope_append
-from minllm.kernels.matmul.gemv_sums import GemvTiling
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.gemv.sums import GemvTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32
 from tests.kernels.matmul.gemv_cases import (
     QKV_SHAPES,

@@ -7,11 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul import VARIANTS, choose, flat, flat_tiles, flat_wgmma_tiling, gemv, matmul, matmul_reference, tensor_core, tiled
-from minllm.kernels.matmul.flat_output import stored_together
-from minllm.kernels.matmul.flat_tiles import FlatTiling
-from minllm.kernels.matmul.flat_wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.gemv import GemvTiling
+from minllm.kernels.matmul import VARIANTS, choose, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul.flat import flat
+from minllm.kernels.matmul.flat import tiles as flat_tiles
+from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
+from minllm.kernels.matmul.flat.output import stored_together
+from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.gemv import gemv
+from minllm.kernels.matmul.gemv.gemv import GemvTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
     CASES,

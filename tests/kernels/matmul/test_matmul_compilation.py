@@ -5,7 +5,8 @@ What holds for every kernel (no spills, registers, wide loads) is asked in tests
 
 import pytest
 
-from minllm.kernels.matmul import gemv, tensor_core
+from minllm.kernels.matmul import tensor_core
+from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.specimens import gemv_operands
 from minllm.kernels.specimens import all_specimens
 from minllm.runtime.machine_code import opcodes

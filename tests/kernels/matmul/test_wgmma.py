@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.matmul import can_use_wgmma, matmul_silu_and_multiply, matmul_wgmma, wgmma
-from minllm.kernels.matmul.tile_order import make_tile_order
-from minllm.kernels.matmul.wgmma_tiling import TILINGS, WgmmaTiling, choose_tiling
+from minllm.kernels.matmul import can_use_wgmma, matmul_silu_and_multiply, matmul_wgmma
+from minllm.kernels.matmul.wgmma import wgmma
+from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
+from minllm.kernels.matmul.wgmma.tiling import TILINGS, WgmmaTiling, choose_tiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
 from tests.kernels.matmul.wgmma_cases import GATED, RESIDUALS, check_gated, check_residual
 

@@ -1,0 +1,1 @@
+"""The command line: one typer app, and what it prints."""

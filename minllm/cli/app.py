@@ -1,0 +1,288 @@
+"""The command line: generate, chat, bench, plan, inspect, tune, doctor, exercise, check.
+
+Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
+Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from minllm.cli.bench import bench_app
+from minllm.cli.options import (
+    DeviceName,
+    DeviceOption,
+    DtypeName,
+    DtypeOption,
+    JsonOption,
+    KvCacheDtypeOption,
+    KvWindowOption,
+    MaxTokensOption,
+    MinPOption,
+    ModelOption,
+    PenaltyOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    VariantOption,
+    variants,
+)
+from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The LLM inference engine that you can read."
+)
+app.add_typer(bench_app, name="bench")
+
+SAMPLE_PROMPT = "def fibonacci(n):"
+LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def print_version(wanted: bool) -> None:
+    """--version."""
+    if wanted:
+        from minllm.machine.devices import installed_version
+
+        typer.echo(f"minllm {installed_version('minllm') or '(not installed: run from its source tree)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """The LLM inference engine that you can read."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
+    model: ModelOption = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate. Default: 128, or 8 where the simulator takes part.", show_default=False)
+    ] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: PenaltyOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    kv_window: KvWindowOption = None,
+    variant: VariantOption = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
+    card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
+) -> None:
+    """Continue a text, streaming, and print how fast it went."""
+    if prompt is None and model is not None:
+        raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
+    with user_errors():
+        from minllm.bench.report_card import as_text, card_of
+
+        text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
+        llm = load(model, device, dtype, variant, kv_cache_dtype, kv_window)
+        simulated = note_simulated(llm)
+        if max_tokens is None:
+            max_tokens = 8 if simulated else 128
+        params = sampling_params(
+            llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
+        )  # fmt: skip
+        with llm.stream(text, params) as stream:
+            show([text] if echo or prompt is None else [], with_kernel_status(stream))
+        if card:
+            Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics)), sep="\n")
+
+
+@app.command()
+def chat(
+    model: ModelOption = None,
+    system: Annotated[str | None, typer.Option(help="System message, said before the conversation.", show_default=False)] = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: PenaltyOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    kv_window: KvWindowOption = None,
+    variant: VariantOption = None,
+) -> None:
+    """Talk with a model through its chat template; an empty line or end of input ends it."""
+    with user_errors():
+        llm = load(model, device, dtype, variant, kv_cache_dtype, kv_window)
+        params = sampling_params(
+            llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
+        )  # fmt: skip
+        messages = [{"role": "system", "content": system}] if system else []
+        for line in user_lines():
+            messages.append({"role": "user", "content": line})
+            with llm.stream_chat(messages, params) as stream:
+                show([], with_kernel_status(stream))
+            messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, a directory, or a known shape; without, what was measured."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Of cached keys and values, also kivi_int4; default as the weights.", show_default=False)
+    ] = None,
+    kv_window: Annotated[
+        int | None, typer.Option(help="Newest tokens that a quantised cache keeps as they are; default the format's.", show_default=False)
+    ] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
+    memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
+    kv_policy: Annotated[str, typer.Option(help="How the cache is kept: contiguous, paged or virtual.")] = "paged",
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens in a block of a paged cache; default 16, with kivi_int4 32.", show_default=False)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens that a contiguous cache sets aside for a sequence; default the model's.", show_default=False)
+    ] = None,
+    caches: Annotated[bool, typer.Option("--caches", help="Also compare all policies and formats of the cache.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward moves and computes.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Memory, largest batch, the least time a step can take, and cost of any model on any GPU. Needs neither weights nor GPU."""
+    with user_errors():
+        from minllm.planning import command
+
+        wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
+        cache = dict(kv_dtype=kv_dtype, kv_policy=kv_policy, block_size=block_size, max_model_len=max_model_len)
+        wishes |= dict(memory_share=memory_share, kv_window=kv_window)
+        command.run(model, gpu, dtype=dtype, **cache, caches=caches, stages=stages, json_file=json_file, **wishes)
+
+
+@app.command()
+def inspect(
+    kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
+    cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 8.0, 8.9, 9.0...")] = "9.0",
+    ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Show the machine code, each piece under its line of Python.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Compile a kernel for any GPU and show what became of it: registers, occupancy, instructions, code. Needs no GPU."""
+    with user_errors():
+        from minllm.cli import inspection_report
+
+        inspection_report.run(kernel, cc, ptx=ptx, sass=sass, json_file=json_file)
+
+
+@app.command()
+def tune(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="As for plan: config.json, a directory, or a known shape.", show_default=False)
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NxK", help="A weight, outputs x inputs: 28672x4096. May be repeated.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the table there; - is standard output.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure which matrix product is the fastest for how many rows on this GPU, and keep it for generation (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import tune as tuning
+
+        tuning.run(model, shape or (), json_file)
+
+
+@app.command()
+def doctor() -> None:
+    """Look for what is wrong with this machine, and say which command mends it."""
+    with user_errors():
+        from minllm.machine.devices import look
+        from minllm.machine.doctor import diagnose, is_broken
+
+        findings = diagnose(look())
+        console = Console(highlight=False, soft_wrap=True)
+        for finding in findings:
+            console.print(f"{finding.level:<8}", style=LEVEL_STYLES[finding.level], end="")
+            console.print(f"{finding.subject}: {finding.text}", markup=False)
+            if finding.mend:
+                console.print(f"        to mend it: {finding.mend}", markup=False)
+        if is_broken(findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def exercise(
+    lesson: Annotated[
+        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number or an exercise's name.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write them.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
+) -> None:
+    """List the course's exercises, or write some to work on: a Python file and a notebook each, and a test."""
+    with user_errors():
+        from minllm.course import commands
+
+        commands.exercise(lesson, out, force)
+
+
+@app.command()
+def check(
+    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="The file to check; its exercise's name may come first.")],
+    file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
+) -> None:
+    """Check an exercise's file: a ladder of cases, up to the first that fails. Needs no GPU."""
+    with user_errors():
+        from minllm.course import commands
+
+        if not commands.check(name_or_file, file):
+            raise typer.Exit(1)
+
+
+def load(
+    model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto",
+    kv_window: int | None = None,
+):  # fmt: skip
+    """The LLM that the options ask for, with progress bars on standard error where somebody watches."""
+    from minllm import LLM
+
+    progress = sys.stderr.isatty()
+    options = dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=kv_window)
+    options |= dict(kernel_variants=variants(variant))
+    return LLM(model, progress=progress, **options)
+
+
+def note_simulated(llm) -> bool:
+    """Whether kernels of the reader's own run in the simulator; says so on standard error, because it takes its time."""
+    stages = getattr(llm.engine.ops, "kernels", {})
+    if stages:
+        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
+    return bool(stages)
+
+
+def sampling_params(llm, **wishes: Any):
+    """The model's own defaults with what was asked for on the command line."""
+    given = {name: value for name, value in wishes.items() if value is not None}
+    return dataclasses.replace(llm.get_default_sampling_params(), **given)

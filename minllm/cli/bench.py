@@ -1,0 +1,177 @@
+"""The command line's `minllm bench`: measurements of this machine, each in a file of minllm/bench."""
+
+from typing import Annotated
+
+import typer
+
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, VariantOption, variants
+from minllm.cli.terminal import user_errors
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+
+
+@bench_app.command("generate")
+def bench_generate(
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or random weights: llama-3.2-1b, llama-3.1-8b."),
+    ] = "bundled",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 5,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    variant: VariantOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time to the first token, and decode speed held against the memory's limit: one sequence, greedy."""
+    with user_errors():
+        from minllm.bench import generate as benchmark
+
+        options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant))
+        benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="STAGE", help="Measure this stage's kernels. May be repeated.", show_default=False)
+    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="torch", help="Measure PyTorch's kernels beside ours.", show_default=False)] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Every kernel, checked and then timed, held against the speed of a copy and of the tensor cores (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import kernels as benchmark
+
+        if not benchmark.run(only or (), against, json_file):
+            raise typer.Exit(1)
+
+
+@bench_app.command("step")
+def bench_step(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="NAME", help="llama-3.2-1b or llama-3.1-8b; both by default.", show_default=False),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1. May be repeated.", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
+    parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """A whole decode step by graph replay and a whole prefill, with random weights, held against the hardware's limits (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import step as benchmark
+
+        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file)
+
+
+@bench_app.command("launch")
+def bench_launch(
+    json_file: JsonOption = None,
+) -> None:
+    """What a launch costs the host, by the way it is made and by what it is given (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import launch as benchmark
+
+        benchmark.run(json_file)
+
+
+@bench_app.command("perplexity")
+def bench_perplexity(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, or a directory.")] = "bundled",
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.BFLOAT16,
+    json_file: JsonOption = None,
+) -> None:
+    """How well a model predicts the Python source that comes with minllm and that its models have never seen."""
+    with user_errors():
+        from minllm.bench import perplexity as benchmark
+
+        benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
+
+
+@bench_app.command("accuracy")
+def bench_accuracy(
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.BFLOAT16,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="Of the text to read; default all, which takes a CPU long.", show_default=False)
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What each format of a quantised KV cache costs in quality: perplexity, logit error, and how often the likeliest token stays."""
+    with user_errors():
+        from minllm.bench import accuracy as benchmark
+
+        benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
+
+
+@bench_app.command("cache")
+def bench_cache(
+    requests: Annotated[int, typer.Option(min=1, help="How many the traffic has.")] = 2000,
+    json_file: JsonOption = None,
+) -> None:
+    """Cache policies on one chat traffic: how many sequences fit, how much memory holds no token. Counted; needs no GPU."""
+    with user_errors():
+        from minllm.bench import cache as benchmark
+
+        benchmark.run(json_file, requests)
+
+
+@bench_app.command("virtual")
+def bench_virtual(
+    json_file: JsonOption = None,
+) -> None:
+    """What mapping memory page by page costs, and decode attention on the virtual cache against a contiguous one (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import virtual as benchmark
+
+        benchmark.run(json_file)
+
+
+@bench_app.command("memory")
+def bench_memory(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
+    json_file: JsonOption = None,
+) -> None:
+    """The modes of memory: allocation by our pool, synchronous and stream-ordered, pinned and pageable copies (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import memory as benchmark
+
+        benchmark.run(model, prompt_tokens, tokens, json_file)
+
+
+@bench_app.command("swap")
+def bench_swap(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    most_tokens: Annotated[int, typer.Option(min=64, help="The longest sequence to measure.")] = 16384,
+    json_file: JsonOption = None,
+) -> None:
+    """Whether a preempted sequence is better swapped to the host or computed again: predicted, then measured (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import swap as benchmark
+
+        benchmark.run(model, json_file, most_tokens)
+
+
+@bench_app.command("simulator")
+def bench_simulator(
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,
+    suite: Annotated[bool, typer.Option("--suite", help="Run and time every simulated test too: some minutes, in a clone.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """How fast the simulator runs kernels on this processor, held against what is allowed; exit code 1 beyond it. Needs no GPU."""
+    with user_errors():
+        from minllm.bench import simulator as benchmark
+
+        if not benchmark.run(repeats, json_file, suite):
+            raise typer.Exit(1)

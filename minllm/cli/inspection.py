@@ -1,0 +1,156 @@
+"""`minllm inspect`: what became of a kernel. Registers, memory, occupancy, instructions, PTX and SASS, on any machine, for any GPU.
+
+The facts of one kernel for one compute capability are an `Inspection`; inspection_report.py prints them.
+"""
+
+import difflib
+import fnmatch
+import inspect
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from minllm.errors import InvalidOptionError, KernelCompilationError
+from minllm.machine.devices import missing_compilers
+from minllm.machine.occupancy import MULTIPROCESSORS, Occupancy, occupancy, round_up
+
+PACKAGE = Path(__file__).resolve().parent.parent
+STACK_UNIT = 8  # bytes in which a stack frame is counted
+OLDEST = (8, 0)  # what the kernels need: bfloat16, cp.async and mma.m16n8k16
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One kernel for one target. Registers a thread; spills and stack in bytes a thread; shared memory in bytes a block.
+
+    register_budget, wanted_blocks, accepted_spill_bytes, why_float64: what the design assumes (see Specimen). instructions: {opcode: how
+    often it stands in the code}, None where nvdisasm is missing; float64, local_memory: those of them that compute in float64 and that
+    use local memory; missing: patterns of instructions that should be there.
+    """
+
+    name: str
+    kernel: str
+    source: str
+    target: str
+    threads: int
+    registers: int
+    register_budget: int
+    spill_bytes: int
+    accepted_spill_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    wanted_blocks: int
+    occupancy: Occupancy
+    instructions: dict[str, int] | None
+    float64: list[str]
+    why_float64: str
+    local_memory: list[str]
+    missing: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "occupancy": {**asdict(self.occupancy), "limited_by": self.occupancy.limited_by}}
+
+    def faults(self) -> list[str]:
+        """What is not as the design assumes, in words that follow "it"; an empty list where all is well."""
+        found = []
+        if self.spill_bytes > self.accepted_spill_bytes:
+            found.append(f"spills {self.spill_bytes} bytes a thread")
+        if self.stack_bytes > round_up(self.accepted_spill_bytes, STACK_UNIT):
+            found.append(f"has a stack frame of {self.stack_bytes} bytes a thread: a local array that is not in registers")
+        if self.registers > self.register_budget:
+            found.append(f"takes {self.registers} registers of {self.register_budget}: {self.wanted_blocks} blocks do not fit")
+        if self.occupancy.blocks == 0:
+            shared = self.static_shared_bytes + self.dynamic_shared_bytes
+            found.append(f"cannot be launched: {self.threads} threads, {self.registers} registers, {shared} bytes of shared memory")
+        if self.float64 and not self.why_float64:
+            found.append(f"computes in float64: {', '.join(self.float64)}")
+        if self.local_memory and not (self.spill_bytes or self.stack_bytes):
+            found.append(f"uses local memory: {', '.join(self.local_memory)}")
+        return [*found, *(f"has no instruction {pattern}" for pattern in self.missing)]
+
+
+def parse_compute_capability(text: str) -> tuple[int, int]:
+    """(9, 0) from "9.0", "90" or "sm_90a". Raises InvalidOptionError for others, and for GPUs that the kernels do not run on."""
+    found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)a?", text.strip().lower())
+    capability = (int(found[1]), int(found[2])) if found else None
+    known = [capability for capability in MULTIPROCESSORS if capability >= OLDEST]
+    if capability not in known:
+        allowed = ", ".join(f"{major}.{minor}" for major, minor in known)
+        raise InvalidOptionError(f"--cc {text} is not a compute capability that the kernels are compiled for: choose one of {allowed}.")
+    return capability
+
+
+def find_specimens(query: str | None) -> list:
+    """The specimens that a name means: one of exactly that name, else all whose names hold every word of it, or match it as a pattern."""
+    require_compiler_packages()
+    from minllm.kernels.specimens import all_specimens
+
+    specimens = all_specimens()
+    if not query:
+        return list(specimens.values())
+    if query in specimens:
+        return [specimens[query]]
+    words = query.lower().split()
+    found = [s for name, s in specimens.items() if all(word in name.lower() for word in words) or fnmatch.fnmatch(name, query)]
+    if not found:
+        pieces = sorted({"/".join(name.split("/")[:depth]) for name in specimens for depth in (1, 2, 3)} | set(specimens))
+        close = difflib.get_close_matches(query, pieces, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`minllm inspect` lists them all."
+        raise InvalidOptionError(f"there is no kernel called {query}: {hint}")
+    return found
+
+
+def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspection:
+    """Compile a specimen (or read the cache) and look at it. Raises KernelCompilationError, also where the toolkit's wheels are missing."""
+    from minllm.runtime.machine_code import float64_instructions, instruction_mix, local_memory_instructions
+
+    require_toolkit()
+    compiled = specimen.compile(compute_capability)
+    sass = compiled.sass() if has_nvdisasm() else []
+    mix = instruction_mix(sass) if sass else None
+    missing = [pattern for pattern in specimen.contains if mix is not None and not fnmatch.filter(mix, pattern)]
+    shared_bytes = compiled.shared_bytes + specimen.shared_bytes
+    return Inspection(
+        name=specimen.name, kernel=specimen.kernel.__name__, source=source_of(specimen.kernel.function), target=compiled.target,
+        threads=specimen.threads, registers=compiled.registers, register_budget=specimen.registers,
+        spill_bytes=compiled.spill_bytes, accepted_spill_bytes=specimen.spills.get(compute_capability, 0),
+        stack_bytes=compiled.stack_bytes, static_shared_bytes=compiled.shared_bytes, dynamic_shared_bytes=specimen.shared_bytes,
+        wanted_blocks=specimen.blocks,
+        occupancy=occupancy(compute_capability, specimen.threads, compiled.registers, shared_bytes),
+        instructions=mix, float64=float64_instructions(sass), why_float64=specimen.float64,
+        local_memory=local_memory_instructions(sass), missing=missing,
+    )  # fmt: skip
+
+
+def source_of(function) -> str:
+    """file:line of a function, the file as seen from the folder that holds the package."""
+    path = Path(inspect.getsourcefile(function) or "")
+    inside = path.is_relative_to(PACKAGE.parent)
+    return f"{path.relative_to(PACKAGE.parent) if inside else path}:{function.__code__.co_firstlineno}"
+
+
+def require_compiler_packages() -> None:
+    """Raise KernelCompilationError where Numba itself cannot be imported."""
+    try:
+        import numba.cuda  # noqa: F401
+    except Exception as error:  # a broken binary may raise anything at all
+        raise KernelCompilationError(f"numba.cuda cannot be imported ({error}): `minllm doctor` says what to install") from error
+
+
+def require_toolkit() -> None:
+    """Raise KernelCompilationError, with the command that mends it, where the toolkit's compiler libraries are missing."""
+    if missing := missing_compilers():
+        raise KernelCompilationError(
+            f"compiling a kernel takes the CUDA toolkit's {' and '.join(missing)}, which this Python does not find. No GPU is needed, only "
+            "the wheels: pip install 'minllm[cu13]' (or minllm[cu12], where a driver is there that supports no more)"
+        )
+
+
+def has_nvdisasm() -> bool:
+    """Whether machine code can be disassembled."""
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    return find_nvidia_binary_utility("nvdisasm") is not None

@@ -1,0 +1,145 @@
+"""What `minllm inspect` prints: the list of kernels, a table of several, or all about one."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from minllm.cli.inspection import (
+    Inspection,
+    find_specimens,
+    has_nvdisasm,
+    inspect_specimen,
+    parse_compute_capability,
+    require_toolkit,
+    source_of,
+)
+from minllm.errors import KernelCompilationError
+
+NVDISASM = "pip install 'minllm[inspect]'"
+
+
+def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path | None) -> None:
+    """List the kernels, or compile those that `kernel` names and print what became of them."""
+    capability = parse_compute_capability(cc)
+    specimens = find_specimens(kernel)
+    out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
+    if not kernel:
+        facts = [list_entry(specimen) for specimen in specimens]
+        print_list(out, facts)
+    elif len(specimens) > 1:
+        if ptx or sass:
+            raise KernelCompilationError(f"{kernel} means {len(specimens)} kernels: PTX and SASS are shown of one; give a whole name")
+        inspections = [inspect_specimen(specimen, capability) for specimen in with_status(specimens)]
+        print_table(out, inspections)
+        facts = [inspection.as_dict() for inspection in inspections]
+    else:
+        [specimen] = with_status(specimens)
+        inspection = inspect_specimen(specimen, capability)
+        print_inspection(out, inspection, specimen)
+        facts = inspection.as_dict() | print_listings(out, specimen, capability, ptx, sass)
+    if json_file is not None:
+        text = json.dumps(facts, indent=2) + "\n"
+        sys.stdout.write(text) if str(json_file) == "-" else json_file.write_text(text, encoding="utf-8")
+
+
+def list_entry(specimen) -> dict:
+    """What is known of a kernel without compiling it."""
+    return {"name": specimen.name, "source": source_of(specimen.kernel.function), "threads": specimen.threads,
+            "register_budget": specimen.registers, "dynamic_shared_bytes": specimen.shared_bytes}  # fmt: skip
+
+
+def print_list(out: Console, entries: list[dict]) -> None:
+    """All kernels: name and source."""
+    print_columns(out, [["kernel", "source"], *([entry["name"], entry["source"]] for entry in entries)])
+    out.print(f"\n{len(entries)} kernels. minllm inspect NAME compiles one and shows it; a part of a name, such as matmul/gemv, several.")
+
+
+def print_table(out: Console, inspections: list[Inspection]) -> None:
+    """A line a kernel."""
+    rows = [["kernel", "threads", "registers", "budget", "spills", "shared", "blocks", "wanted", "occupancy", "limited by"]]
+    for it in inspections:
+        numbers = (it.threads, it.registers, it.register_budget, it.spill_bytes, it.static_shared_bytes + it.dynamic_shared_bytes,
+                   it.occupancy.blocks, it.wanted_blocks, f"{it.occupancy.share:.0%}")  # fmt: skip
+        rows.append([it.name, *map(str, numbers), ", ".join(it.occupancy.limited_by)])
+    print_columns(out, rows)
+    for it in inspections:
+        for fault in it.faults():
+            out.print(f"not as designed: {it.name} {fault}", style="bold red", markup=False)
+
+
+def print_columns(out: Console, rows: list[list[str]]) -> None:
+    """Rows in columns as wide as they need to be, numbers to the right; no line is folded, so that they can be searched and piped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numeric = [all(text[:1].isdigit() for text in column[1:]) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [text.rjust(width) if right else text.ljust(width) for text, width, right in zip(row, widths, numeric, strict=True)]
+        out.print("  ".join(cells).rstrip(), markup=False)
+
+
+def print_inspection(out: Console, it: Inspection, specimen) -> None:
+    """All about one kernel but its code."""
+    signature = ", ".join(str(argument) for argument in specimen.arguments)
+    limits = ", ".join(f"{name} {blocks}" for name, blocks in it.occupancy.limits.items())
+    shared = f"{it.static_shared_bytes} bytes of static and {it.dynamic_shared_bytes} of dynamic shared memory"
+    rows = {
+        "kernel": f"{it.kernel} ({it.source})",
+        "arguments": signature,
+        "target": it.target,
+        "block": f"{it.threads} threads, {shared}",
+        "registers": f"{it.registers} a thread; {it.register_budget} would still allow {it.wanted_blocks} blocks a multiprocessor",
+        "spills": f"{it.spill_bytes} bytes a thread; stack frame {it.stack_bytes} bytes",
+        "occupancy": f"{it.occupancy.blocks} blocks, {it.occupancy.warps} warps a multiprocessor: {it.occupancy.share:.0%}",
+        "limited by": f"{', '.join(it.occupancy.limited_by)} (blocks that each allows: {limits})",
+        "float64": ", ".join(it.float64) + (f" ({it.why_float64})" if it.why_float64 else "") if it.float64 else "none",
+    }
+    out.print(it.name, style="bold")
+    for title, text in rows.items():
+        out.print(f"  {title:<11}{text}", markup=False)
+    for fault in it.faults():
+        out.print(f"  not as designed: it {fault}", style="bold red", markup=False)
+    if it.instructions is None:
+        out.print(f"\n  Instructions are counted by nvdisasm, which is not installed: {NVDISASM}", markup=False)
+        return
+    out.print(f"\n  {sum(it.instructions.values())} instructions", markup=False)
+    for opcode, count in it.instructions.items():
+        out.print(f"  {count:>6}  {opcode}", markup=False)
+
+
+def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: bool, sass: bool) -> dict:
+    """PTX and SASS, each piece under its line of Python; the same for JSON."""
+    from minllm.runtime.compiler import compile_listing
+    from minllm.runtime.listing import ptx_pieces, sass_pieces
+
+    if not (ptx or sass):
+        return {}
+    require_toolkit()
+    if sass and not has_nvdisasm():
+        raise KernelCompilationError(f"SASS is shown by nvdisasm, which is not installed: {NVDISASM}")
+    compiled, text = compile_listing(specimen.kernel.function, specimen.arguments, capability, **specimen.kernel.options)
+    pieces = {"ptx": ptx_pieces(text)} if ptx else {}
+    if sass:
+        pieces["sass"] = sass_pieces(compiled.disassembly("-g"))
+    for language, found in pieces.items():
+        out.print(f"\n{language.upper()}", style="bold")
+        for piece in found:
+            if piece.place:
+                out.print(f"\n# {piece.place}  {piece.source}", style="cyan", markup=False)
+            out.print("\n".join(piece.instructions), markup=False)
+    return {
+        language: [{"place": piece.place, "source": piece.source, "instructions": piece.instructions} for piece in found]
+        for language, found in pieces.items()
+    }
+
+
+def with_status(specimens: list) -> Iterator:
+    """The specimens one by one, each named on a line of standard error while it is worked on, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from specimens
+        return
+    with Console(stderr=True).status("") as status:
+        for specimen in specimens:
+            status.update(f"compiling {specimen.name}")
+            yield specimen

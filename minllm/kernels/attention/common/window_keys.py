@@ -1,0 +1,46 @@
+"""Which keys a row of queries sees: all up to its own, or, where the newest are kept in full precision, only those or only the codes.
+
+residual_window/reference.py says what a residual window means: the row at position p reads keys before L(p) as codes, and those from there
+on as they are. Kernels read one or the other (residual_window.py puts them together). A sliding window cuts off the oldest of either.
+"""
+
+import functools
+
+from numba import cuda, int32
+
+from minllm.kernels.quantization.formats import TOKEN_GROUP
+
+ALL, CODES, RECENT = "all", "codes", "recent"  # which of a row's keys
+
+
+@cuda.jit(device=True)
+def code_keys(position, residual_window):
+    """L(position): how many of the first keys are codes for the row there."""
+    return int32(int32(max(0, position + 1 - residual_window)) & -TOKEN_GROUP)
+
+
+@functools.cache
+def make_row_keys(part=ALL, residual_window=0):
+    """(first_key, last_key): device functions that tell which keys of `part` a row sees."""
+
+    @cuda.jit(device=True)
+    def first_key(position, sliding_window):
+        """The first key that the row at `position` sees; may be negative."""
+        return int32(position - sliding_window + 1 if sliding_window > 0 else 0)
+
+    @cuda.jit(device=True)
+    def first_recent_key(position, sliding_window):
+        """The same, of recent keys."""
+        return max(first_key(position, sliding_window), code_keys(position, residual_window))
+
+    @cuda.jit(device=True)
+    def last_key(position):
+        """The last one: its own."""
+        return int32(position)
+
+    @cuda.jit(device=True)
+    def last_code(position):
+        """The last one of those that are codes."""
+        return int32(code_keys(position, residual_window) - 1)
+
+    return first_recent_key if part == RECENT else first_key, last_code if part == CODES else last_key

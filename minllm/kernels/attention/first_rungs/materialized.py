@@ -1,0 +1,226 @@
+"""Attention as one would write it first: scores in memory, softmax in place, times V. The first rung, where the course begins.
+
+    S = Q K^T          P = softmax(scale * S), row by row, over the keys that a row may see          out = P V
+
+is three kernels, one a formula. With the two that fill the cache, `fill_new_key_value` for the prompts of new sequences and
+`project_latest` for each further token (materialized_projection.py), they make the five of the course's first inference engine. K is
+kept transposed, [batch, kv_heads, head_dim, max_len]: threads that sit beside each other take neighbouring keys, and read
+neighbouring numbers.
+
+FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: K, V and the query row once a pair (caches help), and each score is
+written by the first kernel, read three times and written twice by the second, and read by the third, by the threads of all elements
+together: 4 * 7 bytes a pair. That is some 9 FLOP a byte for head_dim 64, however large the caches: a GPU spends its time on the
+scores and not on arithmetic. And T prompt tokens need T^2 scores a head.
+
+How threads map to data: scores, one thread a key; softmax, one block a row, whose threads stride over the keys; P V, one thread an
+element of head_dim. The launcher with the ladder's common signature copies the paged K into a transposed one first: one thread a key.
+"""
+
+import functools
+import math
+
+from numba import cuda, float32, uint32
+
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.common.paged_cache import kv_head_of
+from minllm.ptx import ex2
+from minllm.runtime.kernel import kernel, launch
+
+MINUS_INFINITY = -math.inf
+THREADS = 128
+
+
+def workspace_shapes(query, key_cache, block_tables):
+    """The transposed K and all scores, for contexts as long as the block tables allow: name -> (shape, dtype)."""
+    sizes = sizes_of(query, key_cache, block_tables)
+    return {
+        "key_transposed": ((sizes.sequences, sizes.kv_heads, sizes.head_dim, sizes.max_context_len), key_cache.dtype),
+        "scores": ((sizes.tokens, sizes.heads, sizes.max_context_len), "float32"),
+    }
+
+
+@cuda.jit(device=True)
+def row_and_keys(index, sequence, query_start, context_lens, sliding_window):
+    """(token, first key, one past the last key) of the sequence's new token number `index`; no keys if there is no such token."""
+    token = query_start[sequence] + index
+    query_len = query_start[sequence + 1] - query_start[sequence]
+    if index >= query_len:
+        return token, 0, 0
+    position = context_lens[sequence] - query_len + index
+    first = max(0, position - sliding_window + 1) if sliding_window > 0 else 0
+    return token, first, position + 1
+
+
+@functools.cache
+def make_transpose_kernel(block_size):
+    """The kernel that copies a paged K into a transposed one."""
+
+    @kernel
+    def transpose_keys_kernel(
+        key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
+        block_tables,  # [sequences, max_blocks]
+        context_lens,  # [sequences]
+        key_transposed,  # [sequences, kv_heads, head_dim, max_len]
+    ):
+        key = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        kv_head, sequence = cuda.blockIdx.y, cuda.blockIdx.z
+        if key < context_lens[sequence]:
+            block = block_tables[sequence, uint32(key) // uint32(block_size)]
+            for dim in range(key_cache.shape[3]):
+                key_transposed[sequence, kv_head, dim, key] = key_cache[block, uint32(key) % uint32(block_size), kv_head, dim]
+
+    return transpose_keys_kernel
+
+
+@kernel
+def scores_kernel(
+    query,  # [tokens, heads, head_dim]
+    key_transposed,  # [sequences, kv_heads, head_dim, max_len]
+    scores,  # [tokens, heads, max_len]
+    query_start,  # [sequences + 1]
+    context_lens,  # [sequences]
+    sliding_window,
+):
+    """S = Q K^T: a thread one score, of a key that its row sees."""
+    heads = query.shape[1]
+    key = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
+    kv_head = kv_head_of(head, heads, key_transposed.shape[1])
+    token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
+    # exercise: attention.scores
+    if first <= key and key < stop:
+        total = float32(0.0)
+        for dim in range(query.shape[2]):
+            total += float32(query[token, head, dim]) * float32(key_transposed[sequence, kv_head, dim, key])
+        scores[token, head, key] = total
+    # end exercise
+
+
+@kernel
+def softmax_kernel(
+    scores,  # [tokens, heads, max_len]
+    query_start,  # [sequences + 1]
+    context_lens,  # [sequences]
+    scale,  # times log2(e): exponentials are to base 2
+    sliding_window,
+):
+    """P = softmax(scale * S) in place, over the keys that the block's row sees: maximum, sum of exponentials, division."""
+    partial = cuda.shared.array(THREADS, float32)
+    heads, thread = scores.shape[1], cuda.threadIdx.x
+    sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
+    token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
+    if first >= stop:
+        return
+
+    maximum = float32(MINUS_INFINITY)
+    key = first + thread
+    while key < stop:
+        maximum = max(maximum, scores[token, head, key])
+        key += THREADS
+    partial[thread] = maximum
+    cuda.syncthreads()
+    active = THREADS // 2
+    while active > 0:
+        if thread < active:
+            partial[thread] = max(partial[thread], partial[thread + active])
+        cuda.syncthreads()
+        active //= 2
+    shift = finite_or_zero(partial[0])
+    cuda.syncthreads()  # everybody has read it
+
+    total = float32(0.0)
+    key = first + thread
+    while key < stop:
+        weight = ex2((scores[token, head, key] - shift) * scale)
+        scores[token, head, key] = weight
+        total += weight
+        key += THREADS
+    partial[thread] = total
+    cuda.syncthreads()
+    active = THREADS // 2
+    while active > 0:
+        if thread < active:
+            partial[thread] += partial[thread + active]
+        cuda.syncthreads()
+        active //= 2
+    inverse = reciprocal_or_zero(partial[0])
+
+    key = first + thread
+    while key < stop:
+        scores[token, head, key] *= inverse
+        key += THREADS
+
+
+@functools.cache
+def make_weighted_values_kernel(block_size):
+    """The kernel that multiplies softmax's weights and V."""
+
+    @kernel
+    def weighted_values_kernel(
+        scores,  # [tokens, heads, max_len], softmax's weights by now
+        value_cache,  # [num_blocks, block_size, kv_heads, head_dim]
+        out,  # [tokens, heads, head_dim]
+        query_start,  # [sequences + 1]
+        context_lens,  # [sequences]
+        block_tables,  # [sequences, max_blocks]
+        sliding_window,
+    ):
+        heads, dim = scores.shape[1], cuda.threadIdx.x
+        sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
+        kv_head = kv_head_of(head, heads, value_cache.shape[2])
+        token, first, stop = row_and_keys(cuda.blockIdx.y, sequence, query_start, context_lens, sliding_window)
+        if token >= query_start[sequence + 1] or dim >= out.shape[2]:
+            return
+        # exercise: attention.weighted_values
+        total = float32(0.0)
+        for key in range(first, stop):
+            block = block_tables[sequence, uint32(key) // uint32(block_size)]
+            total += scores[token, head, key] * float32(value_cache[block, uint32(key) % uint32(block_size), kv_head, dim])
+        out[token, head, dim] = total
+        # end exercise
+
+    return weighted_values_kernel
+
+
+def attend(query, key_transposed, value_cache, scores, out, lens, block_tables, scale, sliding_window, longest, stream):
+    """The three launches that attention is made of, once K is transposed: scores, softmax, times V.
+
+    lens: (query_start, context_lens). longest: the bound on new tokens of one sequence.
+    """
+    sequences, _, head_dim, max_len = key_transposed.shape
+    rows = (longest, sequences * query.shape[1])  # the grid over query rows and heads
+    launch(scores_kernel, (-(-max_len // THREADS), *rows), THREADS, (query, key_transposed, scores, *lens, sliding_window), stream)
+    launch(softmax_kernel, (1, *rows), THREADS, (scores, *lens, float(scale * LOG2_E), sliding_window), stream)
+    weighted_values = make_weighted_values_kernel(value_cache.shape[1])
+    arguments = (scores, value_cache, out, *lens, block_tables, sliding_window)
+    launch(weighted_values, (1, *rows), -(-head_dim // 32) * 32, arguments, stream)
+
+
+def attention(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    query_start,
+    context_lens,
+    block_tables,
+    scale,
+    sliding_window=0,
+    max_query_len=None,
+    workspace=None,
+    stream=None,
+):
+    """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
+
+    The scratch holds max_blocks * block_size scores a row and head: gigabytes for long contexts. That is the lesson of this rung.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    longest = query_len_bound(max_query_len, sizes)
+    scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables), query)
+    key_transposed, scores = scratch["key_transposed"], scratch["scores"]
+    grid = (-(-sizes.max_context_len // THREADS), sizes.kv_heads, sizes.sequences)
+    launch(make_transpose_kernel(sizes.block_size), grid, THREADS, (key_cache, block_tables, context_lens, key_transposed), stream)
+    lens = (query_start, context_lens)
+    attend(query, key_transposed, value_cache, scores, out, lens, block_tables, scale, int(sliding_window), longest, stream)

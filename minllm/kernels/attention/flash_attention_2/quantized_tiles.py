@@ -1,0 +1,129 @@
+"""Tiles of quantised keys and values: codes from global memory to registers, and from there, as float16, to shared memory.
+
+A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes a thread, and of scales; `store`
+turns them into numbers in the padded rows of shared_tiles.py. No dequantised number ever lies in global memory. Rows that no query row may
+see are zeros, and are not read.
+
+Numbers are float16 whatever the queries are: it holds 11 bits where bfloat16 holds 8, codes and scales are made for its range, and the
+tensor cores are as fast. How a code becomes one without a conversion: a byte, or a nibble, as the low bits of the fraction of 0x6400, which
+is 2**10, is 1024 + code. Less 1024 it is the code, exactly; then one fused multiply-add makes code * scale + zero of two neighbours at
+a time. fp8 e4m3 has an instruction, two at a time to float16; e5m2 is the upper byte of a float16. Their scale, the same for a whole
+head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row. Keys that
+have scales by channel find them in shared memory (channel_scales.py).
+
+Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
+"""
+
+import functools
+
+from numba import cuda, int32, int64, uint32
+
+from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.common.shared_tiles import row_words_of
+from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, load_32, load_128, prmt, store_128
+
+CHUNK = 16  # bytes of codes that a thread loads at one time
+
+TWO_TIMES_1024, MINUS_1024, ONE = 0x64006400, 0xE400E400, 0x3C003C00  # pairs of float16
+
+
+@functools.cache
+def make_dequantize(kv_format):
+    """The device function dequantize(word, pair, out): a word of codes and its (scale, zero) to pairs of float16.
+
+    out: uint32 [2] for four codes of 8 bits, [4] for eight of 4.
+    """
+    is_e5m2 = kv_format.name == "fp8_e5m2"
+
+    @cuda.jit(device=True)
+    def scaled(code, pair):
+        """code * scale + zero of a pair of codes, each 1024 too large."""
+        scale, zero = prmt(pair, uint32(0), uint32(0x1010)), prmt(pair, uint32(0), uint32(0x3232))
+        return fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
+
+    @cuda.jit(device=True)
+    def dequantize_bytes(word, pair, out):
+        out[0] = scaled(prmt(word, uint32(0x64646464), uint32(0x4140)), pair)
+        out[1] = scaled(prmt(word, uint32(0x64646464), uint32(0x4342)), pair)
+
+    @cuda.jit(device=True)
+    def dequantize_nibbles(word, pair, out):
+        for i in range(4):
+            out[i] = scaled((word >> uint32(4 * i)) & uint32(0x000F000F) | uint32(TWO_TIMES_1024), pair)
+
+    @cuda.jit(device=True)
+    def widen_floats(word, pair, out):
+        if is_e5m2:
+            out[0], out[1] = prmt(word, uint32(0), uint32(0x1404)), prmt(word, uint32(0), uint32(0x3424))
+        else:
+            out[0], out[1] = e4m3x2_to_f16x2(word), e4m3x2_to_f16x2(word >> uint32(16))
+
+    return widen_floats if kv_format.is_float else dequantize_nibbles if kv_format.bits == 4 else dequantize_bytes
+
+
+@functools.cache
+def make_quantized_tiles(kv_format, block_size, key_tile, threads, dequantize_word=None):
+    """(fetch, store, words, pairs): device functions for blocks of `threads` threads, and how many uint32 of each kind a thread holds.
+
+    dequantize_word: for keys that have scales by channel, that of channel_scales.py.
+    """
+    block_of, _ = make_lookup(block_size)
+    dequantize = make_dequantize(kv_format)
+    code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, dequantize_word is not None
+    has_pairs = not (kv_format.is_float or by_channel)
+    row_words = row_words_of(kv_format.head_dim)
+    chunks = code_bytes // CHUNK  # in a row
+    codes_a_word = 32 // kv_format.bits
+    chunks_a_group = kv_format.group_size // (4 * codes_a_word)
+    words_out = codes_a_word // 2  # of numbers, from one of codes
+    stores = words_out  # of 16 bytes, from a chunk
+    rows_at_once = min(threads // chunks, key_tile)
+    copy_threads, passes = rows_at_once * chunks, -(-key_tile // rows_at_once)
+    all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0
+
+    @cuda.jit(device=True)
+    def fetch(codes, scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs):
+        """Start loading keys (or values) first_key to first_key + key_tile; zeros for those outside of the visible range."""
+        blocks = cuda.local.array(passes, int32)
+        chunk, first_row = uint32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
+        for i in range(passes):  # all looked up before the first is loaded, so that the loads of the table overlap
+            position = int32(first_key + first_row + i * rows_at_once)
+            blocks[i] = block_of(block_table, max(visible_start, min(position, visible_stop - 1)))
+        kv_heads = uint32(codes.shape[1])
+        for i in range(passes):
+            row = int32(first_row + i * rows_at_once)
+            position = int32(first_key + row)
+            inside = visible_start <= position and position < visible_stop
+            for j in range(4):
+                words[4 * i + j] = uint32(0)
+            pairs[i] = uint32(0)
+            if inside and (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
+                line = (int64(blocks[i]) * kv_heads + uint32(kv_head)) * block_size + uint32(position) % uint32(block_size)
+                at = line * code_bytes + chunk * uint32(CHUNK)
+                words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
+                if has_pairs:
+                    pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_a_group)) * 2)
+
+    @cuda.jit(device=True)
+    def store(words, pairs, shared, at):
+        """Dequantise what `fetch` has brought, and write it to the tile that begins at word `at` of shared memory."""
+        chunk, first_row = int32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
+        to = int32(at + first_row * row_words + chunk * 4 * stores)
+        numbers = cuda.local.array(4, uint32)
+        for i in range(passes):
+            row = int32(first_row + i * rows_at_once)
+            if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
+                for j in range(4):  # words of codes; two of 8 bits fill a store of 16 bytes, one of 4 bits does
+                    part = cuda.local.array(4, uint32)
+                    if by_channel:
+                        dequantize_word(words[4 * i + j], shared, row, chunk, j, part)
+                    else:
+                        dequantize(words[4 * i + j], pairs[i], part)
+                    for k in range(words_out):
+                        numbers[(j * words_out + k) % 4] = part[k]
+                    if (j + 1) * words_out % 4 == 0:
+                        end = (j + 1) * words_out - 4
+                        index = int32(to + i * rows_at_once * row_words + end)
+                        store_128(shared, index, numbers[0], numbers[1], numbers[2], numbers[3])
+
+    return fetch, store, 4 * passes, passes

@@ -1,0 +1,1 @@
+"""Attention over a quantised cache whose newest tokens are kept in full precision."""

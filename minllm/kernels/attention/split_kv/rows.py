@@ -1,0 +1,123 @@
+"""Rows of the cache in the registers of split_kv.py: which lane holds what of them, and how they come there.
+
+A warp is cut into subgroups of `lanes` lanes. A subgroup reads one key's row, each lane 16 bytes of it (a chunk), and for `keys_each` keys
+all loads are issued before the first is needed. Lanes beyond a row's chunks idle along.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from numba import cuda, float32, int64, uint32
+
+from minllm.kernels.attention.split_kv.choice import head_tiles_of
+from minllm.ptx import load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
+
+
+@dataclass(frozen=True)
+class LaneShape:
+    """keys_each: keys whose loads a lane has in flight at one time; None is what suits the group."""
+
+    dtype: str
+    head_dim: int
+    group: int  # query heads that share a KV head
+    warps: int
+    keys_each: int
+
+    @property
+    def head_tiles(self):
+        """Blocks that share a KV head's query heads."""
+        return head_tiles_of(self.group)[0]
+
+    @property
+    def heads(self):
+        """Query heads of a block."""
+        return head_tiles_of(self.group)[1]
+
+    @property
+    def elements(self):
+        """Numbers of a chunk of 16 bytes."""
+        return 4 if self.dtype == "float32" else 8
+
+    @property
+    def chunks(self):
+        """Of a row."""
+        return self.head_dim // self.elements
+
+    @property
+    def lanes(self):
+        """Of a subgroup: a power of two."""
+        return min(32, 1 << (self.chunks - 1).bit_length())
+
+    @property
+    def chunks_each(self):
+        """Chunks of a row that a lane holds."""
+        return -(-self.chunks // self.lanes)
+
+    @property
+    def numbers_each(self):
+        """Elements of a row that a lane holds."""
+        return self.chunks_each * self.elements
+
+    @property
+    def subgroups(self):
+        """Of a warp."""
+        return 32 // self.lanes
+
+    @property
+    def step(self):
+        """Keys that a block takes at one time."""
+        return self.warps * self.subgroups * self.keys_each
+
+
+@functools.cache
+def make_unpack(dtype):
+    """unpack: the numbers of a chunk."""
+
+    @cuda.jit(device=True)
+    def unpack(words, at, numbers):
+        """The elements of one 16-byte chunk words[at:at+4] as float32."""
+        for i in range(4):
+            if dtype == "float32":
+                numbers[i] = uint_as_float(words[at + i])
+            else:
+                low, high = unpack_bf16x2(words[at + i]) if dtype == "bfloat16" else unpack_f16x2(words[at + i])
+                numbers[2 * i] = low
+                numbers[2 * i + 1] = high
+
+    return unpack
+
+
+@functools.cache
+def make_row_loads(shape):
+    """(load_query, load_rows)."""
+    unpack = make_unpack(shape.dtype)
+    head_dim, heads_here, keys_each = shape.head_dim, shape.heads, shape.keys_each
+    elements, chunks, lanes, chunks_each, numbers_each = shape.elements, shape.chunks, shape.lanes, shape.chunks_each, shape.numbers_each
+
+    @cuda.jit(device=True)
+    def load_query(numbers, query, row, first_head, heads_left, lane, scale):
+        """This lane's elements of all query heads, scaled; zeros for heads and chunks that do not exist."""
+        words = cuda.local.array(4, uint32)
+        chunk_numbers = cuda.local.array(elements, float32)
+        heads = query.shape[1]
+        for head in range(heads_here):
+            for chunk_index in range(chunks_each):
+                chunk = lane % lanes + lanes * chunk_index
+                exists = head < heads_left and chunk < chunks
+                index = (int64(row) * heads + first_head + head) * head_dim + chunk * elements if exists else int64(0)
+                words[0], words[1], words[2], words[3] = load_128_streaming(query, index)
+                unpack(words, 0, chunk_numbers)
+                for i in range(elements):
+                    number = chunk_numbers[i] * scale if exists else float32(0.0)
+                    numbers[head * numbers_each + chunk_index * elements + i] = number
+
+    @cuda.jit(device=True)
+    def load_rows(words, cache, rows, lane):
+        """This lane's chunks of `keys_each` rows of the cache; rows[] holds the flat index of each row's first element."""
+        for key in range(keys_each):
+            for chunk_index in range(chunks_each):
+                chunk = min(lane % lanes + lanes * chunk_index, chunks - 1)  # an idle lane reads what its neighbour reads
+                at = 4 * (key * chunks_each + chunk_index)
+                words[at], words[at + 1], words[at + 2], words[at + 3] = load_128_streaming(cache, rows[key] + chunk * elements)
+
+    return load_query, load_rows

@@ -1,0 +1,1 @@
+"""Flash-Decoding over quantised caches: tensor cores multiply the codes."""

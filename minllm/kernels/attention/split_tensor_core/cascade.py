@@ -1,0 +1,182 @@
+"""Cascade attention: sequences that begin with the same prompt read its keys and values once, together.
+
+The state of attention over a union of keys is the merge of the states over its parts (online_softmax.py). So where B sequences share a
+prefix, its keys are taken once for the query heads of all of them, as a prompt's kernel would, with B * group rows for each KV head; each
+sequence takes the rest of its keys as split_tensor_core.py does, and starts from the prefix's state instead of from nothing (Ye et al.,
+"Cascade Inference", FlashInfer 2024; Juravsky et al., "Hydragen", arXiv 2402.05099, section 3).
+
+How threads map to data: grid (shares of the prefix, KV heads, tiles of rows). A block takes ROWS rows, that is query heads of any
+sequences, 16 a warp; it loads tiles of KEYS keys by cp.async, two in turn, and every warp uses all of them: tile.py's products with
+more columns.
+
+FLOPs: 4 * head_dim a pair of query head and key, as ever. Bytes: 2 * kv_heads * head_dim * itemsize a key of the prefix, once a tile of
+rows instead of once a sequence; states of shares * heads * (head_dim + 2) * 4 bytes a sequence, written and read once.
+"""
+
+import functools
+import math
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.shared_tiles import make_tile_copies, row_words_of
+from minllm.kernels.attention.split_tensor_core.fold import make_folds
+from minllm.kernels.attention.split_tensor_core.merge_parts import sum_over_rows
+from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.split_tensor_core import launch_kernel
+from minllm.kernels.attention.split_tensor_core.split_tensor_core import workspace_shapes as suffix_shapes
+from minllm.kernels.attention.split_tensor_core.tile import make_tile_products
+from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, load_32, shared_address
+from minllm.runtime.kernel import check, kernel, launch
+
+MINUS_INFINITY = -math.inf
+WARPS, KEYS = 4, 32
+WARP_ROWS = 16
+ROWS = WARPS * WARP_ROWS
+
+
+@functools.cache
+def make_prefix_kernel(dtype, head_dim, block_size, group):
+    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`."""
+    threads = 32 * WARPS
+    steps, columns = -(-head_dim // 16), WARP_ROWS // 8
+    _, copy_cache_tile = make_tile_copies(head_dim, block_size, 16, KEYS, threads)
+    _, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, KEYS, WARP_ROWS)
+    fold_running, _ = make_folds(head_dim, KEYS, WARP_ROWS)
+    stage_words = 2 * KEYS * row_words_of(head_dim)
+    query_count, out_count = 2 * steps * columns, 4 * steps * columns
+    score_count, state_count = KEYS // 4 * columns, 2 * columns
+
+    @cuda.jit(device=True)
+    def load_rows(fragments, query, query_start, kv_head, first_row, rows, lane):
+        """This warp's rows as B operands: row r is query head r % group of the KV head, of sequence r // group; zeros beyond the last."""
+        for column in range(columns):
+            row = int32(first_row + column * 8 + lane // 4)
+            sequence = quotient(min(row, rows - 1), group)
+            token = query_start[uint32(sequence)]
+            exists = row < rows and query_start[uint32(sequence + 1)] > token
+            base = (int64(token) * query.shape[1] + kv_head * group + row - sequence * group) * head_dim
+            for step in range(steps):
+                for half in range(2):
+                    dim = int32(16 * step + 8 * half + lane % 4 * 2)
+                    word = uint32(0)
+                    if exists and dim < head_dim:
+                        word = load_32(query, base + dim)
+                    fragments[2 * (column * steps + step) + half] = word
+
+    @cuda.jit(device=True)
+    def write_states(maxima, sums, acc, states, kv_head, first_row, rows, lane):
+        """This warp's rows of this share's states."""
+        prefix_max, prefix_sum, prefix_out = states
+        share = cuda.blockIdx.x
+        for column in range(columns):
+            for i in range(2):
+                total = sum_over_rows(sums[2 * column + i])
+                row = int32(first_row + 8 * column + lane % 4 * 2 + i)
+                if row < rows:
+                    sequence = quotient(row, group)
+                    head = uint32(kv_head * group + row - sequence * group)
+                    if lane < 4:
+                        prefix_max[share, uint32(sequence), head] = maxima[2 * column + i]
+                        prefix_sum[share, uint32(sequence), head] = total
+                    for step in range(steps):
+                        for half in range(2):
+                            dim = uint32(16 * step + 8 * half + lane // 4)
+                            if dim < head_dim:
+                                prefix_out[share, uint32(sequence), head, dim] = acc[4 * (step * columns + column) + 2 * half + i]
+
+    @kernel(launch_bounds=(threads, 1))
+    def prefix_kernel(
+        query,  # [tokens, heads, head_dim]
+        key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
+        value_cache,  # the same
+        prefix_max,  # [shares, sequences, heads]
+        prefix_sum,  # the same
+        prefix_out,  # [shares, sequences, heads, head_dim]
+        query_start,  # [sequences + 1]
+        block_tables,  # [sequences, max_blocks]: the first row's blocks hold the prefix
+        scale,  # times log2(e)
+        prefix_len,
+    ):
+        shared = cuda.shared.array(0, uint32, alignment=128)
+        lane, kv_head = int32(cuda.threadIdx.x % 32), int32(cuda.blockIdx.y)
+        first_row = int32(cuda.blockIdx.z * ROWS + cuda.threadIdx.x // 32 * WARP_ROWS)
+        rows = int32((query_start.shape[0] - 1) * group)
+        share = int32(quotient(prefix_len + cuda.gridDim.x * KEYS - 1, cuda.gridDim.x * KEYS) * KEYS)
+        first_key = int32(cuda.blockIdx.x * share)
+        stop = int32(min(prefix_len, first_key + share))
+        block_table = block_tables[0]
+
+        fragments = cuda.local.array(query_count, uint32)
+        acc = cuda.local.array(out_count, float32)
+        scores = cuda.local.array(score_count, float32)
+        maxima = cuda.local.array(state_count, float32)
+        sums = cuda.local.array(state_count, float32)
+        for i in range(out_count):
+            acc[i] = float32(0.0)
+        for i in range(state_count):
+            maxima[i] = float32(MINUS_INFINITY)
+            sums[i] = float32(0.0)
+        load_rows(fragments, query, query_start, kv_head, first_row, rows, lane)
+        stage = int32(0)  # words: the tile that is there, or comes next
+        if first_key < stop:
+            copy_cache_tile(key_cache, block_table, kv_head, first_key, 0, stop, shared, 0)
+            copy_cache_tile(value_cache, block_table, kv_head, first_key, 0, stop, shared, stage_words // 2)
+        cp_async_commit_group()
+        while first_key < stop:
+            cp_async_wait_group_0()
+            cuda.syncthreads()  # this tile has arrived, and nobody reads the last one any more
+            next_key, next_stage = int32(first_key + KEYS), int32(stage_words - stage)
+            if next_key < stop:
+                copy_cache_tile(key_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage)
+                copy_cache_tile(value_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage + stage_words // 2)
+            cp_async_commit_group()
+            tile = uint32(shared_address(shared, stage))
+            score_tile(scores, fragments, tile, lane)
+            mask_tile(scores, first_key, 0, stop, lane)
+            fold_running(scores, maxima, sums, acc, scale)
+            multiply_values(acc, scores, tile, lane)
+            first_key, stage = next_key, next_stage
+        write_states(maxima, sums, acc, (prefix_max, prefix_sum, prefix_out), kv_head, first_row, rows, lane)
+
+    return prefix_kernel, threads, 2 * 4 * stage_words
+
+
+def shares_of(sizes, prefix_len, sm_count):
+    """Into how many shares the prefix is cut: blocks for every multiprocessor, but no share under 256 keys."""
+    blocks = sizes.kv_heads * -(-sizes.sequences * sizes.group // ROWS)
+    return max(1, min(-(-sm_count // blocks), prefix_len // 256))
+
+
+def workspace_shapes(query, key_cache, block_tables, prefix_len, sm_count=132, shape=None):
+    """The prefix's states, and what split_tensor_core needs: name -> (shape, dtype)."""
+    sizes = sizes_of(query, key_cache, block_tables)
+    states = (shares_of(sizes, prefix_len, sm_count), sizes.sequences, sizes.heads)
+    prefix = {name: (states, "float32") for name in ("prefix_max", "prefix_sum")} | {"prefix_out": ((*states, sizes.head_dim), "float32")}
+    return prefix | suffix_shapes(query, key_cache, block_tables, None, sm_count, shape)
+
+
+def attention(
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, prefix_len, workspace=None, stream=None,
+    sm_count=132, shape=None,
+):  # fmt: skip
+    """Attention of one new token a sequence where all sequences share their first prefix_len keys, written into `out`.
+
+    Arguments as in kernels/attention/__init__.py, in float16 or bfloat16, without a sliding window. The first row of block_tables says
+    where the prefix lies. Every sequence has keys of its own behind the prefix, except for padding with context_lens 0.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale)
+    check_single_tokens("split_cascade", sizes, 1)
+    dtype = str(query.dtype)
+    check(dtype in ("float16", "bfloat16"), f"split_cascade takes float16 and bfloat16, not {dtype}")
+    check(1 <= prefix_len < sizes.max_context_len, f"prefix_len is {prefix_len}; contexts have up to {sizes.max_context_len} keys")
+    head_dim_limit = 128
+    check(sizes.head_dim <= head_dim_limit, f"split_cascade takes head_dim up to {head_dim_limit}, not {sizes.head_dim}")
+    scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, prefix_len, sm_count, shape), query)
+    prefix = tuple(scratch[name] for name in ("prefix_max", "prefix_sum", "prefix_out"))
+    chosen, threads, shared_bytes = make_prefix_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group)
+    grid = (prefix[0].shape[0], sizes.kv_heads, -(-sizes.sequences * sizes.group // ROWS))
+    numbers = (float(scale * LOG2_E), int(prefix_len))
+    launch(chosen, grid, threads, (query, key_cache, value_cache, *prefix, query_start, block_tables, *numbers), stream, shared_bytes)
+    launch_kernel(inputs, sizes, scale, 0, scratch, stream, None, sm_count, shape, prefix=prefix, first_key=prefix_len)

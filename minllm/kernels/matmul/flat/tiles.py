@@ -1,0 +1,179 @@
+"""Flat matrix product from compute capability 8.0 on: weights by cp.async, through a ring in shared memory, for mma.sync.
+
+A block owns `rows` rows of weight and up to 128 tokens, and walks K in tiles of 64. Its `warps` are `splits` groups: each group takes its
+share of a tile's four steps of 16 columns, and the warps of a group share the rows. So a block is busy even where it has few rows, and
+blocks of few rows are many: enough to fill the machine without dividing K among blocks.
+
+The copies of `stages` - 1 tiles are under way at any moment. Those of the first ring of weights start before the kernels that compute x
+have ended (programmatic dependent launch).
+
+Source: PTX ISA, "cp.async", "mma"; CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+"""
+
+import functools
+from typing import NamedTuple
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm import ptx
+from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_write
+from minllm.kernels.matmul.fragments import make_multiply_step
+from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile
+from minllm.runtime.kernel import check, kernel
+
+WARP = 32
+TILE_K, STEPS = 64, 4  # columns of a tile, and how many mma.sync they take
+MOST_TOKENS = 128
+MOST_STAGES = 9
+WAIT_FOR_ALL_BUT = (
+    ptx.cp_async_wait_group_0,
+    ptx.cp_async_wait_group_1,
+    ptx.cp_async_wait_group_2,
+    ptx.cp_async_wait_group_3,
+    ptx.cp_async_wait_group_4,
+    ptx.cp_async_wait_group_5,
+    ptx.cp_async_wait_group_6,
+    ptx.cp_async_wait_group_7,
+)
+
+
+class FlatTiling(NamedTuple):
+    """`rows` of weight a block, `warps` that are `splits` groups, each with its part of K, and `stages` tiles in the ring."""
+
+    rows: int
+    warps: int
+    splits: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * WARP
+
+    def stage_words(self, tokens: int) -> int:
+        """32-bit words of a tile of weight and one of x."""
+        return (self.rows + tokens) * TILE_K // 2
+
+    def shared_bytes(self, tokens: int) -> int:
+        """The ring, or the sums that later lie in its place."""
+        return 4 * max(self.stages * self.stage_words(tokens), self.splits * tokens * (self.rows + PADDING))
+
+    def check(self, tokens: int) -> None:
+        """Raise KernelArgumentError unless warps, rows and copies divide evenly."""
+        groups = self.splits in (1, 2, 4) and self.warps % self.splits == 0
+        even = groups and self.rows % (16 * (self.warps // self.splits)) == 0
+        check(even, f"{self}: splits is 1, 2 or 4, divides the warps, and each warp of a group owns a multiple of 16 rows")
+        whole = self.rows * TILE_K // CHUNK % self.threads == 0
+        check(whole, f"{self}: {self.threads} threads do not divide a tile's {self.rows * TILE_K // CHUNK} 16-byte pieces evenly")
+        check(2 <= self.stages <= MOST_STAGES, f"{self}: a ring has 2 to {MOST_STAGES} stages")
+        check(tokens % 8 == 0 and tokens <= MOST_TOKENS, f"{tokens} tokens a block: a multiple of 8 up to {MOST_TOKENS}")
+
+
+def make_added(splits: int, split_words: int):
+    """The device function that adds four neighbouring sums over the groups of warps that divide K."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def added(sums, start, place):
+        a, b, c, d = ptx.load_float32(sums, start + place)
+        for split in range(1, splits):
+            e, f, g, h = ptx.load_float32(sums, start + split * split_words + place)
+            a, b, c, d = a + e, b + f, c + g, d + h
+        return a, b, c, d
+
+    return added
+
+
+@functools.cache
+def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, together: int):
+    """The kernel for x and weight of `dtype` and `tokens` rows of x a block, a multiple of 8.
+
+    gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs stored at a time, as `stored_together` says.
+    """
+    tiling.check(tokens)
+    rows, warps, splits, stages = tiling
+    threads, stage_words, weight_words = tiling.threads, tiling.stage_words(tokens), rows * TILE_K // 2
+    warp_rows, columns, split_words = rows * splits // warps, rows // 2 if gated else rows, tokens * (rows + PADDING)
+    blocks_a, blocks_b = warp_rows // 16, tokens // 8
+    totals, ahead = 4 * blocks_a * blocks_b, stages - 1
+    half = rows // 2 if gated else rows  # neighbouring rows of weight
+    find_weight, copy_weight = make_copy_tile(half, TILE_K, threads)
+    find_x, copy_x = make_copy_tile(tokens, TILE_K, threads)
+    weight_copies, x_copies = -(-half * TILE_K // CHUNK // threads), -(-tokens * TILE_K // CHUNK // threads)
+    multiply_step = make_multiply_step(warp_rows, tokens, TILE_K, dtype)
+    keep_sums = make_keep_sums(rows, blocks_b)
+    write = make_write(rows, threads, dtype, gated, together, make_added(splits, split_words))
+    wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
+
+    @cuda.jit(device=True, forceinline=True)
+    def copy_weights(weight, starts, second_starts, step, ring, word, thread):
+        """Start copying a tile of weight: neighbouring rows, or half of them of the gate and half of what it gates."""
+        copy_weight(weight, starts, step * TILE_K, ring, uint32(word), thread)
+        if gated:
+            copy_weight(weight, second_starts, step * TILE_K, ring, uint32(word + weight_words // 2), thread)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(total, ring, word, group, split, lane):
+        """total += the split's steps of a stage."""
+        weight_address, x_address = ptx.shared_address(ring, word), ptx.shared_address(ring, word + weight_words)
+        multiply_step(total, weight_address, x_address, group, 0, lane, split)
+        if splits < 4:
+            multiply_step(total, weight_address, x_address, group, 0, lane, split + splits)
+        if splits < 2:
+            multiply_step(total, weight_address, x_address, group, 0, lane, 2)
+            multiply_step(total, weight_address, x_address, group, 0, lane, 3)
+
+    @kernel(launch_bounds=threads, dependent_launch=True)
+    def matmul_flat_kernel(x, weight, bias, out):
+        """x [M, K], weight [N, K], bias [N] or None, out [M, N] or, gated, [M, N / 2]; grid: tiles of out's columns, tiles of tokens."""
+        ptx.griddepcontrol_launch_dependents()
+        ring = cuda.shared.array(0, uint32, alignment=128)  # [stages, tile of weight then tile of x]
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        group, split = warp // uint32(splits), warp % uint32(splits)
+        first_column, first_token = int32(cuda.blockIdx.x) * columns, int32(cuda.blockIdx.y) * tokens
+        weight_starts, second_starts = cuda.local.array(weight_copies, int64), cuda.local.array(weight_copies, int64)
+        x_starts = cuda.local.array(x_copies, int64)
+        find_weight(weight, first_column, thread, weight_starts)
+        if gated:
+            find_weight(weight, first_column + out.shape[1], thread, second_starts)
+        find_x(x, first_token, thread, x_starts)
+        total = cuda.local.array(totals, float32)
+        for i in range(totals):
+            total[i] = 0.0
+        steps = int32((x.shape[1] + TILE_K - 1) // TILE_K)
+        for step in range(ahead):
+            if step < steps:
+                copy_weights(weight, weight_starts, second_starts, step, ring, step * stage_words, thread)
+        ptx.griddepcontrol_wait()
+        for step in range(ahead):
+            if step < steps:
+                copy_x(x, x_starts, step * TILE_K, ring, uint32(step * stage_words + weight_words), thread)
+            ptx.cp_async_commit_group()
+        step = int32(0)
+        while step < steps:
+            wait_for_the_oldest()
+            cuda.syncthreads()  # all threads' copies of this step have arrived, and all have finished with the stage that is filled next
+            next_step = int32(step + ahead)
+            if next_step < steps:
+                word = uint32(next_step) % uint32(stages) * uint32(stage_words)
+                copy_weights(weight, weight_starts, second_starts, next_step, ring, word, thread)
+                copy_x(x, x_starts, next_step * TILE_K, ring, uint32(word + weight_words), thread)
+            ptx.cp_async_commit_group()  # an empty group where nothing is left to copy: the wait counts groups
+            multiply(total, ring, uint32(uint32(step) % uint32(stages) * uint32(stage_words)), group, split, lane)
+            step = int32(step + 1)
+        cuda.syncthreads()  # all tiles have been multiplied: the sums may lie in their place
+        sums = cuda.shared.array(0, float32, alignment=128)
+        for i in range(blocks_a):
+            keep_sums(total, 4 * blocks_b * i, sums, split * split_words, group * warp_rows + 16 * i, lane)
+        cuda.syncthreads()
+        own_tokens = min(int32(out.shape[0]) - first_token, tokens)
+        write(bias, out, sums, 0, first_token, own_tokens, first_column, thread)
+
+    return matmul_flat_kernel
+
+
+def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatTiling:
+    """The fastest of a dozen for `tokens` padded rows of x and n columns of out; a ring has up to 96 KB, which all generations have."""
+    if tokens <= 32:
+        return FlatTiling(64, 4, 4, 8) if tokens > 16 and n >= 16384 else FlatTiling(32, 4, 4, 9)
+    return FlatTiling(64, 4, 2, 6) if tokens <= 64 else FlatTiling(64, 4, 1, 4)

@@ -1,0 +1,79 @@
+"""How the flat product of Hopper is divided among blocks: rows of weight, stages of the ring, and clusters; and the choice by shape."""
+
+from typing import NamedTuple
+
+from minllm.kernels.matmul.flat.output import PADDING
+from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.runtime.kernel import check
+
+WARP = 32
+WARPGROUP, WARPGROUP_ROWS = 128, 64
+TILE_K, LINE_BYTES = 64, 128  # elements of a step, and their bytes: the swizzle's span
+SHARED_BYTES_OF_A_BLOCK = 227 * 1024
+
+
+class FlatWgmmaTiling(NamedTuple):
+    """`warpgroups` of 64 weight rows each a block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
+
+    splits: blocks of a cluster that divide K. sharers: blocks with the same part of K and different rows of weight, which share tiles of x.
+    """
+
+    warpgroups: int
+    stages: int
+    splits: int = 1
+    sharers: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of weight of a block."""
+        return self.warpgroups * WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        """The consumers, and the producer's warp."""
+        return self.warpgroups * WARPGROUP + WARP
+
+    def stage_bytes(self, tokens: int) -> int:
+        """Bytes of a step's tiles."""
+        return (self.rows + tokens) * LINE_BYTES
+
+    def shared_bytes(self, tokens: int) -> int:
+        """The ring, or the sums that later lie in its place, two barriers a stage, and room to begin at a multiple of 1024."""
+        return max(self.stages * self.stage_bytes(tokens), self.sums_bytes(tokens)) + 16 * self.stages + 1024
+
+    def sums_bytes(self, tokens: int) -> int:
+        """Bytes of a block's float32 sums."""
+        return tokens * (self.rows + PADDING) * 4
+
+    def check(self, tokens: int) -> None:
+        """Raise KernelArgumentError unless it can be launched for so many padded rows of x."""
+        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
+        room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
+        check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
+        check(self.stages >= 2 and self.shared_bytes(tokens) <= SHARED_BYTES_OF_A_BLOCK, room)
+
+
+def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1) -> FlatWgmmaTiling:
+    """The tiling with as many stages as shared memory allows for `blocks` blocks a multiprocessor, but no more than 16."""
+    bytes_of_a_block = SHARED_BYTES_OF_A_BLOCK // blocks - 2048  # the start, barriers, and what the system takes
+    stage_bytes = FlatWgmmaTiling(warpgroups, 1).stage_bytes(tokens)
+    return FlatWgmmaTiling(warpgroups, min(16, bytes_of_a_block // stage_bytes), splits)
+
+
+def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling | FlatTiling:
+    """The fastest of some thirty on an H200, or within 2 % of it, for `tokens` padded rows of x and n columns of out.
+
+    Where weight has so many rows that blocks follow one another, and tokens are few, cp.async is the faster way to copy. Where it has few,
+    one block a multiprocessor with all of its shared memory in flight is best, and blocks divide K if they would be less than a hundred.
+    """
+    rows = 2 * n if gated else n
+    if rows > 8192:
+        if tokens <= 16:
+            return FlatTiling(32, 4, 4, 9)
+        if tokens <= 32:
+            return deepest(2, 32, 1)._replace(sharers=4)
+        return deepest(1, tokens, 1, blocks=2) if tokens <= 64 else deepest(2, tokens, 1, blocks=2 if tokens <= 128 else 1)
+    splits = 2 if rows > 2048 else 4
+    if tokens <= 32:
+        return deepest(2 if rows > 4096 else 1, tokens, splits)
+    return deepest(1, tokens, 1 if rows > 4096 else splits)

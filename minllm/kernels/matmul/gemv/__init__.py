@@ -1,0 +1,1 @@
+"""GEMV: up to 8 rows at the speed of memory, with fused neighbours."""

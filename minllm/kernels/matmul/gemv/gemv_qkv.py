@@ -1,0 +1,138 @@
+"""From the residual stream to attention in one kernel, for the few rows of a decode step: norm, QKV projection, RoPE, append to the cache.
+
+    q, k, v = split(rms_norm(x) @ weight.T + bias)
+    q, k    = rope(q, position), rope(k, position)
+    key_cache[slot], value_cache[slot] = k, v            query = q
+
+Apart, these are three kernels, and in a decode step two of them move a few kilobytes and cost a gap each. The product is gemv's (gemv.py),
+and so is its traffic: every weight once. What is different is which rows a warp computes: RoPE turns component d of a head against
+component d + D / 2, so a warp takes rows in such pairs, has both when its sums are done, and writes them where attention will look for
+them. Position, slot and angles are asked for when x is, long before they are needed. Nothing is rounded between the norm and the end.
+
+For RMSNorm, positions that turn the halves of a head (not interleaved pairs), and no norm over single heads, which needs a head's sum.
+Source: kernels/kv/qkv_rope_append.py, kernels/matmul/gemv/gemv.py.
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32, int32, int64
+
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.kv.append import check_caches
+from minllm.kernels.matmul.gemv.gemv import MAX_ROWS_OF_X, WARP_SHIFT, check_norm
+from minllm.kernels.matmul.gemv.sums import WARP, GemvTiling, make_sums
+from minllm.kernels.vector import vectors_a_row
+from minllm.ptx import griddepcontrol_launch_dependents
+from minllm.runtime.kernel import check, kernel, launch
+
+RESIDENT_WARPS = 24  # on a multiprocessor: so many have registers for the loads that they keep in flight
+
+
+def make_row_of_pair(half: int):
+    """The device function that says which row of weight is a warp's r-th: of pair r // 2, the component in the first or second half."""
+
+    @cuda.jit(device=True)
+    def row_of_pair(first, r, last):
+        pair = min(int64(first + (r >> 1)), last)
+        return pair + (pair // half + (r & 1)) * half  # `half` pairs a head
+
+    return row_of_pair
+
+
+@functools.cache
+def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTiling, vectorized: bool):
+    """The kernel for `m` rows of `k` elements of `dtype`; a warp computes tiling.rows / 2 pairs of components."""
+    rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
+    groups, pairs, half = warps // splits, rows // 2, head_dim // 2
+    begin, finish = make_sums(m, k, dtype, tiling, vectorized, make_row_of_pair(half))
+
+    @kernel(launch_bounds=(warps * WARP, RESIDENT_WARPS // warps) if m == 1 else warps * WARP, dependent_launch=True)
+    def matmul_gemv_qkv_kernel(x, norm, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, epsilon):
+        """x [M, K], norm [K], weight [N, K], bias [N] or None, positions, slot_mapping [M], cos_sin [positions, head_dim],
+        query [M, heads, head_dim], caches [slots, kv_heads, head_dim]; the grid covers the N / 2 pairs."""
+        griddepcontrol_launch_dependents()
+        lane = int32(cuda.threadIdx.x) & (WARP - 1)
+        warp = int32(cuda.threadIdx.x) >> WARP_SHIFT
+        first = (cuda.blockIdx.x * groups + warp // splits) * pairs
+        heads, kv_heads = query.shape[1], key_cache.shape[1]
+        last = (heads + 2 * kv_heads) * half - 1
+        total, squares = cuda.local.array((m, rows), float32), cuda.local.array(m, float32)
+        begin(x, norm, weight, total, squares, first, last, warp, lane)
+        slots = cuda.local.array(m, int32)
+        cosines, sines = cuda.local.array((m, pairs), float32), cuda.local.array((m, pairs), float32)
+        for i in range(m):
+            slots[i], position = slot_mapping[i], positions[i]
+            for p in range(pairs):
+                component = min(int64(first + p), last) % half
+                cosines[i, p], sines[i, p] = cos_sin[position, component], cos_sin[position, half + component]
+        finish(x, norm, weight, total, squares, first, last, warp, lane, epsilon)
+        if lane == 0 and warp % splits == 0:
+            for p in range(pairs):
+                pair = int64(first + p)
+                if pair <= last:
+                    head, component = pair // half, pair % half
+                    for i in range(m):
+                        a, b = total[i, 2 * p], total[i, 2 * p + 1]
+                        if bias is not None:
+                            a += float32(bias[head * head_dim + component])
+                            b += float32(bias[head * head_dim + half + component])
+                        cosine, sine = cosines[i, p], sines[i, p]
+                        if head < heads:
+                            query[i, head, component] = a * cosine - b * sine
+                            query[i, head, component + half] = b * cosine + a * sine
+                        elif slots[i] >= 0:
+                            if head < heads + kv_heads:
+                                key_cache[slots[i], head - heads, component] = a * cosine - b * sine
+                                key_cache[slots[i], head - heads, component + half] = b * cosine + a * sine
+                            else:
+                                value_cache[slots[i], head - heads - kv_heads, component] = a
+                                value_cache[slots[i], head - heads - kv_heads, component + half] = b
+
+    return matmul_gemv_qkv_kernel
+
+
+def choose_qkv_tiling(m: int, n: int, k: int) -> GemvTiling:
+    """The fastest of ten on an H200, within the decode steps of models of 1B and 8B."""
+    if m > 1:
+        return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
+    return GemvTiling(rows=4, warps=8, unroll=2, splits=2) if k >= 4096 else GemvTiling(rows=2, warps=8, unroll=4, splits=2)
+
+
+def gemv_qkv_rope_append(
+    x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None
+) -> None:
+    """Write the queries of x [M, hidden] into `query` [M, heads, head_dim], and its keys and values into the caches; M is at most 8.
+
+    norm [hidden] and epsilon: of the RMSNorm. weight [(heads + 2 kv_heads) * head_dim, hidden], queries first, then keys, then values; bias
+    its rows' or None. positions, slot_mapping int32 [M], which are trusted; a slot of -1 writes nothing. cos_sin float32 [positions,
+    head_dim], see rope_table. All else is of one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and dtypes.
+    """
+    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
+    (m, k), dtype = x.shape, x.dtype
+    check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of x, not {m}: project, turn and append apart")
+    check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
+    _, heads, head_dim = query.shape
+    check_caches(key_cache, value_cache, dtype, None, head_dim)
+    num_blocks, block_size, kv_heads, _ = key_cache.shape
+    n = (heads + 2 * kv_heads) * head_dim
+    check_norm(norm, x)
+    check_array("weight", weight, (dtype,), rows=n, hidden=k)
+    if bias is not None:
+        check_array("bias", bias, (dtype,), rows=n)
+    check_array("positions", positions, INDEX_DTYPES, tokens=m)
+    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
+    check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
+    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, n, k)))
+    check(tiling.rows % 2 == 0, f"{tiling}: a warp computes pairs of components, so its rows are even")
+    check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
+    check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")
+    if m == 0 or n == 0:
+        return
+    vectorized = vectors_a_row(k, x, weight, norm) > 0
+    by_slot = (num_blocks * block_size, kv_heads, head_dim)
+    caches = key_cache.reshape(by_slot), value_cache.reshape(by_slot)
+    chosen = gemv_qkv_kernel(m, k, head_dim, dtype.name, tiling, vectorized)
+    grid = ceil_div(n // 2, tiling.rows // 2 * (tiling.warps // tiling.splits))
+    arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, *caches, float(epsilon))
+    launch(chosen, grid, tiling.warps * WARP, arguments, stream)

@@ -1,0 +1,1 @@
+"""GEMM on Hopper: TMA, wgmma, warp specialisation."""

@@ -1,0 +1,173 @@
+"""What this machine has: Python, packages, the CUDA toolkit's wheels, the driver and the GPU. Looks, and judges nothing (see doctor.py)."""
+
+import importlib
+import importlib.metadata
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from minllm.machine import driver
+
+# Compiler libraries of the CUDA toolkit that a kernel needs on its way from Python to machine code, as cuda.pathfinder names them.
+COMPILER_LIBRARIES = ("nvvm", "nvrtc", "nvJitLink")
+# The wheel that carries the toolkit's runtime compiler, and the major version of CUDA that it belongs to.
+TOOLKIT_WHEELS = {"nvidia-cuda-nvrtc-cu12": 12, "nvidia-cuda-nvrtc": 13}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU as the driver describes it. Memory in bytes; `error` is what the driver said where a context could not be made."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    free_bytes: int
+    total_bytes: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts only. `broken_requirements` pairs a requirement of ours with the version found, "" where it is missing."""
+
+    python: tuple[int, int]
+    system: str
+    broken_requirements: list[tuple[str, str]] = field(default_factory=list)
+    import_errors: dict[str, str] = field(default_factory=dict)  # module -> what its import raised
+    bundled_model: bool = True
+    driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver supports
+    driver_error: str = ""
+    device_files: bool = False  # /dev/nvidiactl: a kernel module of NVIDIA's is loaded
+    toolkit_majors: tuple[int, ...] = ()
+    toolkit_versions: dict[str, str] = field(default_factory=dict)  # wheel -> version
+    missing_compilers: tuple[str, ...] = ()
+    device: Device | None = None
+    kernel_error: str = ""  # what happened when a kernel of ours was tried on the GPU; "" where it went well, or there is none
+
+
+def look() -> Machine:
+    """Look at this machine. Never raises: what cannot be found out is a fact too."""
+    try:
+        driver_cuda, driver_error = driver.cuda_version(), ""
+    except driver.NoDriver as error:
+        driver_cuda, driver_error = None, str(error)
+    device = look_at_device() if driver_cuda else None
+    missing = missing_compilers()
+    can_try = device is not None and not device.error and not missing
+    versions = {wheel: version for wheel in TOOLKIT_WHEELS if (version := installed_version(wheel))}
+    return Machine(
+        python=tuple(map(int, platform.python_version_tuple()[:2])),
+        system=platform.system(),
+        broken_requirements=broken_requirements(),
+        import_errors=import_errors("numpy", "numba", "numba.cuda", "tokenizers", "safetensors"),
+        bundled_model=(Path(__file__).parent.parent / "data").is_dir(),
+        driver_cuda=driver_cuda,
+        driver_error=driver_error,
+        device_files=Path("/dev/nvidiactl").exists(),
+        toolkit_majors=tuple(TOOLKIT_WHEELS[wheel] for wheel in versions),
+        toolkit_versions=versions,
+        missing_compilers=missing,
+        device=device,
+        kernel_error=try_kernel() if can_try else "",
+    )
+
+
+def installed_version(distribution: str) -> str:
+    """The installed version of `distribution`, or ""."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def broken_requirements() -> list[tuple[str, str]]:
+    """Requirements of minllm itself (no extras) that the installed packages do not meet."""
+    try:
+        requirements = [Requirement(text) for text in importlib.metadata.requires("minllm") or []]
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return []
+    broken = []
+    for requirement in requirements:
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = installed_version(requirement.name)
+        if not version or not requirement.specifier.contains(version, prereleases=True):
+            broken.append((f"{requirement.name}{requirement.specifier}", version))
+    return broken
+
+
+def import_errors(*modules: str) -> dict[str, str]:
+    """Which of `modules` cannot be imported, and what they say. A broken binary may raise anything at all."""
+    errors = {}
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            errors[module] = f"{type(error).__name__}: {error}"
+    return errors
+
+
+def missing_compilers() -> tuple[str, ...]:
+    """Which compiler libraries of the CUDA toolkit cannot be loaded."""
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError:
+        return COMPILER_LIBRARIES
+    missing = []
+    for library in COMPILER_LIBRARIES:
+        try:
+            load_nvidia_dynamic_lib(library)
+        except DynamicLibNotFoundError:
+            missing.append(library)
+    return tuple(missing)
+
+
+def look_at_device() -> Device:
+    """The first GPU, through a context of our own (its free memory is known to no one else)."""
+    try:
+        from cuda.bindings import driver as cuda
+    except ImportError as error:
+        return Device("GPU 0", (0, 0), 0, 0, error=str(error))
+
+    def call(result):
+        status, *values = result
+        if status != cuda.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(status.name)
+        return values[0] if len(values) == 1 else values
+
+    attribute = cuda.CUdevice_attribute
+    name, capability, total = "GPU 0", (0, 0), 0
+    try:
+        call(cuda.cuInit(0))
+        device = call(cuda.cuDeviceGet(0))
+        name = call(cuda.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
+        total = call(cuda.cuDeviceTotalMem(device))
+        major = call(cuda.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+        minor = call(cuda.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+        capability = (major, minor)
+        call(cuda.cuCtxSetCurrent(call(cuda.cuDevicePrimaryCtxRetain(device))))
+        try:
+            free, total = call(cuda.cuMemGetInfo())
+        finally:
+            call(cuda.cuDevicePrimaryCtxRelease(device))
+    except RuntimeError as error:
+        return Device(name, capability, 0, total, error=str(error))
+    return Device(name, capability, free, total)
+
+
+def try_kernel() -> str:
+    """Compile a kernel of ours, run it on the GPU and compare it with its reference; what went wrong, or ""."""
+    try:
+        import numpy as np
+
+        from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
+        from minllm.runtime import memory
+
+        gate_up = np.random.default_rng(0).standard_normal((3, 256), dtype=np.float32)
+        out = memory.to_device(np.full((3, 128), np.nan, np.float32))
+        silu_and_multiply(memory.to_device(gate_up), out)
+        wrong = float(np.abs(out.copy_to_host() - silu_and_multiply_reference(gate_up)).max())
+    except Exception as error:  # a broken installation may raise anything at all
+        return f"{type(error).__name__}: {error}"
+    return "" if wrong < 1e-4 else f"its result is off by {wrong}"

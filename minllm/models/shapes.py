@@ -1,0 +1,83 @@
+"""Shapes of well-known models by name, and of any config.json or meta.json by path: a model's size and none of its weights.
+
+Each is what the model's config.json says, in its own words, so it passes through the same reader as a real checkpoint's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from minllm.errors import InvalidOptionError
+from minllm.models.config import ModelConfig
+from minllm.models.config_reader import parse_model_config
+from minllm.models.json_files import read_json
+
+BUNDLED_CONFIG = Path(__file__).parent.parent / "data" / "models" / "bundled" / "config.json"
+
+_LLAMA_3_ROPE = dict(
+    rope_theta=500000.0,
+    rope_scaling=dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    ),
+)
+_LLAMA_3 = dict(model_type="llama", vocab_size=128256, rms_norm_eps=1e-5, max_position_embeddings=131072, num_key_value_heads=8)
+
+_LLAMA_3_8B = _LLAMA_3 | _LLAMA_3_ROPE | dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": _LLAMA_3
+    | _LLAMA_3_ROPE
+    | dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, head_dim=64, tie_word_embeddings=True),
+    "llama-3.1-8b": _LLAMA_3_8B | dict(tie_word_embeddings=False),
+    "llama-3.1-70b": _LLAMA_3_8B
+    | dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, tie_word_embeddings=False),
+    "llama-2-7b": dict(
+        model_type="llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=32, max_position_embeddings=4096,
+    ),
+    "llama-2-70b": dict(
+        model_type="llama", vocab_size=32000, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+        num_key_value_heads=8, max_position_embeddings=4096,
+    ),
+    "mistral-7b": dict(
+        model_type="mistral", vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, sliding_window=None, max_position_embeddings=32768,
+    ),
+    "qwen2.5-7b": dict(
+        model_type="qwen2", vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+        num_key_value_heads=4, max_position_embeddings=131072,
+    ),
+    "qwen3-8b": dict(
+        model_type="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
+    ),
+    "gpt2": dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
+}  # fmt: skip
+
+
+def shape_values(name: str) -> dict[str, Any]:
+    """The config.json of a shape, "bundled" included. Raises KeyError for another name."""
+    return read_json(BUNDLED_CONFIG) if name == "bundled" else SHAPES[name]
+
+
+def named_config(name: str) -> ModelConfig:
+    """The ModelConfig of a shape in SHAPES. Raises KeyError for another name."""
+    return parse_model_config(SHAPES[name], source=f"shape {name}")
+
+
+def find_config(model: str) -> tuple[str, ModelConfig]:
+    """(name, ModelConfig) of a known shape, a model directory, or a bare JSON file.
+
+    Raises InvalidOptionError where it is none of them, CheckpointError and UnsupportedModelError as read_model_config does.
+    """
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file() or path.name == "config.json":
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return name, parse_model_config(read_json(path), str(path))
+    if model == "bundled" or model in SHAPES:
+        return model, parse_model_config(shape_values(model), f"shape {model}")
+    raise InvalidOptionError(
+        f"{model} is neither a file, nor a model directory, nor a known shape. Give the path of a config.json or meta.json, or one of "
+        f"bundled, {', '.join(SHAPES)}."
+    )

@@ -1,0 +1,265 @@
+"""Plans: worked by hand, held against the engine's own division of memory and against the records, and as a user meets them."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from minllm import costs
+from minllm.cli import app as cli
+from minllm.costs import Cost
+from minllm.errors import InvalidOptionError
+from minllm.machine.hardware import GPUS, gpu_named
+from minllm.models.config_reader import parse_model_config
+from minllm.models.shapes import SHAPES, find_config, named_config
+from minllm.planning import card
+from minllm.planning.formats import best_rate
+from minllm.planning.measured import comparisons
+from minllm.planning.plan import Wishes, forward_bytes, largest_batch, make_plan
+
+H100 = GPUS["NVIDIA H100 80GB HBM3"]
+LLAMA_8B = named_config("llama-3.1-8b")
+TINY = dict(vocab_size=1003, hidden_size=240, intermediate_size=344, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2)
+FAMILIES = {
+    "llama": dict(TINY, model_type="llama"),
+    "mistral": dict(TINY, model_type="mistral", sliding_window=7),
+    "qwen2": dict(TINY, model_type="qwen2"),
+    "qwen3": dict(TINY, model_type="qwen3", head_dim=80),
+    "gpt2": dict(model_type="gpt2", vocab_size=1003, n_embd=240, n_head=6, n_layer=3, n_positions=256),
+}
+runner = CliRunner()
+
+
+def plan_of(**wishes):
+    return make_plan(LLAMA_8B, H100, Wishes(**wishes))
+
+
+def test_the_selection_example_of_a_v100():
+    """20 GB at 900 GB/s and 0.37 TFLOP at 112 TFLOP/s, for 16 sequences: 22.2 ms of memory, 3.3 ms of arithmetic, 720 tokens a second."""
+    gpu = GPUS["Tesla V100-PCIE-32GB"]
+    assert (1e3 * gpu.bandwidth_tb_s, gpu.fp16_tflops) == (900, 112)
+    step = Cost(bytes=20 * 10**9, flops=370 * 10**9)
+    assert step.memory_ms(gpu.bandwidth_tb_s) == pytest.approx(22.22, abs=0.01)
+    assert step.compute_ms(gpu.fp16_tflops) == pytest.approx(3.3, abs=0.01)
+    floor = step.floor_ms(gpu.bandwidth_tb_s, gpu.fp16_tflops)
+    assert 16 * 1000 / floor == pytest.approx(720)
+    # "16/900 = 22.22" as it is often written: 16 GB would take 17.8 ms, and yield 900 tokens a second
+    assert Cost(bytes=16 * 10**9, flops=0).memory_ms(gpu.bandwidth_tb_s) == pytest.approx(17.78, abs=0.01)
+
+
+def test_a_plan_of_an_8b_model_on_one_h100_by_hand():
+    plan = plan_of(context=4096, batch=16)
+    assert plan.weight_bytes == 2 * 8_030_261_248
+    assert plan.kv_bytes == 16 * 4096 * 131072
+    assert plan.budget_bytes == 72 * 10**9 and plan.fits
+    read = 2 * (8_030_261_248 - 128256 * 4096 + 16 * 4096) + 16 * 4097 * 131072
+    assert plan.decode.memory_ms == pytest.approx(1e3 * read / 3.35e12)
+    assert plan.decode.bound == "memory" and plan.prefill.bound == "arithmetic"
+    assert plan.decode.tokens_per_s == pytest.approx(16 / (read / 3.35e12))
+    assert plan.ridge_batch == pytest.approx(989 / 3.35)
+
+
+def test_quantised_caches_count_their_scales_and_hold_more():
+    """Heads of 128: int8 has 4 bytes of scale and zero a head, int4 8 bytes, fp8 none that grow with the tokens."""
+    held = {name: plan_of(kv_dtype=name) for name in ("bfloat16", "float8", "int8", "int4")}
+    tokens = {name: plan.kv_bytes_per_token for name, plan in held.items()}
+    assert tokens == {"bfloat16": 512 * 256, "float8": 512 * 128, "int8": 512 * 132, "int4": 512 * 80}
+    batches = [held[name].largest_batch for name in ("bfloat16", "int8", "float8", "int4")]
+    assert batches == sorted(batches) and batches[-1] > 3 * batches[0]
+
+
+def test_a_residual_window_costs_each_sequence_a_ring_and_each_step_its_exact_keys():
+    """Llama 3.1 8B: 4,096 bytes a token and layer in 16 bits, 1,280 in 4; of 4,096 keys 3,968 are codes with a window of 128."""
+    plain, kivi = plan_of(kv_dtype="int4"), plan_of(kv_dtype="kivi_int4")
+    assert kivi.kv_bytes_per_token == plain.kv_bytes_per_token and kivi.window_bytes == 160 * 131072
+    assert kivi.kv_bytes == plain.kv_bytes + 160 * 131072 and kivi.largest_batch < plain.largest_batch
+    more = 32 * (4096 + 128 * (4096 - 1280))  # in each layer the new token is written twice, and 128 keys are read as they are
+    assert kivi.decode.bytes - plain.decode.bytes == more
+    assert plan_of(kv_dtype="int4", kv_window=128).decode.bytes == kivi.decode.bytes
+    for name, window in (("int4", 48), ("bfloat16", 32), ("kivi_int4", 0), ("int4", -32)):
+        with pytest.raises(InvalidOptionError, match=f"kv-window {window} is not allowed with {name}"):
+            plan_of(kv_dtype=name, kv_window=window)
+
+
+def test_policies_change_what_is_set_aside_and_nothing_else():
+    paged = plan_of(context=1000)
+    contiguous = plan_of(context=1000, policy=costs.AllocationPolicy("contiguous", max_model_len=4096))
+    virtual = plan_of(context=1000, policy=costs.AllocationPolicy("virtual"))
+    assert (paged.kv_bytes, contiguous.kv_bytes, virtual.kv_bytes) == (1008 * 131072, 4096 * 131072, 1024 * 131072)
+    assert contiguous.kv_wasted_share == pytest.approx(1 - 1000 / 4096)
+    assert contiguous.decode == paged.decode and contiguous.largest_batch < virtual.largest_batch <= paged.largest_batch
+
+
+def test_cost_is_price_over_tokens():
+    plan = plan_of(batch=16, price_per_hour=3.6, tensor_parallel=2)
+    assert plan.cost_per_million(plan.decode) == pytest.approx(2 * 3.6 / 3600 / plan.decode.tokens_per_s * 1e6)
+    assert plan_of().cost_per_million(plan.decode) is None
+
+
+@pytest.mark.parametrize("context", [1, 16, 17, 4096, 131072])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
+def test_the_largest_batch_fits_and_one_more_does_not(context, dtype):
+    most = plan_of(context=context, dtype=dtype).largest_batch
+    assert most > 0
+    assert plan_of(context=context, dtype=dtype, batch=most).fits
+    assert not plan_of(context=context, dtype=dtype, batch=most + 1).fits
+
+
+@pytest.mark.parametrize("sequence_bytes", [1, 10_000, 300_000, 10**9])
+@pytest.mark.parametrize("room", [0, 10**8, 10**9, 10**11])
+def test_the_largest_batch_equals_a_search(room, sequence_bytes):
+    config = parse_model_config(FAMILIES["llama"])
+
+    def fits(batch):
+        return batch * sequence_bytes + forward_bytes(config, batch, 2) <= room
+
+    low, high = 0, 2**40
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    assert largest_batch(config, room, sequence_bytes, 2) == low
+
+
+def test_quantised_weights_take_fewer_bytes_and_multiply_where_the_gpu_can():
+    assert best_rate(H100, "float8")[0] == 1979 and best_rate(H100, "int4")[0] == 989
+    assert best_rate(gpu_named("a100")[1], "float8") == (312, "bf16, data sheet")
+    assert best_rate(gpu_named("v100")[1], "bfloat16") == (125, "fp16, data sheet")
+    assert best_rate(gpu_named("h200")[1], "bfloat16")[1] == "bf16, measured cuBLAS"
+    assert plan_of(dtype="int4").weight_bytes < plan_of(dtype="float8").weight_bytes < plan_of().weight_bytes
+
+
+def test_two_gpus_halve_the_memory_time_and_add_the_link():
+    one, two = plan_of(batch=8), plan_of(batch=8, tensor_parallel=2)
+    assert two.decode.memory_ms == pytest.approx(one.decode.memory_ms / 2, rel=1e-3)
+    sent = costs.all_reduce_bytes(LLAMA_8B, 8, 8, 2)
+    assert one.decode.link_ms == 0 and two.decode.link_ms == pytest.approx(1e3 * sent / 450e9)
+    assert two.decode.floor_ms == two.decode.memory_ms + two.decode.link_ms
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("family", [*FAMILIES, "llama-2-70b"])
+def test_every_family_on_every_gpu_makes_a_card(family, gpu):
+    config = parse_model_config(FAMILIES.get(family) or SHAPES[family])
+    for dtype in ("float32", "float16", "int8"):
+        plan = make_plan(config, GPUS[gpu], Wishes(context=200, dtype=dtype, price_per_hour=1.0))
+        assert all(value for _, value in card.plan_rows(plan))
+        json.dumps(card.as_json(plan, []))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        (dict(batch=0), "batch 0"),
+        (dict(context=-1), "context -1"),
+        (dict(memory_share=1.5), "at most 1"),
+        (dict(price_per_hour=-1), "least 0"),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused(wishes, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        Wishes(**wishes)
+
+
+def test_learned_positions_bound_the_context():
+    with pytest.raises(InvalidOptionError, match="256"):
+        make_plan(parse_model_config(FAMILIES["gpt2"]), H100, Wishes(context=257))
+
+
+def test_predictions_are_floors_of_what_was_measured():
+    """No measured time is under its floor, and the 8B shape's decode step is within twice of it."""
+    compared = {one.model: one for one in comparisons("NVIDIA H200")}
+    assert set(compared) >= {"bundled", "llama-3.2-1b", "llama-3.1-8b"}
+    for one in compared.values():
+        assert one.decode_floor_ms < one.decode_ms and one.prefill_floor_ms < one.prefill_ms
+    large = compared["llama-3.1-8b"]
+    assert large.decode_floor_ms == pytest.approx(3.53, rel=0.02)
+    assert large.decode_ms < 2 * large.decode_floor_ms
+
+
+def test_a_shape_is_found_among_the_measured_under_any_name():
+    assert [one.model for one in comparisons("NVIDIA H200", LLAMA_8B)] == ["llama-3.1-8b"]
+    assert comparisons("NVIDIA H200", parse_model_config(FAMILIES["llama"])) == []
+    assert comparisons("Tesla T4", LLAMA_8B) == []
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_presets_are_readable_and_as_large_as_their_name_says(name):
+    config = find_config(name)[1]
+    sizes = {"70b": 70e9, "8b": 8e9, "7b": 7e9, "1b": 1.2e9, "gpt2": 124e6}
+    expected = next(count for part, count in sizes.items() if name.endswith(part))
+    assert costs.parameter_count(config) == pytest.approx(expected, rel=0.1)
+
+
+def invoke(*arguments):
+    return runner.invoke(cli.app, ["plan", *map(str, arguments)])
+
+
+def test_the_command_prints_a_card_for_a_bare_meta_json(tmp_path):
+    path = tmp_path / "meta.json"
+    path.write_text(json.dumps(FAMILIES["qwen3"]))
+    result = invoke(path, "--gpu", "h100", "--price-per-hour", 2)
+    assert result.exit_code == 0
+    for word in ("plan: meta on NVIDIA H100 80GB HBM3", "weights", "KV cache", "largest batch", "decode step", "prefill", "cost a million"):
+        assert word in result.stdout
+
+
+def test_the_command_says_what_grouping_saves():
+    result = invoke("llama-2-70b", "--gpu", "h100", "--batch", 16, "--context", 1024)
+    assert "0.33 MB" in result.stdout and "2.62 MB" in result.stdout and "42.95 GB" in result.stdout
+    assert "the weights alone do not fit" in result.stdout
+
+
+def test_the_command_lists_the_stages_of_both_phases():
+    result = invoke("llama-3.1-8b", "--gpu", "h100", "--stages")
+    assert result.exit_code == 0 and "decode, stage by stage" in result.stdout and "prefill, stage by stage" in result.stdout
+    for stage in costs.decode_stages(LLAMA_8B):
+        assert result.stdout.count(f"{stage.name} ") >= 2
+    assert "stage by stage" not in invoke("llama-3.1-8b").stdout
+
+
+def test_the_command_holds_predictions_against_measurements():
+    for arguments in (["--gpu", "h200"], ["llama-3.1-8b", "--gpu", "h200"]):
+        result = invoke(*arguments)
+        assert result.exit_code == 0
+        found = re.search(r"llama-3\.1-8b +decode step: predicted ([\d.]+) ms, measured ([\d.]+) ms", result.stdout)
+        predicted, measured = map(float, found.groups())
+        assert 3.5 <= predicted < 3.6 and predicted < measured < 1.5 * predicted
+
+
+def test_json_on_standard_output_is_all_there_is():
+    result = invoke("llama-3.1-8b", "--gpu", "h200", "--json", "-")
+    values = json.loads(result.stdout)
+    assert sum(stage["flops"] for stage in values["stages"]["decode"]) == values["decode"]["flops"]
+    assert values["gpu"] == "NVIDIA H200" and values["decode"]["floor_ms"] > 3.4 and values["measured"][0]["decode_ms"] > 3.5
+
+
+def test_all_caches_beside_each_other():
+    printed = invoke("llama-3.1-8b", "--gpu", "h200", "--context", "3000", "--caches").stdout
+    lines = [line.split() for line in printed.splitlines() if line.startswith(("contiguous", "paged", "virtual"))]
+    assert [line[:2] for line in lines] == [
+        *(["contiguous", "bfloat16"], ["paged", "bfloat16"], ["virtual", "bfloat16"]),
+        *(["paged", name] for name in ("float8", "int8", "int4", "kivi_int4")),
+    ]
+    assert all(len(line) == 12 for line in lines)  # whole lines, none wrapped
+    odd = invoke("bundled", "--gpu", "t4", "--context", "100", "--caches")
+    assert odd.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama-3.1-8b", "--gpu", "h1000"], "rtx-4090"),
+        (["nowhere.json"], "nowhere.json is neither"),
+        (["llama-3.1-8b", "--dtype", "fp7"], "fp7 is not allowed"),
+        (["llama-3.1-8b", "--kv-dtype", "x"], "--kv-dtype x"),
+        (["llama-3.1-8b", "--kv-policy", "sparse"], "contiguous, paged, virtual"),
+        (["llama-3.1-8b", "--kv-policy", "contiguous", "--context", "5000", "--max-model-len", "4096"], "4,096"),
+        (["llama-3.1-8b", "--tensor-parallel", "3"], "1, 2, 4, 8, 16"),
+        (["--gpu", "t4"], "NVIDIA H200"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 1 and message in result.stderr and result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1
