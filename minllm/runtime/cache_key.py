@@ -65,6 +65,8 @@ def describe(value, seen, names=()):
         return f"{value.dtype!r} {value.shape} {value.tobytes().hex()}"
     if isinstance(value, (tuple, list)):
         return [qualified_name(type(value)), getattr(value, "_fields", None), *(describe(item, seen, names) for item in value)]
+    if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):  # a NamedTuple that the code makes
+        return [qualified_name(value), value._fields]
     if isinstance(value, frozenset):
         return ["frozenset", *sorted(str(describe(item, seen)) for item in value)]
     if isinstance(value, python_types.ModuleType):

@@ -92,6 +92,8 @@ def swap(value, done):
         return done.scalar_type(value)
     if isinstance(value, python_types.ModuleType):
         return SimulatedModule(value, done)
+    if isinstance(value, tuple):
+        return swap_fields(value, done)
     if getattr(value, "emulation", None) is not None:
         return value.emulation
     if hasattr(value, "py_func"):
@@ -99,6 +101,14 @@ def swap(value, done):
     if isinstance(value, _Intrinsic):
         return unsupported(value.__name__)
     return value
+
+
+def swap_fields(value, done):
+    """The twin of a tuple: device functions that belong together travel as the fields of a NamedTuple."""
+    swapped = [swap(item, done) for item in value]
+    if all(new is old for new, old in zip(swapped, value)):
+        return value
+    return value._make(swapped) if hasattr(value, "_make") else type(value)(swapped)
 
 
 def unsupported(name):
