@@ -46,7 +46,7 @@ def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
     """Raises InvalidOptionError where this machine, this dtype or the attention in kernel_variants do not go with the cache asked for."""
     wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
     if wanted == "auto":
-        if attention in QUANTIZED_VARIANTS:
+        if attention in tuple(QUANTIZED_VARIANTS):
             raise InvalidOptionError(f"The attention {attention!r} in kernel_variants reads a quantised cache: choose a kv_cache_dtype.")
         return
     if attention is not None and attention not in QUANTIZED_VARIANTS:
