@@ -1,3 +1,3 @@
-"""What every kernel says of its warps: 32 threads, the warp's lanes, that exchange registers by shuffles and votes."""
+"""Constants of a warp: 32 lanes (threads) that exchange registers by shuffles and votes."""
 
-ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or a vote that all lanes of the warp take part in
+ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part

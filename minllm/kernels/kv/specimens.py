@@ -20,7 +20,7 @@ from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Spec
 HEADS = {
     "64": (64, 64, False, False),  # Llama 3.2
     "64_without_positions": (64, 0, False, False),  # GPT-2
-    "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most that a lane holds
+    "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most components per lane
     "80_interleaved_with_norm": (80, 40, True, True),
 }
 # The same for heads whose halves are whole vectors: (head_dim, with positions, with QK norm).
@@ -30,7 +30,7 @@ VECTOR_HEADS = {
     "128": (128, True, False),
     "128_with_norm": (128, True, True),
 }
-# (format, head_dim, dtype) of those that write quantised caches.
+# (format, head_dim, dtype) of the kernels that write quantised caches.
 BFLOAT16 = FLOAT_DTYPES[-1]
 QUANTIZED = (
     ("int8", 128, BFLOAT16),
@@ -43,7 +43,10 @@ QUANTIZED = (
 
 
 def specimens():
-    """All of them. Memory is the limit: 12 blocks of 4 warps, three quarters of a multiprocessor's, or fewer with more loads each."""
+    """All kernels that write the cache.
+
+    They are memory-bound: 12 blocks of 4 warps, three quarters of an SM's warps, or fewer with more loads per thread.
+    """
     for dtype in FLOAT_DTYPES:
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)
         rows = (matrix, matrix, matrix, matrix, indices)
@@ -65,7 +68,7 @@ def specimens():
                 kernel = qkv_rope_append_vector_kernel(dtype, *head, heads_a_thread)
                 full_name = f"kv/qkv_rope_append/vectors/{name}/{heads_a_thread}/{dtype}"
                 yield Specimen(full_name, kernel, arguments, THREADS, blocks=4 if head[2] else 5, contains=wide)
-            if name == "128" and dtype.itemsize == 2:  # the layers of a token side by side
+            if name == "128" and dtype.itemsize == 2:  # the layers of a token lie side by side
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=5, contains=wide)
@@ -78,7 +81,7 @@ def specimens():
 
 
 def quantized_specimens():
-    """Those that write quantised caches, with smoothed keys; the fused step with positions, and with norms for heads of 128."""
+    """Kernels for quantised caches with smoothed keys; the fused step has positions, and norms for heads of 128."""
     for name, head_dim, dtype in QUANTIZED:
         found, has_norm = kv_format(name, head_dim), head_dim == 128
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)

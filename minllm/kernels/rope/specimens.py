@@ -6,8 +6,10 @@ from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 
 
 def specimens():
-    """All of them. Memory is the limit: 8 blocks of 4 warps a multiprocessor, half of its warps; a thread of the
-    vector kernel has 8 loads in flight, and half as many blocks do."""
+    """All RoPE kernels. They are memory-bound: 8 blocks of 4 warps per SM are half of its warps.
+
+    A thread of the vector kernel has 8 loads in flight, so half as many blocks suffice.
+    """
     for dtype in FLOAT_DTYPES:
         arguments = (array(dtype.name, 3), array(INT32, 1), array(FLOAT32, 2), array(dtype.name, 3), INT32)
         yield Specimen(

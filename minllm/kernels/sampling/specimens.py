@@ -1,4 +1,4 @@
-"""The sampling kernels as they are launched. Logits are float32 always."""
+"""The sampling kernels as they are launched. Logits are always float32."""
 
 from numba.cuda import types
 
@@ -11,7 +11,7 @@ SHARES = "the share p of an int64 sum of weights is formed in float64, once a le
 
 
 def specimens():
-    """All of them. Where memory is the limit, 6 blocks of 256 threads a multiprocessor."""
+    """All sampling kernels. The memory-bound ones want 6 blocks of 256 threads per SM."""
     ints, floats, int_rows, float_rows = array(INT32, 1), array(FLOAT32, 1), array(INT32, 2), array(FLOAT32, 2)
     mask, seed = array(types.uint8, 2), array(types.uint32, 2)
     parts, wide = (float_rows, int_rows), ("LDG*128*",)
