@@ -6,7 +6,7 @@ A vector is 16 bytes: 4 float32, or 8 bfloat16 or float16. `vector_access(dtype)
         store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves the rounded numbers in `values`
 
 `values` is a float32 cuda.local.array; if `at` is a compile-time constant it lives in registers. Index and array must be aligned to 16
-bytes (PTX ISA, "ld", alignment of vector operands): launchers check this with `vectors_a_row`, and otherwise use a plain loop.
+bytes (PTX ISA, "ld", alignment of vector operands): launchers check this with `vectors_per_row`, and otherwise use a plain loop.
 
 A warp continues after a load until the first use of its result. `load` uses it at once, to convert it to float32, and under an `if` the
 compiler moves no later load above that use. To have several loads in flight at once, split them into two steps, all loads first and then
@@ -130,7 +130,7 @@ def vector_unpack(dtype):
     return UNPACK[np.dtype(dtype)]
 
 
-def vectors_a_row(row, *arrays):
+def vectors_per_row(row, *arrays):
     """Vectors per row of `row` elements; 0 if rows are not whole vectors or an array is not aligned to 16 bytes."""
     itemsize = arrays[0].dtype.itemsize
     if row * itemsize % VECTOR_BYTES or any(address(array) % VECTOR_BYTES for array in arrays):

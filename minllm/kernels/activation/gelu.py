@@ -23,12 +23,12 @@ from numba import cuda, float32
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import vector_access, vectors_per_row
 from minllm.ptx import ex2, rcp
 from minllm.runtime.kernel import check, kernel, launch
 
 BLOCK = 128
-VECTORS_A_THREAD = 2
+VECTORS_PER_THREAD = 2
 HALF_LOG2_E = math.log2(math.e) / 2
 # Coefficients of the polynomial, the constant first.
 TAIL = (0.11962639, 0.12079839, 0.0996373, 0.1294699, -0.05539533, 0.20820838, -0.15827714, 0.03593203)
@@ -95,18 +95,18 @@ def gelu_vector_kernel(approximate, dtype):
     """The kernel for rows that are whole, aligned vectors of `dtype`."""
     formula = FORMULAS[approximate]
     width, load, store = vector_access(dtype)
-    held = VECTORS_A_THREAD * width
+    held = VECTORS_PER_THREAD * width
 
     @kernel(dependent_launch=True)
     def gelu_vector_kernel(x, out):  # both [T, features], indexed as T * features elements in a row
         wait_for_predecessors()
         values = cuda.local.array(held, float32)
-        first, size = cuda.blockIdx.x * VECTORS_A_THREAD * BLOCK + cuda.threadIdx.x, out.shape[0] * out.shape[1]
-        for v in range(VECTORS_A_THREAD):
+        first, size = cuda.blockIdx.x * VECTORS_PER_THREAD * BLOCK + cuda.threadIdx.x, out.shape[0] * out.shape[1]
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < size:
                 load(x, i, values, v * width)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < size:
                 for k in range(v * width, (v + 1) * width):
@@ -125,8 +125,8 @@ def gelu(x, out, approximate="none", stream=None):
     check_array("x", x, FLOAT_DTYPES, tokens=None, features=None)
     tokens, features = x.shape
     check_array("out", out, (x.dtype,), tokens=tokens, features=features)
-    if vectors := vectors_a_row(features, x, out):
-        grid = ceil_div(tokens * vectors, VECTORS_A_THREAD * BLOCK)
+    if vectors := vectors_per_row(features, x, out):
+        grid = ceil_div(tokens * vectors, VECTORS_PER_THREAD * BLOCK)
         launch(gelu_vector_kernel(approximate, x.dtype), grid, BLOCK, (x, out), stream)
     else:
         launch(gelu_kernel(approximate), (tokens, ceil_div(features, BLOCK)), BLOCK, (x, out), stream)

@@ -17,11 +17,11 @@ from numba import cuda, float32
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import vector_access, vectors_per_row
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 64
-VECTORS_A_THREAD = 2
+VECTORS_PER_THREAD = 2
 
 
 def silu_and_multiply_reference(gate_up):
@@ -53,20 +53,20 @@ def silu_and_multiply_kernel(gate_up, out):
 def silu_and_multiply_vector_kernel(dtype):
     """The kernel for rows that are whole, aligned vectors of `dtype`."""
     width, load, store = vector_access(dtype)
-    held = VECTORS_A_THREAD * width
+    held = VECTORS_PER_THREAD * width
 
     @kernel(dependent_launch=True)
     def silu_and_multiply_vector_kernel(gate_up, out):
         wait_for_predecessors()
         token, intermediate = cuda.blockIdx.x, out.shape[1]
         gate, up = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        first = cuda.blockIdx.y * VECTORS_A_THREAD * BLOCK + cuda.threadIdx.x
-        for v in range(VECTORS_A_THREAD):
+        first = cuda.blockIdx.y * VECTORS_PER_THREAD * BLOCK + cuda.threadIdx.x
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < intermediate:
                 load(gate_up, token * 2 * intermediate + i, gate, v * width)
                 load(gate_up, (token * 2 + 1) * intermediate + i, up, v * width)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < intermediate:
                 for k in range(v * width, (v + 1) * width):
@@ -85,8 +85,8 @@ def silu_and_multiply(gate_up, out, stream=None):
     check_array("out", out, FLOAT_DTYPES, tokens=None, intermediate=None)
     tokens, intermediate = out.shape
     check_array("gate_up", gate_up, (out.dtype,), tokens=tokens, gate_and_up=2 * intermediate)
-    if vectors := vectors_a_row(intermediate, gate_up, out):
-        grid = (tokens, ceil_div(vectors, VECTORS_A_THREAD * BLOCK))
+    if vectors := vectors_per_row(intermediate, gate_up, out):
+        grid = (tokens, ceil_div(vectors, VECTORS_PER_THREAD * BLOCK))
         launch(silu_and_multiply_vector_kernel(out.dtype), grid, BLOCK, (gate_up, out), stream)
     else:
         launch(silu_and_multiply_kernel, (tokens, ceil_div(intermediate, BLOCK)), BLOCK, (gate_up, out), stream)

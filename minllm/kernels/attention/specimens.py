@@ -1,4 +1,4 @@
-"""The attention kernels as they are launched: every variant, with the tiles that launches choose for common and for awkward head sizes."""
+"""The attention kernels as they are launched: every variant, with the tiles chosen for common and for awkward head sizes."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.attention.residual_window.specimens import window_specimens
 from minllm.kernels.attention.split_kv import merge as split_merge
 from minllm.kernels.attention.split_kv import split_kv
-from minllm.kernels.attention.split_kv.choice import BLOCKS_PER_MULTIPROCESSOR
+from minllm.kernels.attention.split_kv.choice import BLOCKS_PER_SM
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_quantized.code_shape import shape_for as code_shape_for
 from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
@@ -26,11 +26,11 @@ from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, ar
 from minllm.machine.occupancy import MULTIPROCESSORS
 
 BLOCK_SIZE = 16
-NO_LSE = types.none  # a kernel that does not tell the log-sum-exp of its rows
+NO_LSE = types.none  # for kernels that do not output the log-sum-exp of their rows
 BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, context_lens, block_tables
-# Shapes of split_tensor_core for small shared memories, and for large ones with few and with many heads.
+# Shapes of split_tensor_core for GPUs with little shared memory, and with much for few and for many heads.
 SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
-# Every group of an int4 head has sums of its own; eight of them, or three for 16 heads, are more than the registers hold.
+# Every group of an int4 head has its own sums; eight groups, or three for 16 heads, exceed the registers.
 GROUP_SPILLS = {(256, 8): {(8, 0): 84, (8, 9): 100, (9, 0): 76}, (96, 3): {(9, 0): 12}}
 SHORT, LONG = 100, 8192  # prompts that make few tiles, and many
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
@@ -42,12 +42,12 @@ def inputs(dtype):
 
 
 def states(rank):
-    """The types of a state's maximum, sum and output in memory, the first two of rank `rank`."""
+    """The types of a state's maximum, sum and output in memory; maximum and sum have rank `rank`."""
     return array(FLOAT32, rank), array(FLOAT32, rank), array(FLOAT32, rank + 1)
 
 
 def specimens():
-    """All of them."""
+    """All attention kernels."""
     for dtype in FLOAT_DTYPES:
         yield from materialized_specimens(dtype.name)
         yield from flash_attention_1_specimens(dtype.name)
@@ -66,7 +66,7 @@ def specimens():
 
 
 def materialized_specimens(dtype):
-    """The first rung, and the lesson's decoder: simple kernels of 128 threads, 8 blocks of which give half of a multiprocessor's warps."""
+    """The first rung, and the lesson's decoder: simple kernels of 128 threads; 8 blocks give half of an SM's warps."""
     vector, table, scores = array(INT32, 1), array(INT32, 2), array(FLOAT32, 3)
     rows, cache, weight = array(dtype, 3), array(dtype, 4), array(dtype, 2)
     kernels = {
@@ -78,12 +78,12 @@ def materialized_specimens(dtype):
         "project": (materialized_projection.project_latest_kernel, (rows, vector, weight, weight, weight, rows, cache, cache)),
     }
     for name, (kernel, arguments) in kernels.items():
-        if name != "softmax" or dtype == "float32":  # scores are float32 always
+        if name != "softmax" or dtype == "float32":  # scores are always float32
             yield Specimen(f"attention/materialized/{name}/{dtype}", kernel, arguments, materialized.THREADS, blocks=8)
 
 
 def flash_attention_1_specimens(dtype):
-    """One row of queries a warp, the state in memory."""
+    """One query row per warp, the state in memory."""
     for head_dim in (64, 128, 256):
         kernel, threads, shared_bytes = flash_attention_1.make_kernel(head_dim, BLOCK_SIZE)
         arguments = (*inputs(dtype), *states(2), array(dtype, 3), *BATCH, FLOAT32, INT32)
@@ -91,7 +91,7 @@ def flash_attention_1_specimens(dtype):
 
 
 def flash_attention_2_specimens(dtype):
-    """Prompts on tensor cores: the tiles for short and for long ones."""
+    """Prompts on tensor cores: the tiles for short prompts and for long ones."""
     for head_dim in (40, 64, 96, 128, 256):
         for tiles in sorted({flash_attention_2.tiles_for(head_dim, tokens, 32, 1) for tokens in (SHORT, LONG)}):
             kernel, threads, shared_bytes = flash_attention_2.make_kernel(dtype, head_dim, BLOCK_SIZE, *tiles)
@@ -122,7 +122,7 @@ def flash_attention_2_float32_specimens():
 
 
 def flash_attention_3_specimens(dtype):
-    """Prompts on Hopper: the tiles for prompts of all lengths, gathered from pages and copied in one piece."""
+    """Prompts on Hopper: the tiles for prompts of all lengths; keys gathered from pages, or copied as one contiguous run."""
     paged, whole = BLOCK_SIZE, flash_attention_3.WHOLE_CONTEXT
     layouts = [(64, LONG, paged), (64, SHORT, paged), (80, LONG, paged), (128, LONG, paged), (128, LONG, whole), (128, 1, paged)]
     layouts += [(256, LONG, paged), (256, 1, whole)]
@@ -137,11 +137,11 @@ def flash_attention_3_specimens(dtype):
 
 
 def split_kv_specimens(dtype):
-    """Decoding: as many blocks a multiprocessor as splits are chosen for, and the merge of the splits."""
+    """Decoding: the blocks per SM for which splits are chosen, and the merge of the splits."""
     for head_dim, group in ((40, 1), (64, 1), (64, 4), (128, 4), (128, 8), (256, 8)):
         kernel, threads, _, _ = split_kv.make_split_kernel(dtype, head_dim, BLOCK_SIZE, group)
-        # A lane holds its elements of every query head of a group: the largest leave room for two blocks only.
-        blocks = 2 if head_dim * group >= 1024 else BLOCKS_PER_MULTIPROCESSOR
+        # A lane holds its elements of every query head of a group: the largest groups leave room for only two blocks.
+        blocks = 2 if head_dim * group >= 1024 else BLOCKS_PER_SM
         arguments = (*inputs(dtype), *states(3), *BATCH, FLOAT32, INT32)
         name = f"attention/split_kv/{head_dim}/group_{group}/{dtype}"
         yield Specimen(name, kernel, arguments, threads, blocks, 0, ("LDG*128*", "MUFU.EX2"))
@@ -152,7 +152,7 @@ def split_kv_specimens(dtype):
 
 
 def split_tensor_core_specimens(dtype):
-    """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
+    """Decoding on tensor cores: equal shares and fixed splits, groups that fill one tile of 8 heads or two."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     arguments = (*inputs(dtype), array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *[types.none] * 5)
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
@@ -194,7 +194,7 @@ def split_tensor_core_specimens(dtype):
 
 
 def split_quantized_specimens(dtype):
-    """Decoding over quantised caches: every format, one group and several, head sizes of even and of odd numbers of chunks."""
+    """Decoding over quantised caches: every format, one group and several, head sizes with even and odd numbers of chunks."""
     layouts = [("int8", 128, None, 4), ("int4", 128, None, 4), ("int4", 128, 64, 4), ("fp8_e4m3", 128, None, 4), ("fp8_e5m2", 128, None, 4)]
     layouts += [("int8", 80, None, 1), ("int4", 96, None, 16), ("int8", 256, None, 8), ("int4", 256, None, 8), ("int8", 64, 32, 16)]
     for name, head_dim, group_size, group in layouts if dtype == "bfloat16" else layouts[:1]:
@@ -212,7 +212,7 @@ def split_quantized_specimens(dtype):
 
 
 def split_quantized_specimen(form, dtype, group, shape, targets):
-    """Decoding over caches of one format by blocks of one CodeShape, filled by cp.async or by the copy engine."""
+    """Decoding over caches of one format by blocks of one CodeShape, filled by cp.async or by TMA."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
     maps = (types.uint64 if shape.tensor_copies else types.none,) * 2
@@ -227,7 +227,7 @@ def split_quantized_specimen(form, dtype, group, shape, targets):
 
 
 def flash_attention_2_quantized_specimens():
-    """Tiles for long prompts, and for short ones; one block of 8 warps, or two of 4, fills a multiprocessor's registers."""
+    """Tiles for long prompts, and for short ones; one block of 8 warps, or two of 4, fills an SM's registers."""
     for name, head_dim, dtype, longest in (
         ("int8", 128, "bfloat16", LONG), ("int8", 96, "float16", LONG), ("int4", 128, "bfloat16", LONG), ("int4", 256, "float16", LONG),
         ("int4", 64, "bfloat16", SHORT), ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "float16", LONG),
@@ -238,7 +238,7 @@ def flash_attention_2_quantized_specimens():
         codes, rows = array(UINT8, 4), array(dtype, 3)
         scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
         targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
-        targets = targets if dtype == "bfloat16" else (targets[-2],)  # they differ in how queries come and outputs go
+        targets = targets if dtype == "bfloat16" else (targets[-2],)  # dtypes differ only in loading queries and storing outputs
         yield Specimen(
             f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}",
             kernel,

@@ -15,12 +15,12 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import vector_access, vectors_per_row
 from minllm.ptx import load_128, store_128
 from minllm.runtime.kernel import check, kernel, launch
 
 BLOCK = 128
-VECTORS_A_THREAD = 4
+VECTORS_PER_THREAD = 4
 
 
 def embedding_reference(token_ids, embedding, positions=None, position_embedding=None):
@@ -60,16 +60,16 @@ def embedding_vector_kernel(dtype, has_positions):
     """The kernel that moves vectors of `dtype`: arrays as in `embedding_kernel`, rows of whole, aligned vectors."""
     width, load, store = vector_access(dtype)
     step = BLOCK * width
-    words = 4 * VECTORS_A_THREAD
+    words = 4 * VECTORS_PER_THREAD
 
     @cuda.jit(device=True)
     def copy_vectors(table, row, out, at, hidden, i):
         """Copy the thread's vectors, table[row + i] and every `step` elements on, to out[at + i]: all loads before the first store."""
         held = cuda.local.array(words, uint32)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             if i + v * step < hidden:
                 held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3] = load_128(table, row + i + v * step)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             if i + v * step < hidden:
                 store_128(out, at + i + v * step, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
 
@@ -92,7 +92,7 @@ def embedding_vector_kernel(dtype, has_positions):
                 i += step
             else:
                 copy_vectors(embedding, row, out, token * hidden, hidden, i)
-                i += VECTORS_A_THREAD * step
+                i += VECTORS_PER_THREAD * step
 
     return embedding_vector_kernel
 
@@ -113,7 +113,7 @@ def embedding(token_ids, embedding, out, positions=None, position_embedding=None
         check_array("position_embedding", position_embedding, (embedding.dtype,), positions=None, hidden=hidden)
     else:  # a kernel's arguments are always arrays: these are not read
         positions, position_embedding = token_ids, embedding
-    if vectors_a_row(hidden, embedding, position_embedding, out):
+    if vectors_per_row(hidden, embedding, position_embedding, out):
         chosen = embedding_vector_kernel(embedding.dtype, has_positions)
         launch(chosen, tokens, BLOCK, (token_ids, embedding, positions, position_embedding, out), stream)
     else:

@@ -18,7 +18,7 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.kv.append_quantized import append_quantized
 from minllm.kernels.kv.layout import check_layout, slot_stride
 from minllm.kernels.quantization.cache import is_quantized
-from minllm.kernels.vector import vectors_a_row
+from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import load_128, store_128, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -100,7 +100,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, stream=None):
     check_caches(key_cache, value_cache, key.dtype, kv_heads, head_dim)
     row, slots = kv_heads * head_dim, key_cache.shape[0] * key_cache.shape[1]
     arrays = key.reshape(tokens, row), value.reshape(tokens, row), key_cache.reshape(slots, row), value_cache.reshape(slots, row)
-    if vectors := vectors_a_row(row, *arrays):
+    if vectors := vectors_per_row(row, *arrays):
         launch(append_vector_kernel, tokens, BLOCK, (*arrays, slot_mapping, ceil_div(row, vectors)), stream)
     else:
         launch(append_kernel, tokens, BLOCK, (*arrays, slot_mapping), stream)

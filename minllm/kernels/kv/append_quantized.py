@@ -20,6 +20,7 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.kernels.vector import VECTOR_BYTES, address, load_4_float32, vector_access
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -105,7 +106,7 @@ def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
     check(is_quantized(key_cache), f"key_cache is an array of {key_cache.dtype}; append takes those")
     found = key_cache.format
     check(found.head_dim == head_dim, f"the caches are for heads of {found.head_dim}, and heads have {head_dim}")
-    check(found.head_dim <= 32 * EACH, f"a head of {head_dim} does not fit a warp, which takes {32 * EACH} components")
+    check(found.head_dim <= WARP * EACH, f"a head of {head_dim} does not fit a warp, which takes {WARP * EACH} components")
     num_blocks, block_size, heads, _ = key_cache.shape
     check(kv_heads in (None, heads), f"the caches hold {heads} KV heads, and there are {kv_heads}")
     rows = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size)

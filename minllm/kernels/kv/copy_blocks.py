@@ -21,15 +21,15 @@ from numba import cuda, int64, uint32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array, is_contiguous
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import load_words, vectors_a_row
+from minllm.kernels.vector import load_words, vectors_per_row
 from minllm.ptx import store_128
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
-VECTORS_A_THREAD = 2
-WORDS_A_VECTOR = 4
-WORDS_HELD = WORDS_A_VECTOR * VECTORS_A_THREAD
-PIECE = THREADS * VECTORS_A_THREAD  # vectors, or bytes if blocks are not whole vectors
+VECTORS_PER_THREAD = 2
+WORDS_PER_VECTOR = 4
+WORDS_HELD = WORDS_PER_VECTOR * VECTORS_PER_THREAD
+PIECE = THREADS * VECTORS_PER_THREAD  # vectors, or bytes if blocks are not whole vectors
 MAX_PAIRS = MAX_LAYERS = 65535  # the limit of a grid's second and third axes
 
 
@@ -75,14 +75,14 @@ def copy_blocks_vector_kernel(cache, to, copies):
     pair, layer, row = cuda.blockIdx.y, int64(cuda.blockIdx.z), int64(cache.shape[2])
     source = (layer * cache.shape[1] + copies[pair, 0]) * row
     destination = (layer * to.shape[1] + copies[pair, 1]) * row
-    first = (cuda.blockIdx.x * PIECE + cuda.threadIdx.x) * WORDS_A_VECTOR
+    first = (cuda.blockIdx.x * PIECE + cuda.threadIdx.x) * WORDS_PER_VECTOR
     held = cuda.local.array(WORDS_HELD, uint32)
-    for v in range(VECTORS_A_THREAD):
-        i = first + v * THREADS * WORDS_A_VECTOR
+    for v in range(VECTORS_PER_THREAD):
+        i = first + v * THREADS * WORDS_PER_VECTOR
         if i < row:
-            load_words(cache, source + i, held, WORDS_A_VECTOR * v)
-    for v in range(VECTORS_A_THREAD):
-        i = first + v * THREADS * WORDS_A_VECTOR
+            load_words(cache, source + i, held, WORDS_PER_VECTOR * v)
+    for v in range(VECTORS_PER_THREAD):
+        i = first + v * THREADS * WORDS_PER_VECTOR
         if i < row:
             store_128(to, destination + i, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
 
@@ -120,7 +120,7 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
         check(False, f"blocks of {given} cannot be copied to blocks of {wanted}")
     check(layers == to.shape[0], f"blocks of {layers} layers cannot be copied to blocks of {to.shape[0]} layers")
     rows = [rows_of_words(array) for array in (caches, to)]
-    if vectors := vectors_a_row(rows[0].shape[2], *rows):
+    if vectors := vectors_per_row(rows[0].shape[2], *rows):
         launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs, layers), THREADS, (*rows, copies), stream)
     else:
         rows = [array.view(np.uint8) for array in rows]

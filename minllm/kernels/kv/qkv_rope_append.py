@@ -32,10 +32,10 @@ from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
-HEADS_A_BLOCK = 4
+HEADS_PER_BLOCK = 4
 
 
 def qkv_rope_append_reference(
@@ -138,8 +138,8 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
         # q_norm, k_norm [head_dim], query [T, heads, head_dim], caches [slots, kv_heads, head_dim].
         # Unsigned indices: a signed index costs extra instructions to wrap negative values around.
         wait_for_predecessors()
-        token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & 31
-        head = uint32(cuda.blockIdx.y) * HEADS_A_BLOCK + uint32(cuda.threadIdx.y)
+        token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & (WARP - 1)
+        head = uint32(cuda.blockIdx.y) * HEADS_PER_BLOCK + uint32(cuda.threadIdx.y)
         heads, kv_heads = query.shape[1], key_cache.shape[1]
         if head >= heads + 2 * kv_heads:
             return
@@ -215,10 +215,10 @@ def qkv_rope_append(
     turned = rotary_dim or head_dim  # without rotation, pairs half a head apart serve as well
     vectors = vectors_of_half_a_head(head_dim, turned, interleaved, cos_sin, *operands)
     if 0 < vectors <= THREADS and (vectors in (1, 2, 4, 8, 16, 32) or not has_norm):
-        blocks, side_by_side, heads_a_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
-        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_a_thread)
+        blocks, side_by_side, heads_per_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
+        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_per_thread)
         launch(chosen, (tokens, blocks), (vectors, side_by_side), (*arrays, float(epsilon)), stream)
         return
-    grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_A_BLOCK))
+    grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_PER_BLOCK))
     chosen = qkv_rope_append_kernel(head_dim, rotary_dim, bool(interleaved), has_norm)
-    launch(chosen, grid, (WARP, HEADS_A_BLOCK), (*arrays, float(epsilon)), stream)
+    launch(chosen, grid, (WARP, HEADS_PER_BLOCK), (*arrays, float(epsilon)), stream)

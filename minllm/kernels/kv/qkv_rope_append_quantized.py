@@ -23,7 +23,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -73,7 +73,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             for k in range(0, EACH, 4):
                 load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
                 load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
-        source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
+        source = cuda.threadIdx.x % WARP - lane + partner  # within the warp
         for k in range(EACH):
             other = cuda.shfl_sync(ALL_LANES, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]

@@ -19,33 +19,33 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.rope.rotate import make_turn
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
 
 THREADS = 192  # the most threads per block
-HEADS_A_THREAD = 2  # with many tokens
+HEADS_PER_THREAD = 2  # with many tokens
 MANY_TOKENS = 2048
 
 
 def share_heads(tokens, all_heads, vectors):
     """(blocks per token, heads side by side in a block, heads per thread) for heads whose halves are `vectors` vectors."""
-    heads_a_thread = HEADS_A_THREAD if tokens >= MANY_TOKENS else 1
-    of_a_warp = max(1, 32 // vectors)
-    most = max(1, THREADS // vectors // of_a_warp * of_a_warp)
-    blocks = ceil_div(all_heads, most * heads_a_thread)
-    side_by_side = ceil_div(ceil_div(all_heads, blocks * heads_a_thread), of_a_warp) * of_a_warp  # whole warps
-    return blocks, side_by_side, heads_a_thread
+    heads_per_thread = HEADS_PER_THREAD if tokens >= MANY_TOKENS else 1
+    heads_per_warp = max(1, WARP // vectors)
+    most = max(1, THREADS // vectors // heads_per_warp * heads_per_warp)
+    blocks = ceil_div(all_heads, most * heads_per_thread)
+    side_by_side = ceil_div(ceil_div(all_heads, blocks * heads_per_thread), heads_per_warp) * heads_per_warp  # whole warps
+    return blocks, side_by_side, heads_per_thread
 
 
 @functools.cache
-def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, heads_a_thread):
+def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, heads_per_thread):
     """The kernel for heads of `head_dim` components of `dtype`.
 
     Half a head must be whole vectors, and with `has_norm` a power of two of them.
     """
     width, _, store = vector_access(dtype)
-    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, heads_a_thread * 8  # 4 words per half
+    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, heads_per_thread * 8  # 4 words per half
     lanes = half // width
     load_angles, turn = make_turn(dtype, head_dim)
 
@@ -86,9 +86,9 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
         token, i = cuda.blockIdx.x, cuda.threadIdx.x * width
         heads, kv_heads = query.shape[1], key_cache.shape[1]
         turned_heads, all_heads = heads + kv_heads, heads + 2 * kv_heads
-        first = cuda.blockIdx.y * cuda.blockDim.y * heads_a_thread + cuda.threadIdx.y
+        first = cuda.blockIdx.y * cuda.blockDim.y * heads_per_thread + cuda.threadIdx.y
         weight_words = cuda.local.array(8, uint32)
-        if has_norm and heads_a_thread == 1 and first < turned_heads:
+        if has_norm and heads_per_thread == 1 and first < turned_heads:
             # No kernel writes the weights, so this load may overlap the preceding kernel.
             load_head(q_norm if first < heads else k_norm, 0, i, weight_words, 0)
         wait_for_predecessors()
@@ -96,7 +96,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
         words = cuda.local.array(words_held, uint32)
         for k in range(words_held):
             words[k] = uint32(0)  # absent heads are zeros
-        for r in range(heads_a_thread):
+        for r in range(heads_per_thread):
             head = first + r * cuda.blockDim.y
             if head < all_heads:
                 load_head(qkv, (token * all_heads + head) * head_dim, i, words, 8 * r)
@@ -105,7 +105,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
             load_angles(cos_sin, position, i, cosine, sine)
         a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
         skipped = slot * (token_stride(key_cache, kv_heads * head_dim) - kv_heads * head_dim)  # elements of gaps before this slot
-        for r in range(heads_a_thread):
+        for r in range(heads_per_thread):
             head = first + r * cuda.blockDim.y
             is_query, is_turned, is_any = head < heads, head < turned_heads, head < all_heads
             unpack(words, 8 * r, a, 0)
@@ -116,7 +116,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
                     sum_of_squares += a[k] * a[k] + b[k] * b[k]
                 inverse_rms = libdevice.rsqrtf(sum_over_head(sum_of_squares) * float32(1 / head_dim) + epsilon)
                 if is_turned:
-                    if heads_a_thread > 1:  # again from L1: holding every head's weights in registers would cost more
+                    if heads_per_thread > 1:  # again from L1: holding every head's weights in registers would cost more
                         load_head(q_norm if is_query else k_norm, 0, i, weight_words, 0)
                     normalize(a, b, inverse_rms, weight_words)
             if has_positions and is_turned:

@@ -32,11 +32,12 @@ from minllm.kernels.kv.quantized_head import (
     rounded_code,
 )
 from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.warp import WARP
 from minllm.ptx import pack_f16x2, rcp_rn, store_32, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
-WARPS = THREADS // 32
+WARPS = THREADS // WARP
 
 
 def quantize_groups_reference(
@@ -68,7 +69,7 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
     def ranges_of_channels(held, low, high):
         """The minimum and maximum of each of this thread's channels over all tokens of the group; the whole block must call it."""
         shared = cuda.shared.array(shared_shape, float32)
-        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        warp, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP
         for k in range(EACH):
             low[k], high[k] = held[k], held[k]
             for i in range(1, tokens):

@@ -7,14 +7,15 @@ from minllm.kernels.kv.copy_blocks import THREADS as COPY_THREADS
 from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector_kernel
 from minllm.kernels.kv.move_window import THREADS as MOVE_THREADS
 from minllm.kernels.kv.move_window import move_window_kernel
-from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
+from minllm.kernels.kv.qkv_rope_append import HEADS_PER_BLOCK, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import THREADS as QUANTIZED_THREADS
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
-from minllm.kernels.kv.qkv_rope_append_vector import HEADS_A_THREAD, THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.qkv_rope_append_vector import HEADS_PER_THREAD, THREADS, qkv_rope_append_vector_kernel
 from minllm.kernels.kv.quantize_groups import THREADS as GROUP_THREADS
 from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
+from minllm.kernels.warp import WARP
 
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {
@@ -58,15 +59,15 @@ def specimens():
             norms = (line, line) if head[3] else (matrix, matrix)
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             kernel = qkv_rope_append_kernel(*head)
-            yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_A_BLOCK, blocks=12)
+            yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_PER_BLOCK, blocks=12)
         for name, head in VECTOR_HEADS.items():
             angles = array(FLOAT32, 2) if head[1] else matrix
             norms = (line, line) if head[2] else (matrix, matrix)
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             wide = ("LDG*128*", "STG*128*")
-            for heads_a_thread in (1, HEADS_A_THREAD):
-                kernel = qkv_rope_append_vector_kernel(dtype, *head, heads_a_thread)
-                full_name = f"kv/qkv_rope_append/vectors/{name}/{heads_a_thread}/{dtype}"
+            for heads_per_thread in (1, HEADS_PER_THREAD):
+                kernel = qkv_rope_append_vector_kernel(dtype, *head, heads_per_thread)
+                full_name = f"kv/qkv_rope_append/vectors/{name}/{heads_per_thread}/{dtype}"
                 yield Specimen(full_name, kernel, arguments, THREADS, blocks=4 if head[2] else 5, contains=wide)
             if name == "128" and dtype.itemsize == 2:  # the layers of a token lie side by side
                 caches = (array(dtype.name, 3, gaps=True),) * 2

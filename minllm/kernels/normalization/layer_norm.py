@@ -23,6 +23,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_moments, block_sum, warp_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
+from minllm.kernels.warp import WARP
 from minllm.ptx import rcp
 from minllm.runtime.kernel import kernel, launch
 
@@ -52,7 +53,7 @@ def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, ep
     """Any hidden size: the block walks its row three times. x, residual, out: [T, H]; weight, bias: [H]."""
     wait_for_predecessors()
     token, hidden = cuda.blockIdx.x, x.shape[1]
-    partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+    partials, square_partials = cuda.shared.array(WARP, float32), cuda.shared.array(WARP, float32)
     total = float32(0)
     i = cuda.threadIdx.x
     while i < hidden:
@@ -91,7 +92,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
     def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
-        partials = cuda.shared.array((3, 32), float32)
+        partials = cuda.shared.array((3, WARP), float32)
         x_words, residual_words = cuda.local.array(words_held, uint32), cuda.local.array(words_held, uint32)
         values, other = cuda.local.array(held, float32), cuda.local.array(width, float32)
         wait_for_predecessors()

@@ -22,6 +22,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_sum
 from minllm.kernels.vector import vector_access
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 256
@@ -47,7 +48,7 @@ def rms_norm_kernel(x, residual, has_residual, weight, out, epsilon):
     """Any hidden size: the block walks its row twice. x, residual, out: [T, H]; weight: [H]."""
     wait_for_predecessors()
     token, hidden = cuda.blockIdx.x, x.shape[1]
-    partials = cuda.shared.array(32, float32)
+    partials = cuda.shared.array(WARP, float32)
     sum_of_squares = float32(0)
     i = cuda.threadIdx.x
     while i < hidden:
@@ -78,7 +79,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
     def rms_norm_vector_kernel(x, residual, weight, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
-        partials = cuda.shared.array(32, float32)
+        partials = cuda.shared.array(WARP, float32)
         values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
         for piece in range(pieces):

@@ -75,7 +75,7 @@ class KvFormat:
         return 0 if self.is_float else PAIR_BYTES * self.groups
 
     @property
-    def bytes_a_head(self) -> int:
+    def bytes_per_head(self) -> int:
         """Bytes of one head of one token, for keys or for values."""
         return self.code_bytes + self.scale_bytes
 

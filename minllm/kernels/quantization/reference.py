@@ -54,8 +54,8 @@ def quantize_by_channel(x: np.ndarray, kv_format: KvFormat) -> tuple[np.ndarray,
 
     codes: uint8 [..., token_group, code_bytes]. pairs: float16 [..., head_dim, 2], a (scale, zero) per channel.
     """
-    of_a_channel = replace(kv_format, head_dim=kv_format.token_group, group_size=kv_format.token_group)
-    codes, pairs = quantize_groups(x.swapaxes(-1, -2), of_a_channel)  # [..., head_dim, token_group] and [..., head_dim, 1, 2]
+    channel_format = replace(kv_format, head_dim=kv_format.token_group, group_size=kv_format.token_group)
+    codes, pairs = quantize_groups(x.swapaxes(-1, -2), channel_format)  # [..., head_dim, token_group] and [..., head_dim, 1, 2]
     return pack_nibbles(codes.swapaxes(-1, -2)), pairs[..., 0, :]
 
 

@@ -19,13 +19,13 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_a_row
+from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_per_row
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
-HEADS_A_BLOCK = 4
+HEADS_PER_BLOCK = 4
 THREADS = 128  # approximate block size of the vector kernel
-HEADS_A_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
+HEADS_PER_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
 
 
 def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_factor=1.0):
@@ -66,7 +66,7 @@ def rope_reference(x, positions, cos_sin, interleaved=False):
 @kernel
 def rope_kernel(x, positions, cos_sin, out, interleaved):
     """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, rotary_dim]."""
-    token, head = cuda.blockIdx.x, cuda.blockIdx.y * HEADS_A_BLOCK + cuda.threadIdx.y
+    token, head = cuda.blockIdx.x, cuda.blockIdx.y * HEADS_PER_BLOCK + cuda.threadIdx.y
     if head >= x.shape[1]:
         return
     half = cos_sin.shape[1] >> 1
@@ -113,7 +113,7 @@ def make_turn(dtype, head_dim):
 def rope_vector_kernel(dtype, head_dim):
     """The kernel for `head_dim` components of `dtype`, all of which rotate, half-split, in whole aligned vectors."""
     width, _, store = vector_access(dtype)
-    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, HEADS_A_THREAD * 8  # 4 words per half
+    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, HEADS_PER_THREAD * 8  # 4 words per half
     load_angles, turn = make_turn(dtype, head_dim)
 
     @kernel(dependent_launch=True)
@@ -123,9 +123,9 @@ def rope_vector_kernel(dtype, head_dim):
         token, heads = cuda.blockIdx.x, x.shape[1]
         position = positions[token]  # loaded first, because the angles depend on it; the loads of the heads overlap with this latency
         i = cuda.threadIdx.x * width
-        first = cuda.blockIdx.y * cuda.blockDim.y * HEADS_A_THREAD + cuda.threadIdx.y
+        first = cuda.blockIdx.y * cuda.blockDim.y * HEADS_PER_THREAD + cuda.threadIdx.y
         words = cuda.local.array(words_held, uint32)
-        for r in range(HEADS_A_THREAD):
+        for r in range(HEADS_PER_THREAD):
             head = first + r * cuda.blockDim.y
             if head < heads:
                 load_words(x, (token * heads + head) * head_dim + i, words, 8 * r)
@@ -133,7 +133,7 @@ def rope_vector_kernel(dtype, head_dim):
         cosine, sine = cuda.local.array(width, float32), cuda.local.array(width, float32)
         load_angles(cos_sin, position, i, cosine, sine)
         a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        for r in range(HEADS_A_THREAD):
+        for r in range(HEADS_PER_THREAD):
             head = first + r * cuda.blockDim.y
             if head < heads:
                 unpack(words, 8 * r, a, 0)
@@ -150,9 +150,9 @@ def vectors_of_half_a_head(head_dim, rotary_dim, interleaved, cos_sin, *arrays):
 
     It needs pairs half a head apart, all components rotated, and all arrays aligned.
     """
-    if interleaved or rotary_dim != head_dim or head_dim % 2 or not vectors_a_row(head_dim // 2, cos_sin):
+    if interleaved or rotary_dim != head_dim or head_dim % 2 or not vectors_per_row(head_dim // 2, cos_sin):
         return 0
-    return vectors_a_row(head_dim // 2, *arrays)
+    return vectors_per_row(head_dim // 2, *arrays)
 
 
 def check_cos_sin(cos_sin, head_dim):
@@ -176,9 +176,9 @@ def rope(x, positions, cos_sin, out, interleaved=False, stream=None):
     check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
     check_cos_sin(cos_sin, head_dim)
     if vectors := vectors_of_half_a_head(head_dim, cos_sin.shape[1], interleaved, cos_sin, x, out):
-        side_by_side = min(max(1, THREADS // vectors), ceil_div(heads, HEADS_A_THREAD))
-        grid, block = (tokens, ceil_div(heads, side_by_side * HEADS_A_THREAD)), (vectors, side_by_side)
+        side_by_side = min(max(1, THREADS // vectors), ceil_div(heads, HEADS_PER_THREAD))
+        grid, block = (tokens, ceil_div(heads, side_by_side * HEADS_PER_THREAD)), (vectors, side_by_side)
         launch(rope_vector_kernel(x.dtype, head_dim), grid, block, (x, positions, cos_sin, out), stream)
         return
-    grid = (tokens, ceil_div(heads, HEADS_A_BLOCK))
-    launch(rope_kernel, grid, (WARP, HEADS_A_BLOCK), (x, positions, cos_sin, out, int(interleaved)), stream)
+    grid = (tokens, ceil_div(heads, HEADS_PER_BLOCK))
+    launch(rope_kernel, grid, (WARP, HEADS_PER_BLOCK), (x, positions, cos_sin, out, int(interleaved)), stream)

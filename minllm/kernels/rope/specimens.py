@@ -1,8 +1,9 @@
 """The RoPE kernels as they are launched."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.rope.rotate import HEADS_A_BLOCK, THREADS, WARP, rope_kernel, rope_vector_kernel
+from minllm.kernels.rope.rotate import HEADS_PER_BLOCK, THREADS, rope_kernel, rope_vector_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.kernels.warp import WARP
 
 
 def specimens():
@@ -15,4 +16,4 @@ def specimens():
         yield Specimen(
             f"rope/vectors/{dtype}", rope_vector_kernel(dtype, 128), arguments[:-1], THREADS, blocks=4, contains=("LDG*128*", "STG*128*")
         )
-        yield Specimen(f"rope/rotate/{dtype}", rope_kernel, arguments, WARP * HEADS_A_BLOCK, blocks=8)
+        yield Specimen(f"rope/rotate/{dtype}", rope_kernel, arguments, WARP * HEADS_PER_BLOCK, blocks=8)

@@ -12,12 +12,12 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 256
-WARPS = THREADS // 32
+WARPS = THREADS // WARP
 QUADS_PER_THREAD = 4  # a part is 256 threads x 4 loads x 4 tokens
 PART = THREADS * QUADS_PER_THREAD * 4
 NO_TOKEN = 2**31 - 1
@@ -78,7 +78,7 @@ def store_block_argmax(value, token, part_values, part_tokens):
         warp_values[thread >> 5] = value
         warp_tokens[thread >> 5] = token
     cuda.syncthreads()
-    if thread < 32:
+    if thread < WARP:
         value = float32(-np.inf)
         token = int32(NO_TOKEN)
         if thread < WARPS:
@@ -122,7 +122,7 @@ def argmax_of_parts_kernel(part_values, part_tokens, out):
         if value > best or (value == best and token < best_token):
             best = value
             best_token = token
-        part += 32
+        part += WARP
     best, best_token = warp_argmax(best, best_token)
     if cuda.threadIdx.x == 0:
         if best_token == NO_TOKEN:  # the whole row is -inf or NaN
@@ -138,7 +138,7 @@ def argmax(logits, out, part_values, part_tokens, stream=None) -> None:
     check_parts(logits, out, part_values, part_tokens)
     rows, vocab = logits.shape
     launch(argmax_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, part_values, part_tokens), stream)
-    launch(argmax_of_parts_kernel, rows, 32, (part_values, part_tokens, out), stream)
+    launch(argmax_of_parts_kernel, rows, WARP, (part_values, part_tokens, out), stream)
 
 
 def check_logits(logits) -> None:

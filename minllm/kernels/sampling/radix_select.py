@@ -15,13 +15,13 @@ import numpy as np
 from numba import cuda, float32, float64, int32, int64, uint32
 
 from minllm.kernels.sampling.argmax import load_quad
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import float_as_uint, uint_as_float
 
 THREADS = 1024
-WARPS = THREADS // 32
+WARPS = THREADS // WARP
 BINS = 2048
-GROUP = 32  # bins that a warp sums at a time
+GROUP = WARP  # bins that a warp sums at a time
 GROUPS = BINS // GROUP
 UNIT = 2.0**31  # the weight of the most probable token
 LOADS = 4  # 128-bit loads in flight per thread

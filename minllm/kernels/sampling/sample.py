@@ -36,6 +36,7 @@ from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import gumbel, gumbel_reference, philox_4x32
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel, launch
 
 
@@ -118,4 +119,4 @@ def sample(logits, sampling: SamplingTensors, out, scratch: SampleScratch, strea
     random = (sampling.temperature, sampling.seed, sampling.step)
     parts = (scratch.part_values, scratch.part_tokens)
     launch(draw_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, scratch.thresholds, *random, *parts), stream)
-    launch(argmax_of_parts_kernel, rows, 32, (*parts, out), stream)
+    launch(argmax_of_parts_kernel, rows, WARP, (*parts, out), stream)

@@ -21,11 +21,11 @@ PARTS = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1
 HOPPER = ((9, 0),)
 FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
 LONG = 8192  # tokens of a prompt
-HAIR = {("kivi_int4", 128, 8): {(9, 0): 16}}  # bytes that nine warps' registers miss; 8 warps without the engine are 2 % slower
+HAIR = {("kivi_int4", 128, 8): {(9, 0): 16}}  # bytes; nine warps narrowly exceed the registers, and 8 warps without TMA are 2 % slower
 
 
 def window_specimens():
-    """All of them."""
+    """All kernels of attention with a residual window."""
     for name, head_dim in FORMATS:
         yield from code_specimens(kv_format(name, head_dim))
     for head_dim in (64, 128, 256):
@@ -37,7 +37,7 @@ def window_specimens():
 
 
 def code_specimens(form):
-    """Over codes: the tiles of long prompts, and the blocks of few and of many sequences."""
+    """Over codes: the tiles of long prompts, and the blocks for few and for many sequences."""
     codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
     details = f"{form.name}/{form.head_dim}/{DTYPE}"
     tiles = flash_attention_2_quantized.tiles_for(form, LONG)
