@@ -55,7 +55,7 @@ def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
     """
     if name in KV_ITEMSIZES:
         return KV_ITEMSIZES[name]
-    return Fraction(kv_format(QUANTIZED_KV[name], head_dim).bytes_a_head, head_dim)
+    return Fraction(kv_format(QUANTIZED_KV[name], head_dim).bytes_per_head, head_dim)
 
 
 def kv_window(name: str, given: int | None) -> int:

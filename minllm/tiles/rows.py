@@ -17,7 +17,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.ptx import ex2, pack_bf16x2, pack_f16x2, store_128
 
-ALL_LANES = 0xFFFFFFFF
+ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part
 
 
 class Rows(NamedTuple):

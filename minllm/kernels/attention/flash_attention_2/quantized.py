@@ -7,7 +7,7 @@ A chunk's own tokens are read from the cache like all others, so that a token me
 came in.
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair, and for each tile of queries 4 per element of K and V to dequantise it: with 128
-rows per tile, 4 for 512. Bytes: Q and out once; K and V once per tile of queries and head, bytes_a_head per key instead of 2 * head_dim.
+rows per tile, 4 for 512. Bytes: Q and out once; K and V once per tile of queries and head, bytes_per_head per key instead of 2 * head_dim.
 Keys by channel take as many bytes, and their scales come one group at a time.
 
 How threads map to data: as in kernel.py; tiles of codes by quantized_tiles.py, 16 bytes per thread.
