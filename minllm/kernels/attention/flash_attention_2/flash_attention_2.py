@@ -19,7 +19,7 @@ from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.float32 import make_kernel as make_float32_kernel
 from minllm.kernels.attention.flash_attention_2.float32 import tiles_for as float32_tiles_for
 from minllm.kernels.attention.flash_attention_2.kernel import Source
-from minllm.kernels.attention.flash_attention_2.tensor_core import WarpTiles, make_tensor_core_parts
+from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, query_in_registers, warp_tiles
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, launch
@@ -51,7 +51,8 @@ def tiles_for(head_dim, max_query_len, heads, sequences, sm_count):
 def make_source(tiles, block_size):
     """The Source of arrays of 16-bit numbers: cp.async, one tile ahead."""
     copies = make_copies(tiles.head_dim, tiles.query_tile, tiles.key_tile, tiles.threads, *make_lookup(block_size))
-    key_tile, keys_at, values_at, query_in_registers = tiles.key_tile, tiles.keys_at, tiles.values_at, tiles.query_in_registers
+    key_tile, keys_at, values_at = tiles.key_tile, tiles.keys_at, tiles.values_at
+    wait_for_query = query_in_registers(tiles.head_dim, tiles.row_count)
 
     @cuda.jit(device=True)
     def kv_heads(cache):
@@ -67,7 +68,7 @@ def make_source(tiles, block_size):
         if first_key < keys.stop:
             copies.paged(cache.keys, keys.block_table, keys.kv_head, first_key, keys.start, keys.stop, shared, keys_at)
         cp_async_commit_group()
-        if query_in_registers:
+        if wait_for_query:
             cp_async_wait_group_0()
             cuda.syncthreads()
 
@@ -99,29 +100,16 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps, residu
 
     residual_window: 0, or that of window_keys.py, of whose keys these are the recent ones.
     """
-    tiles = WarpTiles(head_dim, query_tile, key_tile, warps)
+    tiles = warp_tiles(head_dim, query_tile, key_tile, warps)
     parts = make_tensor_core_parts(tiles, dtype, dtype)
     made = kernel.make_kernel(tiles, make_source(tiles, block_size), *parts, RECENT if residual_window else ALL, residual_window)
     return made, tiles.threads, tiles.shared_bytes
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    tiles=None,
-    residual_window=0,
-    lse=None,
-):
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, tiles=None, residual_window=0, lse=None,
+):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     tiles: (query rows, keys, warps) of a block, or what float32.tiles_for returns; the default suits the head_dim. residual_window: rows

@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.flash_attention_2 import kernel
-from minllm.kernels.attention.flash_attention_2.float32_rows import Float32Tiles, make_float32_rows, make_products
+from minllm.kernels.attention.flash_attention_2.float32_rows import float32_tiles, make_float32_rows, make_products, row_floats_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.ptx import load_float32, token_stride
 
@@ -29,7 +29,7 @@ def tiles_for(head_dim):
 def make_source(tiles, block_size):
     """The Source of float32 arrays: loads of 16 bytes per thread, and nothing in advance."""
     block_of, element_of = make_lookup(block_size)
-    head_dim, stride, threads = tiles.head_dim, tiles.stride, tiles.threads
+    head_dim, stride, threads = tiles.head_dim, row_floats_of(tiles.head_dim, tiles.lanes), tiles.threads
     query_chunks, key_chunks, chunks = tiles.query_tile * tiles.head_dim // 4, tiles.key_tile * tiles.head_dim // 4, tiles.head_dim // 4
     keys_at, values_at = tiles.keys_at, tiles.values_at
 
@@ -95,7 +95,7 @@ def make_source(tiles, block_size):
 @functools.cache
 def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, keys_each):
     """(kernel, threads, shared bytes, query rows of a tile)."""
-    tiles = Float32Tiles(head_dim, row_threads, column_threads, rows_each, keys_each)
+    tiles = float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each)
     score_rows, out_rows = make_float32_rows(tiles.key_tile, column_threads), make_float32_rows(head_dim, column_threads)
     made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_products(tiles), score_rows, out_rows)
     return made, tiles.threads, tiles.shared_bytes, tiles.query_tile

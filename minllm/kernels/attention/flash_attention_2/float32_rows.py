@@ -2,7 +2,7 @@
 
 A block is row_threads x column_threads threads, the latter within one warp. A thread owns rows_each rows and, of each tile, the keys
 column, column + column_threads, ...; of the output the same rows and the dimensions column, column + column_threads, ... Shared memory
-holds Q, K, V and the weights. Rows of Q, K and V are padded by one float, so that neighbouring keys lie in neighbouring banks.
+holds Q, K, V and the weights.
 
 For every element of head_dim a thread reads rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. The weights pass
 through shared memory to the second product, whose dimensions are spread over the row's threads as keys were in the first.
@@ -10,58 +10,37 @@ through shared memory to the second product, whose dimensions are spread over th
 
 import functools
 import math
-from dataclasses import dataclass
 
 from numba import cuda, float32, int32, int64
 
-from minllm.kernels.attention.flash_attention_2.kernel import Products
+from minllm.kernels.attention.flash_attention_2.kernel import Products, Tiles
 from minllm.ptx import ex2, float_as_uint, store_32
 from minllm.tiles.rows import ALL_LANES, Rows
 
 
-@dataclass(frozen=True)
-class Float32Tiles:
-    """The tiles of a block; column_threads is a power of two, at most 32."""
+@functools.cache
+def float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each):
+    """The Tiles of a block; column_threads is a power of two, at most 32. Q stays in shared memory."""
+    query_tile, key_tile, row_floats = row_threads * rows_each, column_threads * keys_each, row_floats_of(head_dim, column_threads)
+    keys_at, values_at, weights_at = query_tile * row_floats, (query_tile + key_tile) * row_floats, (query_tile + 2 * key_tile) * row_floats
+    return Tiles(
+        head_dim, query_tile, key_tile, row_threads * column_threads, column_threads, rows_each, rows_each, 1, rows_each * keys_each,
+        rows_each * -(-head_dim // column_threads), keys_at, values_at, weights_at + query_tile * (key_tile + 1), float32,
+    )  # fmt: skip
 
-    head_dim: int
-    row_threads: int
-    column_threads: int
-    rows_each: int
-    keys_each: int
-    shared_type = float32
-    launch_bounds = None
-    query_words = 1  # none: Q stays in shared memory
 
-    lanes = property(lambda self: self.column_threads)  # threads that share lane_rows rows
-    lane_rows = property(lambda self: self.rows_each)
-    row_count = property(lambda self: self.rows_each)
-    threads = property(lambda self: self.row_threads * self.column_threads)
-    query_tile = property(lambda self: self.row_threads * self.rows_each)
-    key_tile = property(lambda self: self.column_threads * self.keys_each)
-    score_count = property(lambda self: self.rows_each * self.keys_each)
-    out_count = property(lambda self: self.rows_each * self.dims_each)
-
-    @property
-    def dims_each(self):
-        """Dimensions of the output that a thread owns."""
-        return -(-self.head_dim // self.column_threads)
-
-    # Shared memory, in floats: Q, K, V, then the weights.
-    stride = property(lambda self: self.dims_each * self.column_threads + 1)
-    keys_at = property(lambda self: self.query_tile * self.stride)
-    values_at = property(lambda self: self.keys_at + self.key_tile * self.stride)
-    weights_at = property(lambda self: self.values_at + self.key_tile * self.stride)
-    weights_stride = property(lambda self: self.key_tile + 1)
-    shared_bytes = property(lambda self: 4 * (self.weights_at + self.query_tile * self.weights_stride))
+def row_floats_of(head_dim, column_threads):
+    """Floats from one row of Q, K or V to the next: padded by one, so that neighbouring keys lie in neighbouring banks."""
+    return -(-head_dim // column_threads) * column_threads + 1
 
 
 @functools.cache
 def make_products(tiles):
     """The Products in float32."""
-    head_dim, column_threads, stride = tiles.head_dim, tiles.column_threads, tiles.stride
-    rows_each, keys_each, dims_each = tiles.rows_each, tiles.keys_each, tiles.dims_each
-    key_tile, keys_at, values_at = tiles.key_tile, tiles.keys_at, tiles.values_at
-    weights_at, weights_stride = tiles.weights_at, tiles.weights_stride
+    head_dim, key_tile, column_threads, rows_each = tiles.head_dim, tiles.key_tile, tiles.lanes, tiles.lane_rows
+    keys_each, dims_each, stride = key_tile // column_threads, -(-head_dim // column_threads), row_floats_of(head_dim, column_threads)
+    keys_at, values_at, weights_stride = tiles.keys_at, tiles.values_at, key_tile + 1
+    weights_at = tiles.end - tiles.query_tile * weights_stride
     even = head_dim % column_threads == 0
 
     @cuda.jit(device=True)

@@ -19,6 +19,7 @@ codes, float32.py loads float32. Products multiply them: on tensor cores (tensor
 which thread holds which score and output.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
@@ -28,6 +29,36 @@ from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.attention.common.window_keys import ALL, make_row_keys
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a block cuts its work: a tile of query_tile rows, and one of key_tile keys after another.
+
+    `lanes` neighbouring threads share lane_rows rows. In shared memory, in elements of shared_type, Q begins at 0, K at keys_at, V at
+    values_at, and what else there is at `end`. A thread holds query_words of Q, score_count scores and out_count outputs of row_count rows.
+    """
+
+    head_dim: int
+    query_tile: int
+    key_tile: int
+    threads: int
+    lanes: int
+    lane_rows: int
+    row_count: int
+    query_words: int
+    score_count: int
+    out_count: int
+    keys_at: int
+    values_at: int
+    end: int
+    shared_type: Any = uint32
+    launch_bounds: tuple[int, int] | None = None
+
+    @property
+    def shared_bytes(self):
+        """Shared memory of a block, up to `end`."""
+        return 4 * self.end
 
 
 class Cache(NamedTuple):
@@ -85,11 +116,7 @@ class Products(NamedTuple):
 
 
 def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residual_window=0):
-    """The kernel of these parts; part, residual_window: which keys there are (window_keys.py).
-
-    tiles: query_tile, key_tile, head_dim; shared_type of shared memory; registers of a thread: query_words, score_count, out_count, and
-    row_count rows. `lanes` neighbouring threads share lane_rows rows; launch_bounds as in runtime.kernel.
-    """
+    """The kernel of these parts; part, residual_window: which keys there are (window_keys.py)."""
     query_tile, key_tile, head_dim, shared_type = tiles.query_tile, tiles.key_tile, tiles.head_dim, tiles.shared_type
     lanes, lane_rows, row_count = tiles.lanes, tiles.lane_rows, tiles.row_count
     query_words, score_count, out_count = tiles.query_words, tiles.score_count, tiles.out_count
@@ -172,11 +199,10 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
         keys = Keys(block_tables[sequence], kv_head, visible_start, visible_stop)
         scale, factor = source.scales(cache, kv_head, scale)
 
-        query_fragments, scores = cuda.local.array(query_words, uint32), cuda.local.array(score_count, float32)
-        maxima, sums, acc = (
-            cuda.local.array(row_count, float32), cuda.local.array(row_count, float32), cuda.local.array(out_count, float32)
-        )  # fmt: skip
-        state = State(maxima, sums, acc)
+        query_fragments = cuda.local.array(query_words, uint32)
+        scores = cuda.local.array(score_count, float32)
+        acc = cuda.local.array(out_count, float32)
+        state = State(cuda.local.array(row_count, float32), cuda.local.array(row_count, float32), acc)
         staged = Staged(cuda.local.array(word_count, uint32), cuda.local.array(pair_count, uint32))
         clear(state)
         source.begin(query, token, head, rows, cache, keys, first_key, staged, shared)

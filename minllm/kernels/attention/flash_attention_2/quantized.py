@@ -25,7 +25,7 @@ from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.channel_scales import make_channel_scales, scale_words_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.kernels.attention.flash_attention_2.quantized_tiles import make_quantized_tiles
-from minllm.kernels.attention.flash_attention_2.tensor_core import WarpTiles, make_tensor_core_parts
+from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, padded_dim_of, warp_tiles
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, pack_f16x2, unpack_bf16x2
 from minllm.runtime.kernel import check, launch
 from minllm.tiles.cp_async import make_copies, row_words_of
@@ -52,7 +52,7 @@ def tiles_for(kv_format, max_query_len):
 @functools.cache
 def make_to_float16(tiles):
     """to_float16(shared): the tile of queries from bfloat16 to float16, in place."""
-    words_per_row, pitch, threads = tiles.padded_dim // 2, row_words_of(tiles.head_dim), tiles.threads
+    words_per_row, pitch, threads = padded_dim_of(tiles.head_dim) // 2, row_words_of(tiles.head_dim), tiles.threads
     word_count = tiles.query_tile * words_per_row
 
     @cuda.jit(device=True)
@@ -77,7 +77,7 @@ def make_source(tiles, dtype, kv_format, block_size):
     key_tile, keys_at, values_at, threads = tiles.key_tile, tiles.keys_at, tiles.values_at, tiles.threads
     copies = make_copies(tiles.head_dim, tiles.query_tile, key_tile, threads, *make_lookup(block_size))
     to_float16 = make_to_float16(tiles)
-    channels = make_channel_scales(kv_format, block_size, key_tile, threads, tiles.shared_bytes // 4) if by_channel else None
+    channels = make_channel_scales(kv_format, block_size, key_tile, threads, tiles.end) if by_channel else None
     key_tiles = make_quantized_tiles(kv_format, block_size, key_tile, threads, channels)
     value_tiles = make_quantized_tiles(kv_format, block_size, key_tile, threads)
 
@@ -139,7 +139,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
 
     residual_window: 0, or that of window_keys.py, of whose keys these are the codes.
     """
-    tiles = WarpTiles(kv_format.head_dim, query_tile, key_tile, warps)
+    tiles = warp_tiles(kv_format.head_dim, query_tile, key_tile, warps)
     source, parts = make_source(tiles, dtype, kv_format, block_size), make_tensor_core_parts(tiles, "float16", dtype)
     made = kernel.make_kernel(tiles, source, *parts, CODES if residual_window else ALL, residual_window)
     scale_bytes = 4 * scale_words_of(kv_format, key_tile) if kv_format.keys_by_channel else 0
@@ -147,22 +147,9 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    tiles=None,
-    residual_window=0,
-    lse=None,
-):
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, tiles=None, residual_window=0, lse=None,
+):  # fmt: skip
     """Causal attention of new tokens over QuantizedCaches, written into `out`; arguments as in kernels/attention/__init__.py.
 
     tiles: (query rows, keys, warps) of a block; the default suits the head_dim. residual_window: rows do not see their recent keys
