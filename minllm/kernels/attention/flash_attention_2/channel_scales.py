@@ -1,9 +1,9 @@
 """The scales and zeros of keys that are quantised by channel, on their way through shared memory to the keys (quantized_tiles.py).
 
 A tile of keys has one (scale, zero) for each group of TOKEN_GROUP keys and channel. They come by cp.async while the tile before is
-multiplied, and are read from shared memory when codes become numbers: by a thread, those of the 32 channels that its 16 bytes of codes are.
-Channels lie in memory one behind the other; in shared memory 16 bytes are left between every 32, so that the threads of a row, which read
-at the same time, meet in no bank. Bytes: 4 * head_dim a group and KV head, once a tile of queries and head.
+multiplied. When codes become numbers, a thread reads those of the 32 channels in its 16 bytes of codes. Channels are contiguous in global
+memory; in shared memory 16 bytes of padding follow every 32 of them, so that the threads of a row, which read at the same time, meet in no
+bank. Bytes: 4 * head_dim per group and KV head, once per tile of queries and head.
 """
 
 import functools
@@ -39,7 +39,7 @@ def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
     """
     block_of, _ = make_lookup(block_size)
     head_dim, token_group, chunks = kv_format.head_dim, kv_format.token_group, kv_format.head_dim // CHUNK
-    vectors = head_dim // 4  # of 16 bytes, in a group
+    vectors = head_dim // 4  # of 16 bytes, per group
     tile_vectors = -(-key_tile // token_group) * vectors
     passes = -(-tile_vectors // threads)
 

@@ -115,13 +115,19 @@ class Products(NamedTuple):
     output: Any  # output(acc, scores, shared, lane_row, lane): O += P V
 
 
-def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residual_window=0):
-    """The kernel of these parts; part, residual_window: which keys there are (window_keys.py)."""
-    query_tile, key_tile, head_dim, shared_type = tiles.query_tile, tiles.key_tile, tiles.head_dim, tiles.shared_type
-    lanes, lane_rows, row_count = tiles.lanes, tiles.lane_rows, tiles.row_count
-    query_words, score_count, out_count = tiles.query_words, tiles.score_count, tiles.out_count
-    word_count, pair_count = source.words, source.pairs
-    first_key_of, last_key_of = make_row_keys(part, residual_window)
+class Softmax(NamedTuple):
+    """Device functions over a thread's rows."""
+
+    clear: Any
+    mask: Any
+    fold: Any
+    store: Any
+
+
+def make_softmax(tiles, score_rows, out_rows, row_keys):
+    """The Softmax of rows whose scores and output are held as score_rows and out_rows say; row_keys: (first_key, last_key) of a row."""
+    head_dim, row_count, out_count = tiles.head_dim, tiles.row_count, tiles.out_count
+    first_key_of, last_key_of = row_keys
 
     @cuda.jit(device=True)
     def clear(state):
@@ -142,7 +148,7 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
             score_rows.mask(scores, row, int32(first - start), int32(last - start))
 
     @cuda.jit(device=True)
-    def fold_softmax(scores, state, scale):
+    def fold(scores, state, scale):
         """Scores become p = exp(s - m'); m, l and o follow."""
         for row in range(row_count):
             maximum = score_rows.maximum(scores, row, state.maxima[row])
@@ -153,17 +159,28 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
             out_rows.scale(state.acc, row, correction)
 
     @cuda.jit(device=True)
-    def store_rows(state, factor, out, lse, token, head, rows, lane_row, lane, scale):
-        """out = factor * o / l, and the log-sum-exp where lse is not None."""
-        for half in range(row_count):
-            total = out_rows.sum(state.sums[half])
+    def store(state, factor, scale, out, lse, token, head, rows, first_row, lane):
+        """out = factor * o / l, and the log-sum-exp where lse is not None, of rows below `rows`; first_row as in `mask`."""
+        for i in range(row_count):
+            total = out_rows.sum(state.sums[i])
             inverse = factor * reciprocal_or_zero(total)
-            row = lane_row + out_rows.position(half, lane)
+            row = first_row + out_rows.position(i, lane)
             if lse is not None:
                 if row < rows and out_rows.column(lane) == 0:
-                    lse[token + row, head] = log_sum_exp(state.maxima[half], total, scale)
+                    lse[token + row, head] = log_sum_exp(state.maxima[i], total, scale)
             start = (int64(token + row) * out.shape[1] + head) * head_dim
-            out_rows.store(state.acc, half, inverse, out, start, row < rows, lane)
+            out_rows.store(state.acc, i, inverse, out, start, row < rows, lane)
+
+    return Softmax(clear, mask, fold, store)
+
+
+def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residual_window=0):
+    """The kernel of these parts; part, residual_window: which keys there are (window_keys.py)."""
+    query_tile, key_tile, lanes, lane_rows, shared_type = tiles.query_tile, tiles.key_tile, tiles.lanes, tiles.lane_rows, tiles.shared_type
+    query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
+    word_count, pair_count = source.words, source.pairs
+    first_key_of, last_key_of = row_keys = make_row_keys(part, residual_window)
+    softmax = make_softmax(tiles, score_rows, out_rows, row_keys)
 
     @kernel(launch_bounds=tiles.launch_bounds)
     def flash_attention_2_kernel(
@@ -204,7 +221,7 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
         acc = cuda.local.array(out_count, float32)
         state = State(cuda.local.array(row_count, float32), cuda.local.array(row_count, float32), acc)
         staged = Staged(cuda.local.array(word_count, uint32), cuda.local.array(pair_count, uint32))
-        clear(state)
+        softmax.clear(state)
         source.begin(query, token, head, rows, cache, keys, first_key, staged, shared)
         products.begin(query_fragments, shared, lane_row, lane)
         while first_key < visible_stop:
@@ -215,11 +232,11 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
             at_the_end = next_key > last_key_of(first_position) + 1
             at_the_start = first_key < first_key_of(int32(first_position + query_tile - 1), sliding_window)
             if at_the_end or at_the_start:
-                mask(scores, first_key, first_position + lane_row, sliding_window, lane)
-            fold_softmax(scores, state, scale)
+                softmax.mask(scores, first_key, first_position + lane_row, sliding_window, lane)
+            softmax.fold(scores, state, scale)
             products.output(acc, scores, shared, lane_row, lane)
             first_key = next_key
         source.finish()
-        store_rows(state, factor, out, lse, token, head, rows, lane_row, lane, scale)
+        softmax.store(state, factor, scale, out, lse, token, head, rows, lane_row, lane)
 
     return flash_attention_2_kernel

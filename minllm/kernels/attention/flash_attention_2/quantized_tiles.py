@@ -1,15 +1,15 @@
 """Tiles of quantised keys and values: codes from global memory to registers, and from there, as float16, to shared memory.
 
-A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes a thread, and of scales; `store`
-turns them into numbers in the padded rows of shared_tiles.py. No dequantised number ever lies in global memory. Rows that no query row may
-see are zeros, and are not read.
+A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes per thread, and of scales; `store`
+turns them into numbers in padded rows of shared memory (tiles/cp_async.py). Dequantised numbers are never written to global memory. Rows
+that no query row may see are zeros, and are not read.
 
 Numbers are float16 whatever the queries are: it holds 11 bits where bfloat16 holds 8, codes and scales are made for its range, and the
-tensor cores are as fast. How a code becomes one without a conversion: a byte, or a nibble, as the low bits of the fraction of 0x6400, which
-is 2**10, is 1024 + code. Less 1024 it is the code, exactly; then one fused multiply-add makes code * scale + zero of two neighbours at
-a time. fp8 e4m3 has an instruction, two at a time to float16; e5m2 is the upper byte of a float16. Their scale, the same for a whole
-head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row. Keys that
-have scales by channel find them in shared memory (channel_scales.py).
+tensor cores are as fast. A code becomes a float16 without a conversion: a byte or a nibble, placed in the low bits of the fraction of
+0x6400, which is 2**10, gives 1024 + code. Subtracting 1024 leaves the code, exactly; then one fused multiply-add makes code * scale + zero
+of two neighbours at a time. fp8 e4m3 has an instruction that converts two at a time to float16; e5m2 is the upper byte of a float16. Their
+scale, the same for a whole head, is left out here: quantized.py puts that of keys into the scale of the scores, and that of values into the
+sums of a row. Keys that have scales by channel find them in shared memory (channel_scales.py).
 
 Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
 """
@@ -79,11 +79,10 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None
     code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, channels is not None
     has_pairs = not (kv_format.is_float or by_channel)
     row_words = row_words_of(kv_format.head_dim)
-    chunks = code_bytes // CHUNK  # in a row
-    codes_a_word = 32 // kv_format.bits
-    chunks_a_group = kv_format.group_size // (4 * codes_a_word)
-    words_out = codes_a_word // 2  # of numbers, from one of codes
-    stores = words_out  # of 16 bytes, from a chunk
+    chunks = code_bytes // CHUNK  # chunks of codes per row
+    codes_per_word = 32 // kv_format.bits
+    chunks_per_group = kv_format.group_size // (4 * codes_per_word)
+    words_out = codes_per_word // 2  # words of numbers from a word of codes; stores of 16 bytes from a chunk
     rows_at_once = min(threads // chunks, key_tile)
     copy_threads, passes = rows_at_once * chunks, -(-key_tile // rows_at_once)
     all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0
@@ -108,17 +107,17 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None
                 at = line * code_bytes + chunk * uint32(CHUNK)
                 words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
                 if has_pairs:
-                    staged.pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_a_group)) * 2)
+                    staged.pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_per_group)) * 2)
 
     @cuda.jit(device=True)
     def store(staged, shared, at):
         chunk, first_row = int32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
-        to = int32(at + first_row * row_words + chunk * 4 * stores)
+        to = int32(at + first_row * row_words + chunk * 4 * words_out)
         numbers = cuda.local.array(4, uint32)
         for i in range(passes):
             row = int32(first_row + i * rows_at_once)
             if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
-                for j in range(4):  # words of codes; two of 8 bits fill a store of 16 bytes, one of 4 bits does
+                for j in range(4):  # two words of 8-bit codes fill a store of 16 bytes, as does one of 4-bit codes
                     part = cuda.local.array(4, uint32)
                     if by_channel:
                         channels.dequantize(staged.words[4 * i + j], shared, row, chunk, j, part)
