@@ -1,7 +1,7 @@
 """FlashAttention-2 for float32, on the plain cores: the kernel of kernel.py, with register tiles in place of tensor cores.
 
 Tensor cores would round float32 to TF32 (10 bits of mantissa). This path keeps all 24 bits, for models in float32 and for parity
-tests; its ceiling is the float32 FMA rate. float32_rows.py says which rows and keys of a tile a thread owns and what it does with them.
+tests; its ceiling is the float32 FMA rate. float32_tiles.py says which rows and keys of a tile a thread owns and what it does with them.
 """
 
 import functools
@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.flash_attention_2 import kernel
-from minllm.kernels.attention.flash_attention_2.float32_rows import float32_tiles, make_float32_rows, make_products, row_floats_of
+from minllm.kernels.attention.flash_attention_2.float32_tiles import float32_tiles, make_float32_rows, make_matmuls, row_floats_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.ptx import load_float32, token_stride
 
@@ -97,5 +97,5 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
     """(kernel, threads, shared bytes, query rows of a tile)."""
     tiles = float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each)
     score_rows, out_rows = make_float32_rows(tiles.key_tile, column_threads), make_float32_rows(head_dim, column_threads)
-    made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_products(tiles), score_rows, out_rows)
+    made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_matmuls(tiles), score_rows, out_rows)
     return made, tiles.threads, tiles.shared_bytes, tiles.query_tile

@@ -15,8 +15,8 @@ FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: Q and out once
 from L2. How threads map to data: grid (query tiles, heads, sequences), the longest tiles first; threads split a tile's rows.
 
 Three things are parameters. A Source brings tiles to shared memory: flash_attention_2.py copies 16-bit numbers, quantized.py dequantises
-codes, float32.py loads float32. Products multiply them: on tensor cores (tensor_core.py), or by FMAs in float32. Rows (tiles/rows.py) know
-which thread holds which score and output.
+codes, float32.py loads float32. Matmuls multiply them: on tensor cores (tensor_core.py), or by FMAs in float32. Rows (tiles/rows.py) know
+which thread holds which score and which output.
 """
 
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class Source(NamedTuple):
     finish: Any  # finish(): nothing is on its way any more
 
 
-class Products(NamedTuple):
+class Matmuls(NamedTuple):
     """Device functions that multiply tiles in shared memory."""
 
     begin: Any  # begin(query, shared, lane_row, lane): Q to registers
@@ -174,7 +174,7 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
     return Softmax(clear, mask, fold, store)
 
 
-def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residual_window=0):
+def make_kernel(tiles, source, matmuls, score_rows, out_rows, part=ALL, residual_window=0):
     """The kernel of these parts; part, residual_window: which keys there are (window_keys.py)."""
     query_tile, key_tile, lanes, lane_rows, shared_type = tiles.query_tile, tiles.key_tile, tiles.lanes, tiles.lane_rows, tiles.shared_type
     query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
@@ -223,18 +223,18 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
         staged = Staged(cuda.local.array(word_count, uint32), cuda.local.array(pair_count, uint32))
         softmax.clear(state)
         source.begin(query, token, head, rows, cache, keys, first_key, staged, shared)
-        products.begin(query_fragments, shared, lane_row, lane)
+        matmuls.begin(query_fragments, shared, lane_row, lane)
         while first_key < visible_stop:
             next_key = int32(first_key + key_tile)
             source.keys(cache, keys, first_key, staged, shared)
-            products.scores(scores, query_fragments, shared, lane_row, lane)
+            matmuls.scores(scores, query_fragments, shared, lane_row, lane)
             source.values(cache, keys, first_key, staged, shared)
             at_the_end = next_key > last_key_of(first_position) + 1
             at_the_start = first_key < first_key_of(int32(first_position + query_tile - 1), sliding_window)
             if at_the_end or at_the_start:
                 softmax.mask(scores, first_key, first_position + lane_row, sliding_window, lane)
             softmax.fold(scores, state, scale)
-            products.output(acc, scores, shared, lane_row, lane)
+            matmuls.output(acc, scores, shared, lane_row, lane)
             first_key = next_key
         source.finish()
         softmax.store(state, factor, scale, out, lse, token, head, rows, lane_row, lane)

@@ -1,6 +1,6 @@
 """FlashAttention-2 over a quantised KV cache: prompts, whole or in chunks, that read codes and multiply float16.
 
-The maths, the walk over tiles and the products are those of kernel.py and tensor_core.py. Only the source of keys and values differs: their
+The maths, the walk over tiles and the matmuls are those of kernel.py and tensor_core.py. Only the source of keys and values differs: their
 codes come to registers while the tile before is multiplied, and go to shared memory as float16 (quantized_tiles.py). Queries in bfloat16
 are turned into float16 once, in shared memory, which costs them no bit; they must lie within its range, 65504.
 A chunk's own tokens are read from the cache like all others, so that a token means the same to every later one, whichever chunk it
