@@ -11,21 +11,15 @@ Transformer Inference", section 2.
 """
 
 from minllm.models.config import ModelConfig
+from minllm.models.parts import parts_of
+from minllm.models.parts.grouped_attention import key_value_width, query_width
+from minllm.models.parts.terms import Matrix
+from minllm.weights.format import WeightFormat
 
 
-def query_width(config: ModelConfig) -> int:
-    """Numbers in the queries of one token in one layer."""
-    return config.num_attention_heads * config.head_dim
-
-
-def key_value_width(config: ModelConfig) -> int:
-    """Numbers in the keys and values of one token in one layer."""
-    return 2 * config.num_key_value_heads * config.head_dim
-
-
-def up_width(config: ModelConfig) -> int:
-    """Outputs of the feed-forward's first product: gate and up side by side where it is gated, else up alone."""
-    return config.intermediate_size * (2 if config.activation == "silu" else 1)
+def layer_matrices(config: ModelConfig) -> list[Matrix]:
+    """The linear layers of one layer, each of which multiplies every token."""
+    return [matrix for part in parts_of(config) for matrix in part.matrices(config)]
 
 
 def norm_parameters(config: ModelConfig) -> int:
@@ -34,19 +28,14 @@ def norm_parameters(config: ModelConfig) -> int:
 
 
 def layer_matrix_parameters(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer, each of which multiplies every token: q, k, v, output, and the feed-forward's two or three."""
-    attention = config.hidden_size * (2 * query_width(config) + key_value_width(config))
-    return attention + config.hidden_size * (up_width(config) + config.intermediate_size)
+    """Numbers in the matrices of one layer: q, k, v, output, and the feed-forward's two or three."""
+    return sum(matrix.parameters for matrix in layer_matrices(config))
 
 
 def layer_vector_parameters(config: ModelConfig) -> int:
     """Numbers in the norms and biases of one layer."""
-    vectors = 2 * norm_parameters(config)
-    vectors += (query_width(config) + key_value_width(config)) * config.qkv_bias
-    vectors += config.hidden_size * config.attention_output_bias
-    vectors += (up_width(config) + config.hidden_size) * config.mlp_bias
-    vectors += 2 * config.head_dim * config.qk_norm
-    return vectors
+    biases = sum(matrix.outputs for matrix in layer_matrices(config) if matrix.bias)
+    return biases + sum(norm_parameters(config) + part.vector_parameters(config) for part in parts_of(config))
 
 
 def head_parameters(config: ModelConfig) -> int:
@@ -64,11 +53,19 @@ def parameter_count(config: ModelConfig) -> int:
     return layers + embeddings + head + norm_parameters(config)
 
 
-def weight_bytes(config: ModelConfig, itemsize: int = 2, matrix_itemsize: float | None = None) -> int:
-    """Bytes that the weights take in memory. `matrix_itemsize` is that of the layers' matrices where they are quantised and the rest is not
-    (0.5 for 4 bits); their scales, some 3 % of 4-bit weights in groups of 128, are not counted."""
-    matrices = config.num_hidden_layers * layer_matrix_parameters(config)
-    return int((parameter_count(config) - matrices) * itemsize + matrices * (matrix_itemsize or itemsize))
+def weight_bytes(
+    config: ModelConfig, itemsize: int = 2, matrix_itemsize: float | None = None, weight_format: WeightFormat | None = None
+) -> int:
+    """Bytes that the weights take in memory.
+
+    matrix_itemsize: bytes per number in the layers' matrices if only they are quantised (0.5 for 4 bits; scales are not counted).
+    weight_format: the format that holds them instead, which counts its scales.
+    """
+    layers, parameters = config.num_hidden_layers, layer_matrix_parameters(config)
+    rest = (parameter_count(config) - layers * parameters) * itemsize
+    if weight_format is None:
+        return int(rest + layers * parameters * (matrix_itemsize or itemsize))
+    return rest + layers * sum(weight_format.matrix_bytes(matrix.outputs, matrix.inputs) for matrix in layer_matrices(config))
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
@@ -85,7 +82,6 @@ def ungrouped_kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> in
 
 def shape_of(config: ModelConfig) -> tuple:
     """All that this package's counts depend on, without what rescales or names: two models of equal shape cost the same."""
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    kinds = ("head_dim", "norm", "activation", "sliding_windows", "tie_word_embeddings")
-    options = ("qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm")
-    return (*(getattr(config, name) for name in (*names, *kinds, *options)), config.rope is None)
+    parts = parts_of(config)
+    fields = ("vocab_size", "hidden_size", "num_hidden_layers", "norm", "tie_word_embeddings", *(f for part in parts for f in part.FIELDS))
+    return (*parts, *(getattr(config, field) for field in fields), config.rope is None)

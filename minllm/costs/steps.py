@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from minllm.costs.stages import Stage, decode_stages, prefill_stages
 from minllm.models.config import ModelConfig
+from minllm.weights.format import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,11 @@ def decode_step(
     kv_itemsize: float = 2,
     matrix_itemsize: float | None = None,
     residual_window: int = 0,
+    weight_format: WeightFormat | None = None,
 ) -> Cost:
     """One token for each of `batch` sequences that see `context` keys each, the new one included."""
-    return sum_of(decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window))
+    stages = decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window, weight_format)
+    return sum_of(stages)
 
 
 def prefill(
@@ -65,6 +68,8 @@ def prefill(
     matrix_itemsize: float | None = None,
     sequences: int = 1,
     residual_window: int = 0,
+    weight_format: WeightFormat | None = None,
 ) -> Cost:
     """`sequences` prompts of `tokens` tokens, causal, in one pass, with the logits of each one's last token alone."""
-    return sum_of(prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window))
+    stages = prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window, weight_format)
+    return sum_of(stages)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.weights.linear import Linear
 
 
 class ComposedOps:
@@ -38,25 +39,25 @@ class ComposedOps:
         x: Any,
         residual: Any,
         norm: NormWeights,
-        weight: Any,
-        bias: Any,
+        qkv: Linear,
+        *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Any = None,
-        k_norm: Any = None,
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
         """Norm, projection, rotation and cache write, one after the other."""
         normalised, residual = self.add_norm(x, residual, norm)
-        qkv = self.linear(normalised, weight, bias)  # [T, (heads + 2 * kv_heads) * head_dim]
-        return self.qkv_rope_append(qkv, batch, layer_cache, attention_config, q_norm, k_norm, cos_sin), residual
+        projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
+        return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
-    def linear_add(self, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
+    def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
         """The product; the next normalisation adds it to the residual."""
-        return self.linear(x, weight, bias), residual
+        return self.linear(x, linear), residual
 
-    def normed_gated_mlp(self, x: Any, residual: Any, norm: NormWeights, gate_up: Any, down: Any, activation: str) -> tuple[Any, Any]:
+    def normed_gated_mlp(
+        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
+    ) -> tuple[Any, Any]:
         """Norm and feed-forward, one after the other."""
         normalised, residual = self.add_norm(x, residual, norm)
         return self.gated_mlp(normalised, gate_up, down, activation), residual

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minllm.weights.linear import Linear
+
 Array = Any
 
 
@@ -95,7 +97,7 @@ class NormWeights:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """The shape of one layer's attention. Query head h reads KV head h // (heads // kv_heads)."""
+    """One layer's attention: its shape, and the norms of its heads. Query head h reads KV head h // (heads // kv_heads)."""
 
     heads: int
     kv_heads: int
@@ -103,7 +105,9 @@ class AttentionConfig:
     scale: float  # factor of q . k, usually head_dim ** -0.5
     sliding_window: int = 0  # a query sees at most this many keys, its own included; 0 sees all before it
     interleaved: bool = False  # RoPE pairs neighbours (2i, 2i + 1) instead of the halves (i, i + head_dim / 2)
-    epsilon: float = 1e-6  # of the per-head normalisation of q and k, where a model has one
+    q_norm: Array | None = None  # [head_dim] RMS norm over each head of q, in models that have it
+    k_norm: Array | None = None  # [head_dim] the same for k
+    epsilon: float = 1e-6  # of these norms
 
 
 class Ops(Protocol):
@@ -147,8 +151,8 @@ class Ops(Protocol):
         All are [T, hidden]."""
         ...
 
-    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
-        """x @ weight.T (+ bias): [T, in] and [out, in] to [T, out]."""
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """x @ weight.T (+ bias): [T, in] to [T, out]."""
         ...
 
     def qkv_rope_append(
@@ -157,14 +161,12 @@ class Ops(Protocol):
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Array | None = None,
-        k_norm: Array | None = None,
         cos_sin: Array | None = None,
     ) -> Array:
         """From qkv [T, (heads + 2 * kv_heads) * head_dim] to the queries [T, heads, head_dim], with keys and values written to the cache.
 
-        Queries and keys are normalised a head at a time where q_norm and k_norm [head_dim] are given, then rotated by the table
-        cos_sin [positions, head_dim] (first half cosines, second half sines) where it is given. Values are stored as they are.
+        Queries and keys are normalised a head at a time if the configuration has their norms, then rotated by the table cos_sin
+        [positions, head_dim] (first half cosines, second half sines) if it is given. Values are stored as they are.
         """
         ...
 
@@ -185,13 +187,13 @@ class Ops(Protocol):
         """Softmax(scale * q . K) V over the cached context of each sequence, causal: [T, heads, head_dim] to [T, heads * head_dim]."""
         ...
 
-    def gated_mlp(self, x: Array, gate_up: Array, down: Array, activation: str) -> Array:
+    def gated_mlp(self, x: Array, gate_up: Linear, down: Linear, activation: str) -> Array:
         """(activation(x @ gate.T) * (x @ up.T)) @ down.T: gate_up [2 * intermediate, hidden] holds gate first; down
         [hidden, intermediate]; activation is "silu". Returns [T, hidden]."""
         ...
 
-    def mlp(self, x: Array, up: Array, up_bias: Array | None, down: Array, down_bias: Array | None, activation: str) -> Array:
-        """activation(x @ up.T + up_bias) @ down.T + down_bias; activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
+    def mlp(self, x: Array, up: Linear, down: Linear, activation: str) -> Array:
+        """down(activation(up(x))); activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
         ...
 
     # The three below may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): two arrays whose sum
@@ -202,29 +204,27 @@ class Ops(Protocol):
         x: Array,
         residual: Array | None,
         norm: NormWeights,
-        weight: Array,
-        bias: Array | None,
+        qkv: Linear,
+        *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Array | None = None,
-        k_norm: Array | None = None,
         cos_sin: Array | None = None,
     ) -> tuple[Array, Array]:
         """(queries, residual): qkv_rope_append of the linear of the normalised x + residual, which is the residual returned."""
         ...
 
-    def linear_add(self, x: Array, weight: Array, bias: Array | None, residual: Array) -> tuple[Array, Array | None]:
-        """The residual stream, as a pair, to which x @ weight.T (+ bias) was added."""
+    def linear_add(self, x: Array, linear: Linear, residual: Array) -> tuple[Array, Array | None]:
+        """The residual stream, as a pair, to which the linear of x was added."""
         ...
 
     def normed_gated_mlp(
-        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Array, down: Array, activation: str
+        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
     ) -> tuple[Array, Array | None]:
         """The residual stream, as a pair, to which gated_mlp of its normalisation was added."""
         ...
 
-    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Array, rows: Array) -> Array:
+    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array) -> Array:
         """The scores of the next token: add_norm of the R wanted rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
         ...
 
