@@ -28,6 +28,7 @@ from minllm.costs.parameters import (
     shape_of,
     ungrouped_kv_bytes_per_token,
     weight_bytes,
+    widest_activation,
 )
 from minllm.costs.residual_window import coded_tokens, ring_tokens
 from minllm.costs.stages import Stage, decode_stages, prefill_stages
@@ -55,4 +56,5 @@ __all__ = [
     "ungrouped_kv_bytes_per_token",
     "wasted_share",
     "weight_bytes",
+    "widest_activation",
 ]

@@ -43,6 +43,18 @@ def head_parameters(config: ModelConfig) -> int:
     return config.vocab_size * config.hidden_size
 
 
+def head_bytes(config: ModelConfig, itemsize: int, weight_format: WeightFormat | None = None) -> int:
+    """Bytes of the head, which is plain unless the format of the layers' matrices covers it too."""
+    if weight_format is None or not weight_format.covers("lm_head"):
+        return head_parameters(config) * itemsize
+    return weight_format.matrix_bytes(config.vocab_size, config.hidden_size)
+
+
+def widest_activation(config: ModelConfig) -> int:
+    """Numbers per token of the widest activation: queries, keys and values, or two halves of a feed-forward."""
+    return max(query_width(config) + key_value_width(config), 2 * config.intermediate_size)
+
+
 def parameter_count(config: ModelConfig) -> int:
     """Numbers in a checkpoint of this shape; a head that is tied to the embedding counts once."""
     layers = config.num_hidden_layers * (layer_matrix_parameters(config) + layer_vector_parameters(config))
@@ -61,11 +73,14 @@ def weight_bytes(
     matrix_itemsize: bytes per number in the layers' matrices if only they are quantised (0.5 for 4 bits; scales are not counted).
     weight_format: the format that holds them instead, which counts its scales.
     """
-    layers, parameters = config.num_hidden_layers, layer_matrix_parameters(config)
-    rest = (parameter_count(config) - layers * parameters) * itemsize
+    layers, matrices = config.num_hidden_layers, layer_matrices(config)
+    parameters = layers * sum(matrix.parameters for matrix in matrices)
     if weight_format is None:
-        return int(rest + layers * parameters * (matrix_itemsize or itemsize))
-    return rest + layers * sum(weight_format.matrix_bytes(matrix.outputs, matrix.inputs) for matrix in layer_matrices(config))
+        return int((parameter_count(config) - parameters) * itemsize + parameters * (matrix_itemsize or itemsize))
+    rest = (parameter_count(config) - parameters) * itemsize
+    if not weight_format.is_plain and weight_format.covers("lm_head"):
+        rest += head_bytes(config, itemsize, weight_format) - (not config.tie_word_embeddings) * head_bytes(config, itemsize)
+    return rest + layers * sum(weight_format.matrix_bytes(matrix.outputs, matrix.inputs) for matrix in matrices)
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:

@@ -20,7 +20,7 @@ Sources: Vaswani et al. 2017, "Attention is all you need", section 3; Kaplan et 
 table 1; the docstrings of minllm/kernels.
 """
 
-from minllm.costs.parameters import head_parameters, norm_parameters
+from minllm.costs.parameters import head_bytes, head_parameters, norm_parameters
 from minllm.costs.residual_window import coded_tokens
 from minllm.models.config import ModelConfig
 from minllm.models.parts import parts_of
@@ -128,7 +128,7 @@ def _head(config: ModelConfig, s: Sizes) -> list[Stage]:
         _norm("final norm", config, s, times=1, rows=s.rows),
         Stage(
             "lm_head",
-            weight_bytes=head_parameters(config) * s.item,
+            weight_bytes=head_bytes(config, s.item, s.weight_format),
             activation_bytes=s.rows * config.hidden_size * s.item + logits,
             flops=2 * s.rows * head_parameters(config),
         ),

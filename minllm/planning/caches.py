@@ -6,10 +6,11 @@ from rich.table import Table
 
 from minllm.costs.cache_policies import POLICIES
 from minllm.errors import KernelArgumentError
+from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.card import giga, milliseconds, size
-from minllm.planning.formats import QUANTIZED_KV, kv_itemsize
+from minllm.planning.formats import KV_ITEMSIZES, kv_format_name, kv_itemsize
 from minllm.planning.plan import Plan, Wishes, make_plan
 
 
@@ -18,15 +19,16 @@ def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
 
     Each is a plan of its own largest batch, of one sequence where none fits. Formats that do not fit the model's heads are left out.
     """
-    wide = "bfloat16" if wishes.kv_dtype in QUANTIZED_KV else wishes.kv_dtype
-    choices = [(policy, wide) for policy in POLICIES] + [(wishes.policy.name, name) for name in QUANTIZED_KV]
+    wished = kv_format_name(wishes.kv_dtype)
+    wide = wished if wished in KV_ITEMSIZES else "bfloat16"
+    choices = [(policy, wide) for policy in POLICIES] + [(wishes.policy.name, name) for name in KV_FORMATS]
     plans = []
     for policy, kv_dtype in choices:
         try:
             kv_itemsize(kv_dtype, config.head_dim)
         except KernelArgumentError:
             continue
-        window = wishes.kv_window if kv_dtype == wishes.kv_dtype else None
+        window = wishes.kv_window if kv_dtype == wished else None
         one = replace(wishes, kv_dtype=kv_dtype, kv_window=window, policy=replace(wishes.policy, name=policy))
         most = make_plan(config, gpu, one).largest_batch
         plans.append(make_plan(config, gpu, replace(one, batch=max(1, most))))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
-from minllm.costs.parameters import key_value_width, query_width
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
@@ -127,7 +126,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         )
     weights, kv_item = WEIGHT_FORMATS[wishes.dtype], kv_itemsize(wishes.kv_dtype, config.head_dim)
     part = costs.shard(config, wishes.tensor_parallel)
-    sizes = (weights.itemsize, kv_item, weights.matrix_itemsize)
+    sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_item, weight_format=weights, residual_window=wishes.residual_window)
     tflops, tflops_source = best_rate(gpu, wishes.dtype)
 
     def floor(cost: costs.Cost, tokens: int, rows: int, counted: int) -> Floor:
@@ -135,9 +134,8 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         link_ms = 1e3 * sent / (gpu.link_gb_s / 2 * 1e9)
         return Floor(cost.bytes, cost.flops, cost.memory_ms(gpu.ceiling_tb_s), cost.compute_ms(tflops), link_ms, counted)
 
-    decode = costs.decode_step(part, wishes.batch, wishes.context, *sizes, residual_window=wishes.residual_window)
-    prompt = costs.prefill(part, wishes.context, *sizes, residual_window=wishes.residual_window)
-    part_weights = costs.weight_bytes(part, weights.itemsize, weights.matrix_itemsize)
+    decode, prompt = costs.decode_step(part, wishes.batch, wishes.context, **sizes), costs.prefill(part, wishes.context, **sizes)
+    part_weights = costs.weight_bytes(part, weights.itemsize, weight_format=weights)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
     sequence_bytes = wishes.policy.allocated_bytes(wishes.context, kv_token)
     window_bytes = costs.ring_tokens(wishes.residual_window) * costs.kv_bytes_per_token(part, weights.itemsize)
@@ -145,7 +143,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     return Plan(
         wishes=wishes,
         parameters=costs.parameter_count(config),
-        all_weight_bytes=costs.weight_bytes(config, weights.itemsize, weights.matrix_itemsize),
+        all_weight_bytes=costs.weight_bytes(config, weights.itemsize, weight_format=weights),
         weight_bytes=part_weights,
         all_kv_bytes_per_token=costs.kv_bytes_per_token(config, kv_item),
         ungrouped_kv_bytes_per_token=costs.ungrouped_kv_bytes_per_token(config, kv_item),
@@ -169,7 +167,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
 
 def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:
     """What a forward of STEP_TOKENS tokens, or of one for each of a larger batch, needs beside weights and cache."""
-    widest = max(query_width(config) + key_value_width(config), 2 * config.intermediate_size)
+    widest = costs.widest_activation(config)
     return activation_bytes(max(STEP_TOKENS, batch), batch, config.hidden_size, widest, config.vocab_size, itemsize)
 
 
