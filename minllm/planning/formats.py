@@ -56,7 +56,7 @@ def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
     name = kv_format_name(name)
     if name in KV_ITEMSIZES:
         return KV_ITEMSIZES[name]
-    return Fraction(kv_format(name, head_dim).bytes_a_head, head_dim)
+    return Fraction(kv_format(name, head_dim).bytes_per_head, head_dim)
 
 
 def kv_window(name: str, given: int | None) -> int:

@@ -329,8 +329,8 @@ def as_of_many_tokens(*arguments):
 @row
 def qkv_rope_and_append_of_many_tokens():
     T, heads, kv_heads, D, b = 2, 29, 3, 64, 2
-    N, of_a_warp = heads + 2 * kv_heads, 8
-    side_by_side = -(-N // (2 * of_a_warp)) * of_a_warp  # whole warps; the angles are loaded once for the two heads of a thread
+    N, heads_per_warp = heads + 2 * kv_heads, 8
+    side_by_side = -(-N // (2 * heads_per_warp)) * heads_per_warp  # whole warps; the angles are loaded once for the two heads of a thread
     caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
     tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
     run = partial(as_of_many_tokens, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)

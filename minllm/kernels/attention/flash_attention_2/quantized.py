@@ -7,7 +7,7 @@ A chunk's own tokens are read from the cache like all others, so that a token me
 came in.
 
 FLOPs: 4 * heads * head_dim a visible (query, key) pair, and for each tile of queries 4 an element of K and V to dequantise it: with 128
-rows a tile, 4 for 512. Bytes: Q and out once; K and V once a tile of queries and head, bytes_a_head a key instead of 2 * head_dim.
+rows a tile, 4 for 512. Bytes: Q and out once; K and V once a tile of queries and head, bytes_per_head a key instead of 2 * head_dim.
 Keys by channel have as many bytes, of which those of scales come a group at a time.
 
 How threads map to data: as in flash_attention_2.py; tiles of codes by quantized_tiles.py, 16 bytes a thread.
