@@ -1,9 +1,9 @@
-"""How many numbers a model of a given shape has, and the bytes that its weights and its keys and values take.
+"""How many numbers a model has, and the bytes of its weights and of its keys and values.
 
-The cache is where a well-known formula goes wrong. `2 * hidden_size * layers * itemsize` bytes a token, often printed as "2.6 MB for
+The cache is where a well-known formula goes wrong. `2 * hidden_size * layers * itemsize` bytes per token, often printed as "2.6 MB for
 Llama-2-70B in 16 bits", takes every query head to have keys and values of its own: 2 * 8192 * 80 * 2 = 2.62 MB, and 42.9 GB for 16
 sequences of 1,024 tokens (often printed as 42.5, from the rounded 2.6). That model shares each KV head among 8 query heads (grouped-query
-attention), so it stores 8 KV heads of 128 in place of 64: 2 * 8 * 128 * 80 * 2 = 0.33 MB a token, and 5.4 GB for the same 16 sequences.
+attention), so it stores 8 KV heads of 128 in place of 64: 2 * 8 * 128 * 80 * 2 = 0.33 MB per token, and 5.4 GB for the same 16 sequences.
 
 Sources: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", section 2.2;
 Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models", section 2.2 and table 1; Pope et al. 2023, "Efficiently Scaling
@@ -23,7 +23,7 @@ def layer_matrices(config: ModelConfig) -> list[Matrix]:
 
 
 def norm_parameters(config: ModelConfig) -> int:
-    """A weight, and a bias where the norm is a layer norm."""
+    """Numbers in a norm: its weight, and for a layer norm its bias."""
     return config.hidden_size * (2 if config.norm == "layer_norm" else 1)
 
 
@@ -39,7 +39,7 @@ def layer_vector_parameters(config: ModelConfig) -> int:
 
 
 def head_parameters(config: ModelConfig) -> int:
-    """Numbers in the matrix that turns a hidden state into logits: read in full at every step, whether tied to the embedding or not."""
+    """Numbers in the matrix that turns a hidden state into logits: every step reads all of it, tied to the embedding or not."""
     return config.vocab_size * config.hidden_size
 
 
@@ -91,12 +91,12 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
 
 
 def ungrouped_kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
-    """What kv_bytes_per_token would be if every query head had keys and values of its own: the well-known formula that counts too much."""
+    """kv_bytes_per_token if every query head had its own keys and values: the well-known formula that counts too much."""
     return int(2 * config.num_hidden_layers * query_width(config) * itemsize)
 
 
 def shape_of(config: ModelConfig) -> tuple:
-    """All that this package's counts depend on, without what rescales or names: two models of equal shape cost the same."""
+    """Everything that these counts depend on: two models of equal shape cost the same."""
     parts = parts_of(config)
     fields = ("vocab_size", "hidden_size", "num_hidden_layers", "norm", "tie_word_embeddings", *(f for part in parts for f in part.FIELDS))
     return (*parts, *(getattr(config, field) for field in fields), config.rope is None)

@@ -1,20 +1,21 @@
-"""Every stage of a forward by itself: what it reads and writes, what it computes, and so what bounds it.
+"""Every stage of a forward by itself: what it reads, writes and computes, and so what bounds it.
 
 The stages are the engine's own steps (models/decoder.py), and the bytes are those of each kernel's docstring: weights and cache once,
-activations written by one stage and read by the next. With T tokens, R rows that get logits, hidden size H, b bytes a number:
+activations written by one stage and read by the next. With T tokens, R rows that get logits, hidden size H, b bytes per number:
 
     embedding           T rows of the table (and T learned positions) read, T H b written
     norm                x, residual and weight read, residual and result written: (4 T H + H) b; the first norm has no residual yet
-    projection          weight once, T rows in and out; 2 T in out operations
+    projection          weight once (scales included), T rows in and out; 2 T in out operations
     rope and append     q, k, v read, q written, k and v written to the cache; 4-byte cosines and sines, T head_dim of them
-    attention           the visible keys and values read; 2 operations an element in q . k and 2 in p . v, some 5 a score in the softmax
-    activation          gate and up read, their product written: 3 T I b
+    attention           the visible keys and values read; 2 operations per element in q . k and 2 in p . v, some 5 per score in the softmax
+    activation          gate and up read, their product written: 3 T I b; without a gate 2 T I b
     lm_head             weight once, R rows in, R vocab logits in float32 out
     sampling            greedy: the logits read once
 
-Operations of matrix products, which tensor cores do, are counted apart from all others. In a prefill query i sees i keys, whose keys and
-values are read once, the floor: a kernel that tiles queries reads them once a tile. A sliding window hides the oldest keys. With a residual
-window the newest keys are read, and all are written, in full precision too.
+The parts of a layer (models/parts/) say what they consist of; embedding, head and sampling are here. Operations of GEMMs, which tensor
+cores do, are counted apart from all others. In a prefill query i sees i keys, whose keys and values are read once, the floor: a kernel
+that tiles queries reads them once per tile. A sliding window hides the oldest keys. With a residual window the newest keys are read, and
+all are written, unquantised too.
 
 Sources: Vaswani et al. 2017, "Attention is all you need", section 3; Kaplan et al. 2020, "Scaling laws for neural language models",
 table 1; the docstrings of minllm/kernels.

@@ -1,6 +1,6 @@
-"""A whole step: the sum of its stages' weights, keys and values, and matrix products.
+"""A whole step: the sum of its stages' weights, keys and values, and GEMMs.
 
-Counted: weights, keys and values. Not counted: activations, and the operations between the products. In a decode step activations are small
+Counted: weights, keys and values. Not counted: activations, and the operations between the GEMMs. In a decode step activations are small
 and stay in caches. In a long prefill they are gigabytes that kernels write and read again, but arithmetic sets its floor, and fusing could
 hide them behind it. So this is a floor and not a forecast: a real step also launches kernels, waits at their ends, and moves activations.
 stages.py counts those too.
@@ -22,7 +22,7 @@ class Cost:
 
     @property
     def arithmetic_intensity(self) -> float:
-        """Operations for each byte moved."""
+        """Operations per byte moved."""
         return self.flops / self.bytes
 
     def memory_ms(self, bandwidth_tb_s: float) -> float:
@@ -34,7 +34,7 @@ class Cost:
         return 1e3 * self.flops / (tflops * 1e12)
 
     def floor_ms(self, bandwidth_tb_s: float, tflops: float | None = None) -> float:
-        """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` where that is given: the larger of the two."""
+        """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` if that is given: the larger of the two."""
         # exercise: costs.floor_ms
         return max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)
         # end exercise

@@ -192,7 +192,7 @@ def _weight_format(device: str, options: EngineOptions) -> WeightFormat | None:
 
 
 def _check_no_memory_mode(options: EngineOptions) -> None:
-    """Raises InvalidOptionError for options that would change nothing on a CPU: whoever compares them would compare equals."""
+    """Raises InvalidOptionError for options that would change nothing on a CPU, so that nobody compares equals."""
     for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
         if value != default:
             raise InvalidOptionError(f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU: leave it out.")

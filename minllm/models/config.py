@@ -1,6 +1,6 @@
 """What a model is, read from its config.json: one dataclass for every family that minllm runs.
 
-The keys of config.json differ from family to family and from version to version; `architectures.py` translates each family. What comes out
+The keys of config.json differ from family to family and from version to version; `architectures.py` and `families/` translate them. What comes out
 says everything that the forward pass depends on, so that nothing below this file asks which family a model is of.
 """
 
@@ -13,7 +13,7 @@ from minllm.weights.stored import StoredTensor
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer. Names are config.json's where it has one."""
+    """A decoder-only transformer. Names are those of config.json if it has one."""
 
     model_type: str  # "llama", "mistral", "qwen2", "qwen3" or "gpt2"
     vocab_size: int

@@ -1,7 +1,7 @@
 """The parameters of a model, on the machine that multiplies by them.
 
 Loading has two halves. First the headers alone are compared with the configuration: every tensor that the model needs must be there in its
-shape, and none that it would not use. Only then is anything read, one parameter at a time, so that host memory never holds more than one.
+shape, and none that it would not use. Only then are tensors read, one parameter at a time, so that host memory never holds more than one.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The larger operations of a layer, composed of smaller ones: what every machine can do that has not fused them.
+"""The larger operations of a layer, composed of smaller ones, for machines that do not fuse them.
 
 A layer adds to the residual stream, which is carried as a pair (x, residual): two arrays whose sum it is, or x alone with None. A machine
 that fuses these operations decides for itself which of the two it returns.
@@ -24,7 +24,7 @@ class ComposedOps:
         if recent.loads is not None:
             for ring, scratch in zip(layer_cache.recent.rings, layer_cache.recent.scratch, strict=True):
                 self.copy_blocks(ring, recent.loads, scratch)
-        if layer_cache.key.by_channel:  # codes are made of whole groups, once they are there
+        if layer_cache.key.by_channel:  # a group becomes codes once it is complete
             query = write(*arrays, recent.slot_mapping, None)
             self.quantize_groups(layer_cache, batch)
         else:
@@ -52,7 +52,7 @@ class ComposedOps:
         return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
     def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
-        """The product; the next normalisation adds it to the residual."""
+        """The linear of x; the next normalisation adds it to the residual."""
         return self.linear(x, linear), residual
 
     def normed_gated_mlp(

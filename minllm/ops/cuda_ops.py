@@ -1,6 +1,6 @@
-"""The forward's operations as kernels: the engine on a GPU, or, slowly, in the simulator.
+"""The forward's operations as kernels: the engine on a GPU or, slowly, in the simulator.
 
-Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; nothing waits for anything.
+Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; the host never waits.
 `kernel_variants` overrides the choice by name, for lessons and measurements: {"matmul": "tiled", "attention": "flash_attention_1"};
 a launcher instead of a name is a kernel of your own (own_kernels.py).
 
@@ -92,7 +92,7 @@ class CudaOps(ComposedOps):
         return self.array(host_array.astype(self.dtype if dtype is None else dtype, copy=False))
 
     def device_memory(self) -> tuple[int, int]:
-        """(free, total) bytes of the GPU, what the pool has cached counted as free."""
+        """(free, total) bytes of the GPU; memory that the pool has cached counts as free."""
         self.memory.trim()
         return self.memory.memory.info()
 
@@ -176,7 +176,7 @@ class CudaOps(ComposedOps):
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
-        from minllm.kernels.attention.residual_window import residual_window  # as all variants: where it is needed
+        from minllm.kernels.attention.residual_window import residual_window  # imported on first use, as all variants are
 
         recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
         sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)
@@ -238,7 +238,7 @@ class CudaOps(ComposedOps):
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
         slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
         if recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
-            slots, caches = batch.recent.slot_mapping, recent.rings  # plain ones: codes are made of them when a group is whole
+            slots, caches = batch.recent.slot_mapping, recent.rings  # plain caches: a group becomes codes once it is complete
         plain = config.q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
         if not (self._fuses(x, residual, launcher, norm) and halves and plain):
             return super().normed_qkv(
@@ -253,7 +253,7 @@ class CudaOps(ComposedOps):
         return query, x
 
     def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
-        """The product, or if it is of one row, its sum with the residual and None."""
+        """The linear of x and the residual; if x is one row, their sum and None."""
         launcher = linear.format.kernels.normed_linear
         if not self._fuses(x, None, launcher):
             return super().linear_add(x, linear, residual)
@@ -285,7 +285,7 @@ class CudaOps(ComposedOps):
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
     def sample(self, logits: Any, sampling: SamplingTensors) -> Any:
-        """One token a row: int32 [R]."""
+        """One token per row: int32 [R]."""
         rows, vocab = logits.shape
         out = self.empty((rows,), np.int32)
         sample(logits, sampling, out, SampleScratch.allocate(self.empty, rows, vocab, sampling), self.stream)
@@ -308,7 +308,7 @@ class CudaOps(ComposedOps):
         return self.own[stage].launch if stage in self.own else launcher
 
     def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
-        """The module that was asked for where it takes this cache and so many new tokens, else the one for them on this GPU."""
+        """The module that was asked for if it takes this cache and this number of new tokens, else the one for them on this GPU."""
         if is_quantized(key_cache):
             variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len, key_cache)
         else:

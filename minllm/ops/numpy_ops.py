@@ -1,8 +1,8 @@
 """The forward's operations in NumPy: the engine on a CPU, made of the same references that the kernels are tested against.
 
-Activations are rounded to `dtype` between operations, as a GPU does that stores them; inside an operation all is float32. Weights are
+Activations are rounded to `dtype` between operations, as when a GPU stores them; inside an operation all is float32. Plain weights are
 rounded to `dtype` too, but kept as float32, because that is what BLAS multiplies: the numbers are those of a bfloat16 model, only the
-storage is wider.
+storage is wider. Other formats keep their own arrays.
 """
 
 from typing import Any
@@ -142,5 +142,5 @@ class NumpyOps(ComposedOps):
         return self.linear(normalised, lm_head, np.float32)
 
     def sample(self, logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-        """One token a row: int32 [R]."""
+        """One token per row: int32 [R]."""
         return sample_reference(logits, sampling)

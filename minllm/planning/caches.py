@@ -17,7 +17,7 @@ from minllm.planning.plan import Plan, Wishes, make_plan
 def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
     """A plan for each policy in the wished 16-bit or 32-bit format, and for each quantised format under the wished policy.
 
-    Each is a plan of its own largest batch, of one sequence where none fits. Formats that do not fit the model's heads are left out.
+    Each plans its own largest batch, or one sequence if none fits. Formats that do not fit the model's heads are left out.
     """
     wished = kv_format_name(wishes.kv_dtype)
     wide = wished if wished in KV_ITEMSIZES else "bfloat16"
@@ -36,7 +36,7 @@ def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
 
 
 def cache_table(plans: list[Plan]) -> Table:
-    """One line a plan."""
+    """One line per plan."""
     context = plans[0].wishes.context
     table = Table(title=f"caches for {context:,} tokens a sequence, each at its largest batch", title_justify="left")
     table.box, table.pad_edge = None, False
@@ -50,7 +50,7 @@ def cache_table(plans: list[Plan]) -> Table:
 
 
 def figures(plan: Plan) -> tuple[str, ...]:
-    """What a plan's batch takes and yields; dashes where not one sequence fits."""
+    """What a plan's batch takes and yields; dashes if not one sequence fits."""
     if not plan.largest_batch:
         return "none", "-", "-", "-", "-"
     share = f"{100 * plan.kv_wasted_share:.1f} %"

@@ -93,7 +93,7 @@ def weight_format_tables() -> dict[str, dict]:
 
 
 def best_rate(gpu: Gpu, weights: str) -> tuple[float, str]:
-    """(TFLOP/s, where from) that `gpu` multiplies weights of this format at: measured where it was, else the data sheet's."""
+    """(TFLOP/s, where from) at which `gpu` multiplies weights of this format: measured, or else from the data sheet."""
     for rate in WEIGHT_FORMATS[weights].rates:
         if getattr(gpu, rate) is not None:
             break

@@ -6,7 +6,7 @@ values, as the cache's policy divides it (costs/cache_policies.py).
 Time: a step takes at least the longer of moving its bytes and doing its operations, and with several GPUs the all-reduces on top, which
 nothing can overlap, because what follows needs their sum. So tokens a second here are what no engine can exceed, not what one will reach.
 
-Cost: price an hour of all GPUs over tokens an hour. The batch at the ridge is where multiplying by the weights takes as long as reading
+Cost: the price per hour of all GPUs over tokens per hour. At the ridge's batch multiplying by the weights takes as long as reading
 them: below it a larger batch is nearly free. Source: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """
 
@@ -19,7 +19,7 @@ from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 
-STEP_TOKENS = 2048  # of a step, at least: the engine's max_num_batched_tokens
+STEP_TOKENS = 2048  # the fewest tokens that a step must have room for: the engine's max_num_batched_tokens
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Wishes:
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     tensor_parallel: int = 1
-    price_per_hour: float | None = None  # of one GPU, in any currency
+    price_per_hour: float | None = None  # for one GPU, in any currency
     memory_share: float = 0.9
     policy: costs.AllocationPolicy = costs.AllocationPolicy()
-    kv_window: int | None = None  # of the newest tokens, which are kept as they are; None is the format's own
+    kv_window: int | None = None  # newest tokens that are kept unquantised; None is the format's own
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel"):
@@ -91,8 +91,8 @@ class Plan:
     ungrouped_kv_bytes_per_token: int
     kv_bytes_per_token: int
     kv_bytes: int  # set aside for the batch at its context
-    window_bytes: int  # of it, the residual window of one sequence
-    kv_wasted_share: float  # of the blocks or pages in kv_bytes that hold no token
+    window_bytes: int  # the residual window of one sequence, part of kv_bytes
+    kv_wasted_share: float  # the share of the blocks or pages in kv_bytes that holds no token
     activation_bytes: int
     memory_bytes: int
     budget_bytes: int  # memory times memory_share
@@ -111,14 +111,14 @@ class Plan:
         return self.weight_bytes + self.kv_bytes + self.activation_bytes <= self.budget_bytes
 
     def cost_per_million(self, floor: Floor) -> float | None:
-        """Price of a million tokens at that floor; None where no price was given."""
+        """The price of a million tokens at that floor; None if no price was given."""
         if self.wishes.price_per_hour is None:
             return None
         return 1e6 * self.wishes.price_per_hour * self.wishes.tensor_parallel / (3600 * floor.tokens_per_s)
 
 
 def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
-    """The plan of `config` on `wishes.tensor_parallel` GPUs. InvalidOptionError where they do not divide the model, or the context is
+    """The plan of `config` on `wishes.tensor_parallel` GPUs. InvalidOptionError if they do not divide the model, or the context is
     longer than learned positions allow."""
     if config.rope is None and wishes.context > config.max_position_embeddings:
         raise InvalidOptionError(
@@ -172,7 +172,7 @@ def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:
 
 
 def largest_batch(config: ModelConfig, room: int, sequence_bytes: int, itemsize: int) -> int:
-    """The most sequences of `sequence_bytes` keys and values each whose cache and forward fit `room`; 0 where none does."""
+    """The most sequences of `sequence_bytes` keys and values each whose cache and forward fit `room`; 0 if none does."""
     fixed = forward_bytes(config, 0, itemsize)
     logits = forward_bytes(config, 1, itemsize) - fixed
     batch = (room - fixed) // (sequence_bytes + logits)
