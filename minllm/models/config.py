@@ -1,7 +1,7 @@
 """What a model is, read from its config.json: one dataclass for every family that minllm runs.
 
-The keys of config.json differ from family to family and from version to version; `architectures.py` and `families/` translate them. What comes out
-says everything that the forward pass depends on, so that nothing below this file asks which family a model is of.
+The keys of config.json differ from family to family and from version to version; `architectures.py` and `families/` translate them. The
+result says everything that the forward pass depends on, so that nothing below this file asks which family a model is of.
 """
 
 from dataclasses import dataclass
