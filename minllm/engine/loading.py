@@ -72,7 +72,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     directory = model_directory(options.model)
     config = read_model_config(directory)
     checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
-    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype())
+    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype(quantized=options.quantization is not None))
     wanted_len = _wanted_model_len(options, config)
     generation_config = read_generation_config(directory)
     tokenizer = Tokenizer.from_directory(directory)

@@ -59,6 +59,6 @@ class RandomCheckpoint:
         is_norm_weight = len(shape) == 1 and name.endswith("weight")
         return (values.astype(np.float32) + 1).astype(BFLOAT16) if is_norm_weight else values
 
-    def dtype(self) -> np.dtype:
+    def dtype(self, quantized: bool = False) -> np.dtype:
         """The dtype of all tensors."""
         return BFLOAT16

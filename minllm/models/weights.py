@@ -119,7 +119,7 @@ class WeightReader:
     def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
         """A Linear, or the part of it that GPU `rank` of `ranks` holds."""
         weight_format, shard = self.layout.format_of(stored), Shard(stored.axis, rank, ranks)
-        host = weight_format.load(stored.projections, self.checkpoint.tensor, shard)
+        host = weight_format.load(stored.projections, self.checkpoint, shard)
         tensors = [name for one in stored.projections for name in weight_format.tensors(one)]
         if weight_format.is_plain:
             weight_format = self.plain

@@ -57,14 +57,15 @@ class WeightFormat:
         """Names and shapes of the tensors that hold a module's matrix in the file; a plain matrix unless the format overrides it."""
         return {f"{projection.name}.weight": projection.stored_shape}
 
-    def load(self, projections: tuple[Projection, ...], read: Callable[[str], np.ndarray], shard: Shard) -> Any:
-        """The shard of the stacked modules' weight, as host arrays. read(name): a tensor of the file.
+    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Any:
+        """The shard of the stacked modules' weight, as host arrays.
 
-        A format that checkpoints store overrides it; one that is made while loading overrides `encode` alone.
+        checkpoint: tensor(name) for floating-point numbers, array(name) for codes (models/checkpoint.py). A format that checkpoints store
+        overrides this method; one that is made while loading overrides `encode` alone.
         """
         parts = []
         for one in projections:
-            matrix = read(f"{one.name}.weight")
+            matrix = checkpoint.tensor(f"{one.name}.weight")
             parts.append(one.cut(matrix.T if one.transposed else matrix, shard))
         return self.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
 

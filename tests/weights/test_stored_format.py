@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors import torch as torch_file
 from safetensors.numpy import load_file, save_file
 
 from minllm.errors import CheckpointError
@@ -22,15 +24,15 @@ from tests.weights.sign_and_scale import SIGN_AND_SCALE, SignAndScale, SignedRow
 
 @dataclass(frozen=True)
 class StoredSigns(SignAndScale):
-    """NAME.signs [outputs, inputs] and NAME.scales [outputs] in the file, both float16 or float32."""
+    """NAME.signs, int8 [outputs, inputs], and NAME.scales, float32 [outputs], in the file."""
 
     def tensors(self, projection):
         return {f"{projection.name}.signs": (projection.outputs, projection.inputs), f"{projection.name}.scales": (projection.outputs,)}
 
-    def load(self, projections, read, shard):
-        signs = [one.cut(read(f"{one.name}.signs"), shard) for one in projections]
-        scales = [one.cut(read(f"{one.name}.scales"), shard, inputs_axis=None) for one in projections]
-        return SignedRows(np.concatenate(signs).astype(np.int8), np.concatenate(scales).astype(np.float32))
+    def load(self, projections, checkpoint, shard):
+        signs = [one.cut(checkpoint.array(f"{one.name}.signs"), shard) for one in projections]
+        scales = [one.cut(checkpoint.tensor(f"{one.name}.scales"), shard, inputs_axis=None) for one in projections]
+        return SignedRows(np.concatenate(signs), np.concatenate(scales))
 
 
 STORED = StoredSigns("stored", matrix_itemsize=1, excluded=("lm_head", "model.layers.1.mlp.down_proj"))
@@ -44,7 +46,7 @@ def checkpoint_in(directory, weight_format):
         module = name.removesuffix(".weight")
         if weight_format.covers(module):
             weight = SIGN_AND_SCALE.encode(tensors.pop(name))
-            tensors |= {f"{module}.signs": weight.signs.astype(np.float16), f"{module}.scales": weight.scales}
+            tensors |= {f"{module}.signs": weight.signs, f"{module}.scales": weight.scales}
     save_file(tensors, directory / "model.safetensors")
     return directory
 
@@ -94,3 +96,18 @@ def test_shards_are_cut_in_every_tensor(stored):
     query, key, value = np.split(whole.weight.signs, np.cumsum([heads, key_heads]) * size)
     halves = [matrix[len(matrix) // 2 :] for matrix in (query, key, value)]
     np.testing.assert_array_equal(second.weight.signs, np.concatenate(halves))
+
+
+@pytest.mark.parametrize("name", ["uint8", "int32", "float8_e4m3fn", "float8_e5m2"])
+def test_codes_are_read_as_they_are_stored(name, tmp_path):
+    """And never as plain weights."""
+    codes = torch.arange(24, dtype=torch.uint8).view(getattr(torch, name))
+    torch_file.save_file({"codes": codes, "scale": torch.ones(1, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    found = checkpoint.array("codes")
+    assert found.dtype.name == name and found.tobytes() == bytes(codes.view(torch.uint8).numpy())
+    assert str(checkpoint.dtype(quantized=True)) == "bfloat16"
+    with pytest.raises(CheckpointError, match="weights must be F64, F32, F16, BF16"):
+        checkpoint.tensor("codes")
+    with pytest.raises(CheckpointError, match="are stored as"):
+        checkpoint.dtype()
