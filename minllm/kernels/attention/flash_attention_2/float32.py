@@ -44,45 +44,45 @@ def make_source(tiles, block_size):
                 shared[at + i] = numbers[i]
 
     @cuda.jit(device=True)
-    def load_cache_tile(cache, keys, first_key, shared, at):
+    def load_cache_tile(cache, context, first_key, shared, at):
         """Keys (or values) from first_key on; those outside of the visible range become zeros."""
         key_stride = token_stride(cache, int32(cache.shape[2]) * head_dim)
         chunk = cuda.threadIdx.x
         while chunk < key_chunks:
             row, column = chunk // chunks, chunk % chunks * 4
             position = first_key + row
-            inside, element = keys.start <= position and position < keys.stop, int64(0)
+            inside, element = context.start <= position and position < context.stop, int64(0)
             if inside:
-                element = element_of(block_of(keys.block_table, position), position, key_stride, keys.kv_head * head_dim + column)
+                element = element_of(block_of(context.block_table, position), position, key_stride, context.kv_head * head_dim + column)
             load_chunk(cache, element, inside, shared, at + row * stride + column)
             chunk += threads
 
     @cuda.jit(device=True)
-    def kv_heads(cache):
-        return cache.keys.shape[2]
+    def kv_heads(key_cache):
+        return key_cache.shape[2]
 
     @cuda.jit(device=True)
-    def scales(cache, kv_head, scale):
+    def scales(context, scale):
         return scale, float32(1.0)
 
     @cuda.jit(device=True)
-    def begin(query, token, head, rows, cache, keys, first_key, staged, shared):
+    def begin(queries, context, first_key, buffers):
         chunk = cuda.threadIdx.x
         while chunk < query_chunks:
             row, column = chunk // chunks, chunk % chunks * 4
-            element = (int64(token + row) * query.shape[1] + head) * head_dim + column
-            load_chunk(query, element, row < rows, shared, row * stride + column)
+            element = (int64(queries.token + row) * queries.array.shape[1] + queries.head) * head_dim + column
+            load_chunk(queries.array, element, row < queries.rows, buffers.shared, row * stride + column)
             chunk += threads
 
     @cuda.jit(device=True)
-    def arrive_keys(cache, keys, first_key, staged, shared):
+    def arrive_keys(context, first_key, buffers):
         cuda.syncthreads()  # nobody reads the last tiles any more
-        load_cache_tile(cache.keys, keys, first_key, shared, keys_at)
-        load_cache_tile(cache.values, keys, first_key, shared, values_at)
+        load_cache_tile(context.keys, context, first_key, buffers.shared, keys_at)
+        load_cache_tile(context.values, context, first_key, buffers.shared, values_at)
         cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def arrive_values(cache, keys, first_key, staged, shared):
+    def arrive_values(context, first_key, buffers):
         pass
 
     @cuda.jit(device=True)
