@@ -34,7 +34,7 @@ def test_the_table_of_limits_is_right_for_this_gpu():
     has = multiprocessor_of(device.compute_capability)
     wanted = {
         attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: 32 * has.warps,
-        attribute.CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_SM: has.blocks,
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: has.blocks,
         attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: has.shared_kib * 1024,
         attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: has.block_shared_bytes,
         attribute.CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: has.reserved_kib * 1024,
