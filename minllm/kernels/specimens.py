@@ -2,14 +2,21 @@
 
 import functools
 import importlib
+from collections.abc import Iterator
 
+from minllm.kernels import attention, matmul
 from minllm.kernels.specimen import Specimen
 
 STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling")
+TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages of several variants
 
 
 @functools.cache
 def all_specimens() -> dict[str, Specimen]:
     """{name: specimen} of all stages, in the order in which a forward pass meets them. Imports all kernels, compiles none."""
-    found = [specimen for stage in STAGES for specimen in importlib.import_module(f"minllm.kernels.{stage}.specimens").specimens()]
-    return {specimen.name: specimen for specimen in found}
+    return {specimen.name: specimen for stage in STAGES for specimen in specimens_of(stage)}
+
+
+def specimens_of(stage: str) -> Iterator[Specimen]:
+    """Those of one stage: of each variant in its table, or of its one list."""
+    return (TABLES.get(stage) or importlib.import_module(f"minllm.kernels.{stage}.specimens")).specimens()

@@ -16,21 +16,23 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels import attention as attention_kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
+from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
-from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
-from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
-from minllm.kernels.matmul.flat.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.choice import choose_for
 from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
 from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import is_quantized
@@ -41,7 +43,6 @@ from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-MOST_ROWS = {"gemv": MAX_ROWS_OF_X, "flat": MOST_ROWS_OF_FLAT}  # a prompt with more needs another product even where they were asked for
 MOST_ROWS_FUSED = 1  # of x, that a product with its norm and residual takes
 GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
@@ -310,14 +311,13 @@ class CudaOps(ComposedOps):
         return self.own[stage].launch if stage in self.own else launcher
 
     def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
-        """The module that was asked for where it takes this cache and so many new tokens, else the one for them on this GPU."""
-        if is_quantized(key_cache):
-            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len, key_cache)
-        else:
-            variants, best = attention_kernels.VARIANTS, attention_kernels.choose(max_query_len, self.dtype, self.capability)
-        name = self.variants.get("attention")
-        is_decoder_of_prompts = name in attention_kernels.DECODE_VARIANTS and max_query_len != 1
-        return variants[best if name not in variants or is_decoder_of_prompts else name]
+        """The module of kernel_variants if it takes this cache and this number of new tokens, else the fastest one on this GPU."""
+        quantized, name = is_quantized(key_cache), self.variants.get("attention")
+        asked = ATTENTION_VARIANTS.entries.get(name)
+        if asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
+            best = choose_quantized(max_query_len, key_cache) if quantized else choose(max_query_len, self.dtype, self.capability)
+            return ATTENTION_VARIANTS[best]
+        return ATTENTION_VARIANTS[name]
 
     def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
@@ -329,15 +329,15 @@ class CudaOps(ComposedOps):
         return out
 
     def _matmul_variant(self, x: Any, weight: Any) -> str:
-        """The product that was asked for where it takes so many rows, else the one for this shape on this GPU."""
+        """The variant of kernel_variants if it takes this number of rows, else the fastest one for this shape on this GPU."""
         name = self.variants.get("matmul")
-        return choose_for(x, weight) if name is None or x.shape[0] > MOST_ROWS.get(name, x.shape[0]) else name
+        return name if name is not None and MATMUL_VARIANTS.entries[name].takes_rows(x.shape[0]) else choose_for(x, weight)
 
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
     """The overrides, once every stage and name in them is known; else KernelArgumentError."""
-    attention = (*attention_kernels.VARIANTS, *attention_kernels.QUANTIZED_VARIANTS)
-    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": attention}
+    attention = [*ATTENTION_VARIANTS.names(), *ATTENTION_VARIANTS.names(QUANTIZED)]
+    known = {"matmul": MATMUL_VARIANTS.names(), "attention": attention}
     for stage, name in variants.items():
         if stage not in known:
             raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")

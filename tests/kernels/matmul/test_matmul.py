@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul import VARIANTS, choose, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul import VARIANTS, tensor_core, tiled
+from minllm.kernels.matmul.choice import choose, matmul
 from minllm.kernels.matmul.flat import flat
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
@@ -16,6 +17,7 @@ from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv import GemvTiling
+from minllm.kernels.matmul.reference import matmul_reference
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
     CASES,
@@ -211,7 +213,7 @@ def test_tilings_grow_with_the_work():
             flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False)
             tiling.check(-(-tokens // 32) * 32 if getattr(tiling, "sharers", 1) == 4 else tokens)
-    for m in range(1, gemv.MAX_ROWS_OF_X + 1):
+    for m in range(1, gemv.MOST_ROWS_OF_GEMV + 1):
         tiling = gemv.choose_tiling(m, 2048, 8192)
         assert tiling.warps % tiling.splits == 0
 
