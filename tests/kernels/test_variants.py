@@ -107,7 +107,8 @@ def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others():
     run = subprocess.run([sys.executable, "-m", "pytest", *options, *files], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]
     for test in (
-        "test_decode_step[simulator-toy]",
+        "test_prompts[toy-1of1-",
+        "test_decode_step[toy]",
         "test_wrong_arguments_are_explained[toy]",
         "test_machine_code_is_as_designed[attention/toy/bfloat16]",
         "test_a_right_result_passes_and_a_wrong_one_does_not[toy-",

@@ -7,7 +7,7 @@ from minllm.kernels.kv.copy_blocks import THREADS as COPY_THREADS
 from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector_kernel
 from minllm.kernels.kv.move_window import THREADS as MOVE_THREADS
 from minllm.kernels.kv.move_window import move_window_kernel
-from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
+from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import THREADS as QUANTIZED_THREADS
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
 from minllm.kernels.kv.qkv_rope_append_vector import HEADS_A_THREAD, THREADS, qkv_rope_append_vector_kernel
@@ -15,6 +15,7 @@ from minllm.kernels.kv.quantize_groups import THREADS as GROUP_THREADS
 from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
+from minllm.kernels.warp import WARP
 
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {

@@ -16,6 +16,7 @@ from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
+from minllm.kernels.warp import WARP
 
 STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
@@ -73,7 +74,7 @@ def gemv_specimens(dtype):
         yield from gemv_step_specimens(dtype)
     tiling = gemv.choose_tiling(8, 2048, 2047)
     kernel = gemv.gemv_kernel(8, 2047, dtype, tiling, False)
-    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, gemv_operands(dtype), tiling.warps * gemv.WARP, blocks=4)
+    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, gemv_operands(dtype), tiling.warps * WARP, blocks=4)
 
 
 def gemv_step_specimens(dtype):
@@ -101,7 +102,7 @@ def gemv_step_specimens(dtype):
 
 def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
     """One of them, of which so many warps should fit a multiprocessor."""
-    blocks, threads = warps // tiling.warps, tiling.warps * gemv.WARP
+    blocks, threads = warps // tiling.warps, tiling.warps * WARP
     return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
 
 

@@ -20,9 +20,9 @@ from numba import cuda, float32, uint32
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_a_row
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
 HEADS_A_BLOCK = 4
 THREADS = 128  # a block of the vector kernel, about
 HEADS_A_THREAD = 2  # the fastest of 1, 2 and 4 on an H200

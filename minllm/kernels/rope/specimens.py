@@ -1,8 +1,9 @@
 """The RoPE kernels as they are launched."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.rope.rotate import HEADS_A_BLOCK, THREADS, WARP, rope_kernel, rope_vector_kernel
+from minllm.kernels.rope.rotate import HEADS_A_BLOCK, THREADS, rope_kernel, rope_vector_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.kernels.warp import WARP
 
 
 def specimens():

@@ -13,10 +13,13 @@ from minllm.kernels.attention.choice import choose
 from tests.kernels.attention.case_lists import BFLOAT16, LADDER_CASES
 from tests.kernels.attention.cases import GUARD_ROWS, AttentionCase, check_output, make_arrays, oracle, run_variant
 
+HAVE_SMALL_TILES = ("flash_attention_2", "flash_attention_3")  # and tests of their own, for prompts
+PROMPT_VARIANTS = [name for name in VARIANTS.names() if VARIANTS.entry(name).takes_rows(17) and name not in HAVE_SMALL_TILES]
+
 
 @pytest.mark.parametrize("case", LADDER_CASES, ids=str)
-@pytest.mark.parametrize("name", ["materialized", "flash_attention_1"])
-def test_first_rungs(device, name, case):
+@pytest.mark.parametrize("name", PROMPT_VARIANTS)
+def test_prompts(device, name, case):
     run_variant(device, VARIANTS[name], case, **({"warps": 2} if name == "flash_attention_1" else {}))
 
 

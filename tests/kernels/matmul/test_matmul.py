@@ -48,7 +48,7 @@ SMALL_OPTIONS = {
 
 def small(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False):
     """A case of `variant` with a small tiling."""
-    return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS[variant])
+    return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS.get(variant, ()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -110,7 +110,7 @@ def test_arrays_that_are_not_aligned_to_16_bytes_are_multiplied_too(variant):
     x, weight = random((3, 16), BFLOAT16, 0), random((6, 16), BFLOAT16, 1)
     shifted = [np.concatenate([np.zeros(1, BFLOAT16), array.reshape(-1)])[1:].reshape(array.shape) for array in (x, weight)]
     out = np.full(3 * 6 + 1, np.nan, BFLOAT16)[1:].reshape(3, 6)
-    VARIANTS[variant](*shifted, out, **dict(SMALL_OPTIONS[variant]))
+    VARIANTS[variant](*shifted, out, **dict(SMALL_OPTIONS.get(variant, ())))
     np.testing.assert_allclose(out.astype(np.float32), matmul_reference(x, weight, out_dtype=np.float32), rtol=2**-7, atol=1e-4)
 
 
@@ -123,8 +123,8 @@ def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
     row, column = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
     x, weight = random((m, k), BFLOAT16, 0), random((n, k), BFLOAT16, 1)
     out, alone = np.empty((m, n), np.float32), np.empty((1, 1), np.float32)
-    VARIANTS[variant](x, weight, out, **dict(SMALL_OPTIONS[variant]))
-    VARIANTS[variant](x[row : row + 1].copy(), weight[column : column + 1].copy(), alone, **dict(SMALL_OPTIONS[variant]))
+    VARIANTS[variant](x, weight, out, **dict(SMALL_OPTIONS.get(variant, ())))
+    VARIANTS[variant](x[row : row + 1].copy(), weight[column : column + 1].copy(), alone, **dict(SMALL_OPTIONS.get(variant, ())))
     assert out[row, column] == alone[0, 0]
 
 

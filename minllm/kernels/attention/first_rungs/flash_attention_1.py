@@ -19,19 +19,17 @@ in 32 banks.
 """
 
 import functools
-import math
 
 from numba import cuda, float32, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
-MINUS_INFINITY = -math.inf
 KEY_TILE = 32  # one key a lane
 WARPS = 8
 

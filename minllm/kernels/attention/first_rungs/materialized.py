@@ -17,17 +17,15 @@ element of head_dim. The launcher with the ladder's common signature copies the 
 """
 
 import functools
-import math
 
 from numba import cuda, float32, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
-MINUS_INFINITY = -math.inf
 THREADS = 128
 
 

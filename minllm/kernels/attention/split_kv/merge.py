@@ -9,16 +9,14 @@ shared memory.
 """
 
 import functools
-import math
 
 from numba import cuda, float32
 
-from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel
 
-MINUS_INFINITY = -math.inf
 MERGE_WARPS = 4
 
 

@@ -23,12 +23,11 @@ output.
 """
 
 import functools
-import math
 
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.split_kv.choice import MAX_SPLITS, choose_splits, head_tiles_of
 from minllm.kernels.attention.split_kv.merge import make_merge_kernel, share_of_split
@@ -38,7 +37,6 @@ from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
-MINUS_INFINITY = -math.inf
 WARPS = 4
 
 

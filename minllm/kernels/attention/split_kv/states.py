@@ -5,16 +5,13 @@ warp merge by shuffles, and the warps of a block through shared memory. What is 
 """
 
 import functools
-import math
 
 from numba import cuda, float32
 
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.vector import store_4_float32
 from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
-
-MINUS_INFINITY = -math.inf
 
 
 @functools.cache

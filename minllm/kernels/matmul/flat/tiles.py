@@ -19,9 +19,9 @@ from minllm import ptx
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_write
 from minllm.kernels.matmul.fragments import make_multiply_step
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel
 
-WARP = 32
 TILE_K, STEPS = 64, 4  # columns of a tile, and how many mma.sync they take
 MOST_TOKENS = 128
 MOST_STAGES = 9

@@ -38,8 +38,9 @@ from numba import cuda, float32, int32, int64
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments
-from minllm.kernels.matmul.gemv.sums import WARP, GemvTiling, make_sums
+from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_a_row
+from minllm.kernels.warp import WARP
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 

@@ -22,8 +22,9 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.kv.append import check_caches
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT, check_norm
-from minllm.kernels.matmul.gemv.sums import WARP, GemvTiling, make_sums
+from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_a_row
+from minllm.kernels.warp import WARP
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 

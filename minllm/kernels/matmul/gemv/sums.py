@@ -17,6 +17,7 @@ from numba.cuda import libdevice
 
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES
+from minllm.kernels.warp import WARP
 from minllm.ptx import (
     griddepcontrol_wait,
     load_128,
@@ -25,8 +26,6 @@ from minllm.ptx import (
     unpack_bf16x2,
     unpack_f16x2,
 )
-
-WARP = 32
 
 
 class GemvTiling(NamedTuple):
