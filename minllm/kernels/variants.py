@@ -5,12 +5,14 @@ their specimens, `minllm bench kernels` its cases, and LLM(kernel_variants=...) 
 serves which call. A table imports a kernel when it is first asked for, so that reading a table costs nothing.
 """
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import_module = functools.cache(importlib.import_module)  # a launch takes microseconds, and asks the table first
 ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
 
 
@@ -18,23 +20,18 @@ ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloa
 class Variant:
     """One kernel of a stage, and what it serves.
 
-    module: where it is; with a leading dot relative to the stage's package. launcher: the function in it that launches the kernel; empty
-    where the stage uses the whole module. most_rows: the most new tokens per sequence (attention) or rows of x (matmul), None for any
-    number. capability: the only GPUs that it runs on, None for all. stand_in: the variant that serves what this one cannot. reads: the
-    arguments of its launcher; variants with the same ones can be swapped by name.
-
-    The module may have why_not(*arrays), which says why it cannot serve arrays. It, or a package around it, has a function or a module
-    `specimens`.
+    Its module may have why_not(*arrays), which says why it cannot serve arrays. The module, or a package around it, has a function or a
+    module `specimens`.
     """
 
     name: str
-    module: str
-    launcher: str = ""
-    most_rows: int | None = None
+    module: str  # with a leading dot relative to the stage's package
+    launcher: str = ""  # the function in the module that launches the kernel; empty if callers take the whole module
+    most_rows: int | None = None  # new tokens per sequence (attention) or rows of x (matmul) in a call; None for any number
     dtypes: tuple[str, ...] = ALL_DTYPES
-    capability: tuple[int, int] | None = None
-    stand_in: str = ""
-    reads: str = "arrays"
+    capability: tuple[int, int] | None = None  # the compute capability of the only GPUs that run it; None for all
+    stand_in: str = ""  # the variant that serves what this one cannot
+    reads: str = "arrays"  # the arguments of its launcher: variants with the same ones can be swapped by name
 
     def takes_rows(self, rows: int) -> bool:
         """Whether a call may have this many new tokens per sequence, or rows of x."""
@@ -64,6 +61,9 @@ class Variants(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
     def entry(self, name: str) -> Variant:
         """The Variant of this name. Raises KeyError, which lists the names there are."""
         if name not in self.entries:
@@ -72,7 +72,7 @@ class Variants(Mapping[str, Any]):
 
     def module(self, name: str) -> Any:
         """The module of a variant, imported now if it was not before."""
-        return importlib.import_module(self.entry(name).module, self.package)
+        return import_module(self.entry(name).module, self.package)
 
     def names(self, reads: str = "arrays", dtype: str | None = None) -> list[str]:
         """The variants whose launchers take these arguments, and this dtype."""
