@@ -13,7 +13,7 @@ TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages 
 
 @functools.cache
 def all_specimens() -> dict[str, Specimen]:
-    """{name: specimen} of all stages, in the order in which a forward pass meets them. Imports all kernels, compiles none."""
+    """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none."""
     return {specimen.name: specimen for stage in STAGES for specimen in specimens_of(stage)}
 
 
