@@ -1,4 +1,4 @@
-"""Attention's rungs on a paged cache, its blocks in a random order (or one a sequence): prompts in operations, decode steps in bytes.
+"""Attention's rungs on a paged cache, blocks in random order (or one per sequence): prompts in operations, decode steps in bytes.
 
 Peers get the same keys and values gathered into contiguous memory beforehand, as [sequences, KV heads, keys, head_dim].
 """
@@ -11,9 +11,9 @@ from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
-SAMPLE_ROWS = 32  # of a sequence's queries at each end, that are computed again on the host
+SAMPLE_ROWS = 32  # rows at each end of a sequence that the host computes again
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
-LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # what paging costs is the ratio of the last two
+LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the ratio of the last two is the cost of paging
 # Sequences x keys of decode steps.
 DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
@@ -60,7 +60,7 @@ def decode_case(
     layout: str = "",
     peers: tuple[str, ...] = PEERS,
 ) -> KernelCase:
-    """Attention of one new token a sequence. layout: "" for blocks of 16, "contiguous" for a block a sequence; "ragged" and "ragged
+    """Attention of one new token per sequence. layout: "" for blocks of 16, "contiguous" for a block per sequence; "ragged" and "ragged
     contiguous" are the same with lengths up to `context`, for which there are no peers."""
     ragged = layout.startswith("ragged")
     lengths = ragged_lengths(sequences, context) if ragged else np.full(sequences, context)

@@ -1,4 +1,4 @@
-"""The matrix product's rungs: how many operations a second for many rows, how much of the memory's rate for few."""
+"""The rungs of the matrix product: operations per second for many rows, bytes per second for few."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.variants import VARIANTS
 
-SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # of the outputs, that are computed again on the host
+SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that the host computes again
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
