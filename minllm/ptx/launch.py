@@ -11,7 +11,7 @@ def griddepcontrol_wait():
 
 
 def griddepcontrol_launch_dependents():
-    """Allow the next kernel of the stream to start once all blocks have said so or ended."""
+    """Allow the next kernel of the stream to start once all blocks have executed this or ended."""
 
 
 griddepcontrol_wait = instruction("griddepcontrol.wait;", emulation=griddepcontrol_wait, touches_memory=True)

@@ -1,8 +1,8 @@
 """The stages of a pipeline of bulk copies, traced in the first block that has one.
 
-A stage is the memory whose copies complete on one mbarrier. In each round, a phase of the mbarrier, copies fill the stage, it is full, it is in
-use (wgmma or threads read it), and it is free again. Each change of state begins a new moment, in the order of the simulation. On a GPU
-events may be earlier or simultaneous; a copy never lands later than here, where it lands when a thread waits for it.
+A stage is the memory whose copies complete on one mbarrier. In each round, a phase of the mbarrier, copies fill the stage, it is full, it
+is in use (wgmma or threads read it), and it is free again. Each change of state begins a new moment, in the order of the simulation. On a
+GPU events may be earlier or simultaneous; a copy never lands later than here, where it lands when a thread waits for it.
 """
 
 import numpy as np
