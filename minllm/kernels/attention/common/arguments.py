@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.kv.layout import check_layout
-from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
@@ -80,10 +79,8 @@ def check_arguments(
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
     if quantized:
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-            check(is_quantized(cache), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
-        check_same_format(key_cache, value_cache)
-        by_channel, wanted = (key_cache.by_channel, value_cache.by_channel), (key_cache.format.keys_by_channel, False)
-        check(by_channel == wanted, f"keys and values by channel: {by_channel}; a cache in {key_cache.dtype} must have {wanted}")
+            check(hasattr(cache, "codes"), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
+        key_cache.check_values(value_cache)
     arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
     for name, array in arrays.items():
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")

@@ -13,7 +13,6 @@ import functools
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.common.shared_tiles import row_words_of
 from minllm.kernels.attention.split_tensor_core.plan import FIRST, HEAD, LEFT, SEQUENCE, TILE, make_walk, quotient, visible_keys
 from minllm.ptx import (
     cp_async_16,
@@ -23,6 +22,7 @@ from minllm.ptx import (
     cp_async_wait_group_3,
     token_stride,
 )
+from minllm.tiles.cp_async import row_words_of
 
 WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
 

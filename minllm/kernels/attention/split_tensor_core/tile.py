@@ -16,7 +16,6 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.common.shared_tiles import row_words_of
 from minllm.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
@@ -27,6 +26,7 @@ from minllm.ptx import (
     pack_bf16x2,
     pack_f16x2,
 )
+from minllm.tiles.cp_async import row_words_of
 
 MINUS_INFINITY = -math.inf
 
