@@ -1,4 +1,7 @@
-"""The number of blocks of the KV cache: as many as the memory holds, and no more than the engine can use."""
+"""The number of blocks of the KV cache.
+
+It is as many as the memory holds, and no more than the engine can use.
+"""
 
 from dataclasses import dataclass, replace
 

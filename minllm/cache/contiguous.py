@@ -1,4 +1,4 @@
-"""The contiguous policy: every sequence gets memory for the model's longest context, whatever its own length.
+"""The contiguous policy: every sequence gets the model's longest context.
 
 It corresponds to a tensor [sequences, max_model_len, ...], as in engines before paging: one block per sequence, as long as the model's
 context. The unfilled part is wasted: Kwon et al. (2023, section 3.1) found that tokens filled between 20.4 % and 38.2 % of such a cache.

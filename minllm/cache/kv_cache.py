@@ -1,4 +1,4 @@
-"""The KV cache: the keys and values of all tokens that the model has seen, so that each is computed once.
+"""The KV cache: keys and values of all tokens that the model has seen.
 
 It has two arrays per layer, `[num_blocks, block_size, kv_heads, head_dim]`: 2 * layers * kv_heads * head_dim * itemsize bytes per token,
 for Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. A policy assigns blocks to sequences (`policy.CachePolicy`).

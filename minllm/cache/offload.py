@@ -1,4 +1,4 @@
-"""Host offload (swapping): the keys and values of a preempted sequence are kept in host memory while others use its blocks.
+"""Host offload (swapping): preempted sequences are kept in host memory.
 
 A preempted sequence can be recomputed, or swapped: copied to the host and back over PCIe. costs/swap.py predicts which is faster,
 `minllm bench swap` measures it. Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with

@@ -1,4 +1,4 @@
-"""The paged policy: blocks are taken as tokens arrive, shared between forks, and copied on write.
+"""The paged policy: blocks are taken as needed, shared, and copied on write.
 
 Only the last block of a sequence can be partly empty, so at most block_size - 1 tokens per sequence are wasted, independent of its length:
 (block_size - 1) / 2 on average. A fork takes no memory until it writes: both sequences hold the same blocks, and the first one to write
@@ -153,7 +153,7 @@ class PagedPolicy(CachePolicy):
 
     @property
     def num_available(self) -> int:
-        """Blocks that are nobody's and promised to nobody."""
+        """Blocks that are neither held nor promised."""
         return self.pool.num_free + self.pool.num_idle - self._num_owed
 
     @property

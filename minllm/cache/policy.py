@@ -104,11 +104,11 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def tokens(self, sequence: Hashable) -> list[int]:
-        """The known tokens of a sequence. CacheError for a stranger."""
+        """The known tokens of a sequence. CacheError for an unknown sequence."""
 
     @abstractmethod
     def table(self, sequence: Hashable) -> list[int]:
-        """The block table of a sequence, a copy. CacheError for a stranger."""
+        """A copy of a sequence's block table. CacheError for an unknown sequence."""
 
     @abstractmethod
     def usage(self) -> CacheUsage:

@@ -1,4 +1,4 @@
-"""Prefix caching: a prompt reuses the keys and values of an earlier one that begins with the same tokens.
+"""Prefix caching: a prompt reuses the keys and values of an earlier prefix.
 
 Only full blocks are shared, because the last, partly filled block of a sequence is still being written. At least the last token of a prompt
 is always computed, even if the whole prompt is cached, because its logits are needed and the cache does not hold them. A block can be

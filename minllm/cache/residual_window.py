@@ -1,8 +1,8 @@
-"""The memory of residual windows, which keep the newest tokens of a quantised cache unquantised: rings, and scratch memory for prompts.
+"""Residual windows: unquantised copies of a quantised cache's newest tokens.
 
-Every running sequence has a ring of blocks of G = TOKEN_GROUP tokens in each layer: R / G + 1 blocks for a residual window of R tokens,
-because the window begins with a whole group and its newest group is incomplete. The token at position p is in block p // G modulo the
-number of blocks; tokens that are overwritten have left the window.
+Their memory is rings in every layer, and scratch memory for prompts. Every running sequence has a ring of blocks of G = TOKEN_GROUP tokens
+in each layer: R / G + 1 blocks for a residual window of R tokens, because the window begins with a whole group and its newest group is
+incomplete. The token at position p is in block p // G modulo the number of blocks; tokens that are overwritten have left the window.
 
 A prefill step has more new tokens than a ring holds, and its first query still needs the window before it. So it uses scratch memory, which
 all layers share: the ring's blocks are copied there, the new tokens are appended, and the window of the next step is copied back. The

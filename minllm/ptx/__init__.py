@@ -1,4 +1,4 @@
-"""PTX instructions that numba.cuda does not offer: one function each, with its emulation for the simulator beside it.
+"""PTX instructions that numba.cuda does not offer, each with its emulation.
 
 Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. The modules:
 

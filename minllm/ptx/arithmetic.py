@@ -1,4 +1,4 @@
-"""Approximate functions of the special-function unit (SFU), reciprocals, maxima, and byte permutation."""
+"""Approximate functions (SFU), reciprocals, maxima, and byte permutation."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The token stride of a KV cache: not an instruction, but a property of an array's layout that only the compiler knows."""
+"""The token stride of a KV cache, a property that only the compiler knows."""
 
 from numba.cuda import types
 from numba.cuda.cgutils import unpack_tuple

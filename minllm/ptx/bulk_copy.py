@@ -1,9 +1,9 @@
-"""Bulk copies: one thread starts the copy of contiguous bytes, and TMA (the tensor memory accelerator) does it asynchronously.
+"""Bulk copies: asynchronous copies of contiguous bytes by TMA.
 
-A copy into shared memory completes on an mbarrier, for which readers wait. Copies out of shared memory are committed as groups, for which
-the thread that started them waits: with `..._read` until their source may be overwritten, without until they are written. A copy sees what
-threads have stored only after a `fence_proxy_async`. All this is also true of the tiles of tensor_copy.py.
-PTX ISA, "Data movement and conversion instructions: bulk copy".
+One thread starts a copy; TMA (the tensor memory accelerator) does it. A copy into shared memory completes on an mbarrier, for which readers
+wait. Copies out of shared memory are committed as groups, for which the thread that started them waits: with `..._read` until their source
+may be overwritten, without until they are written. A copy sees what threads have stored only after a `fence_proxy_async`. All this is also
+true of the tiles of tensor_copy.py. PTX ISA, "Data movement and conversion instructions: bulk copy".
 """
 
 from greenlet import getcurrent

@@ -1,7 +1,7 @@
-"""Clusters: blocks that run at the same time on SMs of one GPC, their barrier, and distributed shared memory.
+"""Clusters of blocks, their barrier, and distributed shared memory.
 
-A shared::cluster address, made by `mapa`, names a byte in any block's shared memory; a plain shared address is the block's own.
-PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster", "mapa", "ld", "st".
+The blocks of a cluster run at the same time, on SMs of one GPC. A shared::cluster address, made by `mapa`, names a byte in any block's
+shared memory; a plain shared address is the block's own. PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster", "mapa", "ld", "st".
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Conversions between float32 and 16-bit floats, two values at a time, and between floats and their bits."""
+"""Conversions between float32, pairs of 16-bit floats, and bits."""
 
 import struct
 

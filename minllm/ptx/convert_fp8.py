@@ -1,4 +1,7 @@
-"""Conversions between float32 and fp8, two values at a time: e4m3 (4 exponent bits, largest 448) and e5m2 (5, 57344)."""
+"""Conversions between float32 and fp8, two values at a time.
+
+e4m3 has 4 exponent bits, its largest value is 448; e5m2 has 5, and 57344.
+"""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Matrix descriptors: 64 bits that give wgmma a matrix's address and layout in shared memory.
+"""Matrix descriptors: address and layout of a wgmma operand in shared memory.
 
     bits 0-13   start address / 16        bits 16-29  leading byte offset / 16      bits 32-45  stride byte offset / 16
     bits 49-51  base offset, 0 here       bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes

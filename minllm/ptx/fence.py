@@ -1,4 +1,7 @@
-"""Fences between threads and the async proxy (TMA, the tensor memory accelerator, and wgmma). PTX ISA, "membar / fence"."""
+"""Fences between threads and the async proxy. PTX ISA, "membar / fence".
+
+The async proxy serves TMA (the tensor memory accelerator) and wgmma.
+"""
 
 from greenlet import getcurrent
 

@@ -1,7 +1,8 @@
-"""Python functions for PTX instructions: `instruction(...)` for those with scalar operands, `intrinsic` and `emulated` for others.
+"""Makes Python functions for PTX instructions.
 
-Every function of this package has an attribute `.emulation`: a Python function with the same parameters that computes the same result. The
-simulator replaces the function with it, so one kernel source serves both GPU and simulator.
+`instruction(...)` is for scalar operands, `intrinsic` and `emulated` for others. Every function of this package has an attribute
+`.emulation`: a Python function with the same parameters that computes the same result. The simulator replaces the function with it, so one
+kernel source serves both GPU and simulator.
 """
 
 from llvmlite import ir

@@ -1,4 +1,7 @@
-"""Programmatic dependent launch: a kernel starts while its predecessor in the stream still runs. PTX ISA, "griddepcontrol"."""
+"""Programmatic dependent launch. PTX ISA, "griddepcontrol".
+
+A kernel starts while its predecessor in the stream still runs.
+"""
 
 from greenlet import getcurrent
 

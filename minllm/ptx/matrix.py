@@ -1,8 +1,8 @@
-"""ldmatrix, stmatrix and movmatrix: move 8x8 tiles of 16-bit elements between shared memory and mma.sync's fragments.
+"""ldmatrix, stmatrix, movmatrix: 8x8 tiles to and from mma.sync's fragments.
 
-Fragments are `cuda.local.array`s, which the compiler keeps in registers if constants index them. Lane l of a warp holds one word of each
-tile: the elements (l // 4, 2 * (l % 4)) and the next, or with .trans the element (2 * (l % 4), l // 4) and the one below.
-PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
+The tiles have 16-bit elements and are in shared memory. Fragments are `cuda.local.array`s, which the compiler keeps in registers if
+constants index them. Lane l of a warp holds one word of each tile: the elements (l // 4, 2 * (l % 4)) and the next, or with .trans the
+element (2 * (l % 4), l // 4) and the one below. PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
 """
 
 import numpy as np

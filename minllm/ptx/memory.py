@@ -1,4 +1,4 @@
-"""Vector loads and stores of up to 128 bits, L2 prefetch, and addresses in shared memory.
+"""Vector loads and stores up to 128 bits, L2 prefetch, shared addresses.
 
 An `index` is always the flat index of an element of a C-contiguous array; an access must be aligned to its size.
 """

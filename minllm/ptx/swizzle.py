@@ -1,4 +1,4 @@
-"""The swizzle of tiles in shared memory, with which reading a column of 16-byte chunks has no bank conflicts.
+"""The swizzle of tiles in shared memory, which avoids bank conflicts.
 
 It permutes the chunks of a 128-byte line by the line's number: with a swizzle of 128 bytes chunk c of line r lies at c ^ (r % 8), with
 64 at c ^ (r % 4), with 32 at c ^ (r % 2). Lines are counted from address 0, so a kernel that computes addresses itself needs tiles that

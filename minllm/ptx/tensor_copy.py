@@ -1,9 +1,9 @@
-"""Tensor copies: one thread starts the copy of a tile of 1 to 5 axes, and TMA (the tensor memory accelerator) does it asynchronously.
+"""Tensor copies: asynchronous copies of tiles of 1 to 5 axes by TMA.
 
-A tensor map describes the array, the box (shape of a tile), and the layout of a tile in shared memory (runtime/tensor_map.py). A tile is
-given by the coordinates of its corner, fastest axis first as in PTX. Elements outside the array are filled by a load and skipped by a
-store; only a load may begin at negative coordinates. bulk_copy.py describes how to wait for a copy.
-PTX ISA, "Data movement and conversion instructions: tensor copy".
+One thread starts a copy; TMA (the tensor memory accelerator) does it. A tensor map describes the array, the box (shape of a tile), and the
+layout of a tile in shared memory (runtime/tensor_map.py). A tile is given by the coordinates of its corner, fastest axis first as in PTX.
+Elements outside the array are filled by a load and skipped by a store; only a load may begin at negative coordinates. bulk_copy.py
+describes how to wait for a copy. PTX ISA, "Data movement and conversion instructions: tensor copy".
 """
 
 import itertools

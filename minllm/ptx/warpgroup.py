@@ -1,4 +1,4 @@
-"""wgmma: a warpgroup (128 threads) of Hopper multiplies tiles in shared memory on the tensor cores, asynchronously.
+"""wgmma: asynchronous matrix products of a warpgroup (128 threads) on Hopper.
 
 A product D [64, n] += A [64, 16] B [n, 16]^T is asynchronous: `wgmma_fence` orders earlier register accesses before it,
 `wgmma_commit_group` commits products as a group, and `wgmma_wait_group_0` (1, 2, ...) waits until at most 0 (1, 2, ...) groups are in

@@ -1,7 +1,7 @@
-"""The emulation of wgmma: a product is computed for all 128 threads of a warpgroup when the last of them waits for it.
+"""The emulation of wgmma.
 
-Operands are not read before that: a kernel that overwrites a tile, or registers of A, while a product may still be in flight gets the
-product of the new values.
+A product is computed for all 128 threads of a warpgroup when the last of them waits for it. Operands are not read before that: a kernel
+that overwrites a tile, or registers of A, while a product may still be in flight gets the product of the new values.
 """
 
 import functools

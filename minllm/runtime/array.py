@@ -1,4 +1,4 @@
-"""An array in device memory: a pointer, a shape, strides, a dtype, and a reference that keeps the memory alive."""
+"""An array in device memory."""
 
 import math
 from typing import Any

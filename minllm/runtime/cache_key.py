@@ -1,4 +1,4 @@
-"""The disk cache's key: a hash of everything that the compiler sees of a kernel, so that stale machine code is never reused.
+"""The disk cache's key: a hash of everything that the compiler sees of a kernel.
 
 Numba compiles not a file but a function object: its bytecode, and the current values of its global names, closure and defaults. Constants
 become part of the machine code; functions among the values are compiled too. The key is made of the same: `describe` walks from the kernel

@@ -1,7 +1,7 @@
-"""Numba as a compiler: from a Python function and its argument types to a cubin, for any target, with or without a GPU.
+"""Numba as a compiler: from a Python function to a cubin, for any target.
 
-Numba's own dispatcher compiles for the present device and launches the result. Here the target is an argument, the result is a
-`CompiledKernel` with its registers and spills, and cubins are cached on disk.
+It needs no GPU. Numba's own dispatcher compiles for the present device and launches the result. Here the target is an argument, the result
+is a `CompiledKernel` with its registers and spills, and cubins are cached on disk.
 
 The disk cache's key is a hash of everything that determines the machine code (cache_key.py). Numba's own `cache=True` misses edits in other
 files: a kernel whose device function changed would run stale code.

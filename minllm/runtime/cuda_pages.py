@@ -1,4 +1,4 @@
-"""Virtual addresses and physical pages from the driver: the backend of virtual_memory.py on a GPU.
+"""Virtual addresses and pages of a GPU: a backend of virtual_memory.py.
 
 cuMemCreate creates a page, cuMemMap maps it at an address, cuMemSetAccess gives the GPU access; cuMemUnmap and cuMemRelease undo this
 (`minllm bench virtual` measures each). Mapping does not wait for running kernels.

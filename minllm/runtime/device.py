@@ -1,4 +1,7 @@
-"""The GPU: whether there is one, its properties, and its primary context, which all CUDA libraries of a process share."""
+"""The GPU: whether there is one, its properties, and its primary context.
+
+All CUDA libraries of a process share this context.
+"""
 
 import ctypes
 import functools

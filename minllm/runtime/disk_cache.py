@@ -1,4 +1,4 @@
-"""Cubins and their disassembly on disk, so that a kernel is compiled once per machine, not once per process."""
+"""Cubins and disassembly on disk: a kernel is compiled once per machine."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Virtual memory of the host: reserved addresses that the operating system backs with memory once they are touched.
+"""Virtual memory of the host: a backend of virtual_memory.py without a GPU.
 
 The engine on a CPU keeps its virtual cache here, and tests of virtual_memory.py run here without a GPU. A newly mapped page holds garbage
 (all bits set, NaN for floats), because the contents of a new page on a GPU are undefined.

@@ -1,4 +1,4 @@
-"""The `@kernel` decorator: one Python function that runs on the GPU, in the simulator, and through the ahead-of-time compiler.
+"""The `@kernel` decorator: one function to launch, simulate, trace or compile.
 
     @kernel
     def scale_kernel(x, out, factor): ...

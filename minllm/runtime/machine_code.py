@@ -1,4 +1,4 @@
-"""The instruction mix of machine code (SASS), and its float64 and local-memory instructions.
+"""The instruction mix of machine code (SASS).
 
 A SASS opcode includes its modifiers: LDG.E.128 loads 128 bits from global memory, HMMA.16816.F32.BF16 multiplies on the tensor cores, LDL
 and STL access local memory, to which registers are spilled. A predicate (@P0, @!UP3) may precede it. NVIDIA lists the opcodes in "CUDA

@@ -1,4 +1,4 @@
-"""A launch's arguments in the driver's format: one address per parameter, of a value that the driver copies.
+"""A launch's arguments in the driver's format: one address per parameter.
 
 Every value has 8 bytes of one buffer, so the table of addresses never changes, and a launch writes only the values.
 An array is Numba's (meminfo, parent, size, itemsize, data, shape..., strides...), 64 bits each; it packs these once and keeps them.

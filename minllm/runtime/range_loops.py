@@ -1,4 +1,4 @@
-"""Lowers `for i in range(n)` to a form that the optimisers for all GPU generations can unroll.
+"""Lowers `for i in range(n)` to a form that all optimisers can unroll.
 
 Numba's code for the next number of a range has two branches on the same condition: one around "decrement the count, advance the number",
 then one into or out of the loop. The optimiser for GPUs up to Hopper threads the first branch into the second (jump threading). That for

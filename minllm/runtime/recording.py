@@ -1,4 +1,4 @@
-"""Records launches instead of executing them, to count the kernels of a step or to time them one by one."""
+"""Records launches instead of executing them, to count or time kernels."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Stream-ordered allocation: memory is allocated and freed in stream order, without waiting for the GPU.
+"""Stream-ordered allocation, which never waits for the GPU.
 
 cuMemAllocAsync takes memory that was freed earlier in the same stream from a pool of the driver, without a call to the operating system;
 cuMemFreeAsync does not wait either. The pool's release threshold is unlimited here; otherwise it would return its memory whenever the host

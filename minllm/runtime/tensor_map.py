@@ -1,4 +1,4 @@
-"""Tensor maps: they describe an array in global memory to TMA (the tensor memory accelerator), which copies tiles of it.
+"""Tensor maps describe an array to TMA (the tensor memory accelerator).
 
     weight_map = tensor_map(weight, box=(256, 64))          # boxes of 256 rows of 64 columns
     matmul_kernel[grid, block, None, shared_bytes](weight_map, ...)

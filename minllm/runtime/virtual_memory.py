@@ -1,4 +1,4 @@
-"""Virtual memory: a range of addresses is reserved at once, and physical pages are mapped into it when they are needed.
+"""Virtual memory: addresses are reserved at once, pages mapped when needed.
 
     pages = PagePool(CudaPages(), limit=1000)         # up to 1,000 pages of 2 MB
     memory = VirtualRange(pages, nbytes=1 << 40)      # addresses only: a terabyte takes no memory

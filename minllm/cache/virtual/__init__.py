@@ -1,1 +1,1 @@
-"""The virtual policy: contiguous addresses for every sequence, and memory pages that are mapped as it grows."""
+"""The virtual policy: contiguous addresses, and pages mapped as needed."""

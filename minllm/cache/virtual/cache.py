@@ -1,4 +1,4 @@
-"""The memory of the virtual cache: contiguous addresses for every sequence, and pages mapped where it has tokens.
+"""The memory of the virtual cache: contiguous addresses, pages where needed.
 
 There are two ranges of addresses, one for keys and one for values, each an array
 

@@ -1,4 +1,4 @@
-"""The size of the virtual cache: pages that fit the memory, and addresses for every sequence that may run."""
+"""The size of the virtual cache: pages and slots."""
 
 from typing import Any
 

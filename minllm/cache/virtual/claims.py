@@ -1,4 +1,4 @@
-"""Claims: the pages of a virtual cache that are reserved for running sequences, mapped or not.
+"""Claims: pages of a virtual cache reserved for running sequences.
 
 A sequence's claim covers what it may write now, what it was promised, and what kernels read for it. Kernels load whole tiles of keys and
 mask those that are not visible, so whole tiles must be mapped: of up to READ_TILE tokens in prefill, of STEP_TILE in decode. Pages are

@@ -1,4 +1,4 @@
-"""A running estimate of the length of answers, to map memory before it is needed, but not too much.
+"""A running estimate of the length of answers, for mapping pages ahead.
 
 The estimate is an exponential moving average of the lengths so far: recent ones count most, because traffic changes. If it is too short for
 an answer, a step waits while pages are mapped; if it is too long, pages stay empty. Both are counted.

@@ -1,4 +1,4 @@
-"""A thread that maps pages while the GPU computes, so that no step has to wait for them."""
+"""A thread that maps pages in the background, so that steps do not wait."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""The virtual policy: a sequence has addresses for the longest context from the start, and memory for the tokens that it has.
+"""The virtual policy: contiguous addresses, and memory as sequences grow.
 
 The GPU's own page tables do for all kernels what block tables of a paged cache do in each kernel (vAttention, arXiv 2405.04437). Three
 techniques hide the latency of the driver's calls (section 6.1 of the paper):

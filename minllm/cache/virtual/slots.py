@@ -1,4 +1,4 @@
-"""The slots of a virtual cache: which are idle, and how many pages, from its beginning on, each has.
+"""The slots of a virtual cache, and the pages of each.
 
 Pages are counted in pairs, one of keys and one of values. A slot whose sequence has ended keeps its pages until they are needed elsewhere
 (deferred reclamation).
