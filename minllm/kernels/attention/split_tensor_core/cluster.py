@@ -22,9 +22,11 @@ Source of distributed shared memory: PTX ISA, "Cluster of cooperative thread arr
 import functools
 import math
 
+import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E
+from minllm.kernels.attention.choice import suits_clusters
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.merge_parts import DIMS_AT_ONCE, make_merges, make_warp_merge, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import (
@@ -42,14 +44,13 @@ from minllm.kernels.attention.split_tensor_core.plan import (
 from minllm.kernels.attention.split_tensor_core.shape import block_shared_bytes, capability_here, head_tiles_of, shape_for
 from minllm.kernels.attention.split_tensor_core.tensor_ring import can_fetch, map_of
 from minllm.kernels.attention.split_tensor_core.tiles import columns_of, make_block_steps, make_tile_loop, ring_of_a_warp
+from minllm.kernels.attention.variants import HOPPER
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
-from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
-HOPPER = (9, 0)
 CLUSTER = 8  # blocks
-LONGEST_CONTEXT = 4096  # keys
 
 
 @functools.cache
@@ -192,19 +193,21 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
 
 
 def choose_cluster(sizes, sm_count=132):
-    """(blocks of a cluster, SplitShape) for a call that clusters are best for, else None: one sequence of few keys, on Hopper.
-
-    Several sequences have contexts of different lengths, and fair shares suit them better. A cluster lives within one group of some 16
-    multiprocessors, and where eight are taken half of the GPU stays idle: long contexts lose more bandwidth than the merge saves.
-    """
-    if sizes.sequences != 1 or sizes.max_context_len > LONGEST_CONTEXT or capability_here() != HOPPER:
+    """(blocks of a cluster, SplitShape) for a call that clusters are best for, else None."""
+    if not suits_clusters(sizes, capability_here()):
         return None
-    head_tiles, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
     if 2 * sizes.kv_heads * head_tiles * CLUSTER > sm_count:
         return None
-    sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # what a block is sent by the others
-    by_engine = can_fetch(sizes.head_dim, sizes.block_size)
-    return CLUSTER, shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes() - sent_bytes, sm_count, by_engine)
+    return CLUSTER, cluster_shape(sizes, sm_count)
+
+
+def cluster_shape(sizes, sm_count=132):
+    """The SplitShape of blocks that also receive the states of their cluster."""
+    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # received from the other blocks
+    by_tma = can_fetch(sizes.head_dim, sizes.block_size)
+    return shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes() - sent_bytes, sm_count, by_tma)
 
 
 def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):
@@ -216,3 +219,25 @@ def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape)
     arguments = (*inputs, float(scale * LOG2_E), int(sliding_window), *maps)
     blocks = sizes.sequences * sizes.kv_heads * head_tiles_of(sizes.group, sizes.head_dim)[0] * splits
     launch(cluster_kernel, blocks, threads, arguments, stream, shared_bytes, (splits, 1, 1))
+
+
+def workspace_shapes(query, key_cache, block_tables):
+    """Clusters need no scratch memory."""
+    return {}
+
+
+def attention(
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None,
+):  # fmt: skip
+    """Attention of one new token per sequence, written into `out`, a cluster per KV head; arguments as in kernels/attention/__init__.py.
+
+    split_tensor_core.attention launches clusters by itself where they are fastest. Raises KernelArgumentError for float32, for more than
+    one new token per sequence, and on a GPU of another compute capability than 9.0.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    check_single_tokens("split_cluster", sizes, max_query_len)
+    check(str(query.dtype) != "float32", "split_cluster takes float16 and bfloat16, not float32")
+    check(isinstance(query, np.ndarray) or capability_here() == HOPPER, "split_cluster needs a GPU of compute capability 9.0")
+    launch_clusters(inputs, sizes, scale, sliding_window, stream, CLUSTER, cluster_shape(sizes))

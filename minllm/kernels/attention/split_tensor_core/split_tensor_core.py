@@ -32,9 +32,8 @@ import math
 
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.attention.choice import suits_clusters
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_kv import split_kv
-from minllm.kernels.attention.split_tensor_core.cluster import choose_cluster, launch_clusters
 from minllm.kernels.attention.split_tensor_core.fold import make_guard, make_seed
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import (
@@ -52,9 +51,10 @@ from minllm.kernels.attention.split_tensor_core.plan import (
     make_walk,
     visible_keys,
 )
-from minllm.kernels.attention.split_tensor_core.shape import grid_of, head_tiles_of, shape_of
+from minllm.kernels.attention.split_tensor_core.shape import capability_here, grid_of, head_tiles_of, shape_of
 from minllm.kernels.attention.split_tensor_core.tensor_ring import map_of
 from minllm.kernels.attention.split_tensor_core.tiles import columns_of, make_block_steps, make_tile_loop, ring_of_a_warp
+from minllm.kernels.attention.variants import VARIANTS
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import cp_async_wait_group_0, shared_address
 from minllm.runtime.kernel import check, kernel, launch
@@ -213,7 +213,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
     if str(query.dtype) == "float32":
-        return split_kv.workspace_shapes(query, key_cache, block_tables, splits, sm_count)
+        return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
@@ -252,12 +252,14 @@ def attention(
     check_part(sizes, 0, lse)
     if str(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
-        split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        VARIANTS.stand_in("split_tensor_core").attention(*inputs, *options)
         return
-    cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None and lse is None else None
-    if cluster:
-        launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
-        return
+    if all(option is None for option in (splits, shape, phi, lse)) and suits_clusters(sizes, capability_here()):
+        clusters = VARIANTS["split_cluster"]
+        if cluster := clusters.choose_cluster(sizes, sm_count):
+            clusters.launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
+            return
     phi = None if phi is None else phi / scale  # in units of q . k
     launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi, lse=lse)
 
