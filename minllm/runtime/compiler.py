@@ -53,7 +53,7 @@ class CompiledKernel:
     shared_bytes: int | None
 
     def sass(self) -> list[str]:
-        """The machine instructions, without addresses. Needs nvdisasm (wheel nvidia-cuda-nvdisasm); its output is cached."""
+        """The machine instructions without addresses, by nvdisasm; cached on disk."""
         text = cached_text(hashlib.sha256(self.cubin).hexdigest(), "sass", self.disassembly)
         instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)
         return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
@@ -73,7 +73,7 @@ class CompiledKernel:
 
 
 def argument_type(value):
-    """The Numba type of a kernel's argument: arrays by dtype, rank and contiguity, ints as int32, floats as float32.
+    """The Numba type of a kernel's argument: ints are int32, floats float32.
 
     None has the type none: `if bias is not None:` in a kernel is then decided at compile time, and the other branch is not compiled.
     """
@@ -102,7 +102,7 @@ def argument_type(value):
 
 
 def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """The CompiledKernel of `function` for `compute_capability` (major, minor), from the disk cache if it is there.
+    """The CompiledKernel of a function for a target, from the disk cache if possible.
 
     Raises KernelCompilationError with the kernel, its argument types and the compiler's message.
     """
@@ -118,7 +118,7 @@ def compile_kernel(function, argument_types, compute_capability, *, fastmath=Fal
 
 
 def compile_listing(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """(CompiledKernel, PTX text) with the source's file names and line numbers in both; never cached. Raises KernelCompilationError."""
+    """(CompiledKernel, PTX text), both with line numbers; never cached."""
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     with compilation_errors(function, argument_types):
         linker, name, target = prepare(function, argument_types, compute_capability, options, lineinfo=True)
@@ -129,7 +129,7 @@ def compile_listing(function, argument_types, compute_capability, *, fastmath=Fa
 
 @contextlib.contextmanager
 def compilation_errors(function, argument_types):
-    """Turn any error of the compiler into a KernelCompilationError that names the kernel and its argument types."""
+    """Turn any error of the compiler into a KernelCompilationError."""
     try:
         yield
     except Exception as error:

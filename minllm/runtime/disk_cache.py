@@ -29,13 +29,13 @@ def read_cached(key, make):
 
 
 def write_cached(key, compiled):
-    """Write a CompiledKernel: one line of JSON, then the cubin. On a full or read-only disk nothing is written."""
+    """Write a CompiledKernel, if the disk allows: a line of JSON, then the cubin."""
     fields = {name: value for name, value in vars(compiled).items() if name != "cubin"} | {"bytes": len(compiled.cubin)}
     write(entry(key), json.dumps(fields).encode() + b"\n" + compiled.cubin)
 
 
 def cached_text(key, kind, make):
-    """The text in the entry of `key`, or else make(), which is then written. A text without a final newline is damaged."""
+    """The text of an entry, or else make(), which is then written."""
     path = entry(key, kind)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if (text := path.read_text(encoding="utf-8")).endswith("\n"):
