@@ -72,6 +72,7 @@ VARIANTS = Variants(
 QUANTIZED_VARIANTS = Variants(  # they read QuantizedCaches, all others arrays
     flash_attention_2_quantized="flash_attention_2.quantized", split_quantized="split_quantized.split_quantized"
 )
+HANDED_OVER = Variants(split_cluster="split_tensor_core.cluster")  # other variants hand calls over to them
 DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # they take one new token a sequence
 
 
