@@ -221,7 +221,7 @@ from minllm.kernels.attention.split_kv import choice as split_choice
 block_bytes = 2 * 4 * 128 * 16  # K and V, 4 keys a lane, 128 threads, 16 bytes each: split_kv, below
 for batch in (1, 16, 64):
     blocks = batch * config.num_key_value_heads
-    slots = split_choice.BLOCKS_PER_MULTIPROCESSOR * MULTIPROCESSORS
+    slots = split_choice.BLOCKS_PER_SM * MULTIPROCESSORS
     resident = min(blocks, slots)
     print(
         f"batch {batch:2}: {blocks:3} blocks for {slots} places, "

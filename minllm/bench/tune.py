@@ -24,7 +24,6 @@ from minllm.models.shapes import find_config
 from minllm.runtime.device import is_available
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MATRICES = ("qkv", "attention_output", "gate_up", "up", "down")
 PRODUCTS = ("gemv", "flat", "many rows")
 COLUMNS = "{:>14} {:>6} {:>9} {:>9} {:>9}  {}"
 
@@ -79,14 +78,7 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 def model_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """[outputs, inputs] of the weights that a decode step multiplies: of a layer, and of the head."""
-    layout = layout_of(config)
-    found = [layout.layers[0][name] for name in MATRICES if name in layout.layers[0]]
-    found.append(layout.outside.get("lm_head", layout.outside["embedding"]))
-    shapes = []
-    for parameter in found:
-        sizes = [shape[::-1] if parameter.transposed else shape for _, shape in parameter.tensors]
-        shapes.append((sum(rows for rows, _ in sizes), sizes[0][1]))
-    return list(dict.fromkeys(shapes))
+    return list(dict.fromkeys(layout_of(config).matrices()))
 
 
 def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | None, float, float]]], out: Any) -> Inflection:

@@ -37,12 +37,12 @@ class CacheShape:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers, keys and values together."""
-        return 2 * self.num_layers * self.block_size * self.kv_heads * self.bytes_a_head
+        return 2 * self.num_layers * self.block_size * self.kv_heads * self.bytes_per_head
 
     @property
-    def bytes_a_head(self) -> int:
+    def bytes_per_head(self) -> int:
         """Bytes of one KV head of one token, of keys or of values: codes and their scales where it is quantised."""
-        return self.head_dim * np.dtype(self.dtype).itemsize if self.format is None else self.format.bytes_a_head
+        return self.head_dim * np.dtype(self.dtype).itemsize if self.format is None else self.format.bytes_per_head
 
 
 class KVCache:

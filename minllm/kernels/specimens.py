@@ -1,4 +1,4 @@
-"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read this list and no other."""
+"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read only this list."""
 
 import functools
 import importlib
@@ -10,6 +10,6 @@ STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "a
 
 @functools.cache
 def all_specimens() -> dict[str, Specimen]:
-    """{name: specimen} of all stages, in the order in which a forward pass meets them. Imports all kernels, compiles none."""
+    """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none."""
     found = [specimen for stage in STAGES for specimen in importlib.import_module(f"minllm.kernels.{stage}.specimens").specimens()]
     return {specimen.name: specimen for specimen in found}

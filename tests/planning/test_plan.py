@@ -10,6 +10,7 @@ from minllm import costs
 from minllm.cli import app as cli
 from minllm.costs import Cost
 from minllm.errors import InvalidOptionError
+from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import GPUS, gpu_named
 from minllm.models.config_reader import parse_model_config
 from minllm.models.shapes import SHAPES, find_config, named_config
@@ -239,7 +240,7 @@ def test_all_caches_beside_each_other():
     lines = [line.split() for line in printed.splitlines() if line.startswith(("contiguous", "paged", "virtual"))]
     assert [line[:2] for line in lines] == [
         *(["contiguous", "bfloat16"], ["paged", "bfloat16"], ["virtual", "bfloat16"]),
-        *(["paged", name] for name in ("float8", "int8", "int4", "kivi_int4")),
+        *(["paged", name] for name in KV_FORMATS),
     ]
     assert all(len(line) == 12 for line in lines)  # whole lines, none wrapped
     odd = invoke("bundled", "--gpu", "t4", "--context", "100", "--caches")

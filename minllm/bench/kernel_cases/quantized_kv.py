@@ -48,7 +48,7 @@ def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase
         expected = lambda sample: written(name, value[sample])  # noqa: E731
         return Glue(lambda: append(*arrays, stream=ops.stream), caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
-    moved = 2 * tokens * kv_heads * (head_dim * ITEM + kv_format(name, head_dim).bytes_a_head)
+    moved = 2 * tokens * kv_heads * (head_dim * ITEM + kv_format(name, head_dim).bytes_per_head)
     return glue_case("kv", "append_quantized", f"{tokens}x{kv_heads}x{head_dim}, {name}", tokens, moved, make, tolerance=0.0)
 
 
@@ -71,7 +71,7 @@ def qkv_rope_append_case(name: str, tokens=10240, heads=32, kv_heads=8, head_dim
 
         return Glue(launch, caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
-    moved = tokens * ((width + heads * head_dim) * ITEM + 2 * kv_heads * kv_format(name, head_dim).bytes_a_head)
+    moved = tokens * ((width + heads * head_dim) * ITEM + 2 * kv_heads * kv_format(name, head_dim).bytes_per_head)
     case = f"{tokens}x({heads}+2x{kv_heads})x{head_dim}, {name}"
     return glue_case("kv", "qkv_rope_append_quantized", case, tokens, moved, make, tolerance=0.0)
 
@@ -105,7 +105,7 @@ def prefill_case(
         )
 
     work = prefill_flops(sequences, tokens, heads, head_dim)
-    set_bytes = 2 * sequences * tokens * (heads * head_dim * ITEM + kv_heads * kv_format(name, head_dim).bytes_a_head)
+    set_bytes = 2 * sequences * tokens * (heads * head_dim * ITEM + kv_heads * kv_format(name, head_dim).bytes_per_head)
     case = f"{sequences}x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16.name}, {name} cache"
     return KernelCase("attention", "prefill attention", case, variant, BFLOAT16, TFLOP_S, work, set_bytes, prepare)
 

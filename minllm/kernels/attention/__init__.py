@@ -1,22 +1,23 @@
 """Attention over a paged KV cache: one ladder of kernels, from materialised scores to split-KV decoding.
 
     reference            NumPy: the equation; the CPU engine's attention, and the oracle of all others
-    materialized         the way one would write it first: scores in memory, softmax in place, times V; K kept transposed
-    flash_attention_1    online softmax, loop over keys outside, state rescaled in memory
-    flash_attention_2    loop over queries outside, state in registers, tensor cores: for prompts
-    flash_attention_3    copies, products and softmax beside each other, on Hopper: for prompts
-    split_kv             the context split over many blocks, and a merge: for decode steps
-    split_tensor_core    the same on tensor cores, from rings in shared memory, fair shares for ragged batches, merged in one launch;
-                         one short sequence goes on to split_cluster
-    split_unified_maximum  that without the running maximum, as FlashDecoding++ has it
+        reference            NumPy: the equation; the CPU engine's attention, and the oracle of all others
+        materialized         the first version that one would write: scores in memory, softmax in place, times V; K stored transposed
+        flash_attention_1    online softmax, outer loop over keys, state rescaled in memory
+        flash_attention_2    outer loop over queries, state in registers, tensor cores: for prompts
+        flash_attention_3    warp specialisation: copies, GEMMs and softmax overlap, on Hopper: for prompts
+        split_kv             the context split over many blocks, and a merge: for decode steps
+        split_tensor_core    the same on tensor cores, from rings in shared memory, equal shares for ragged batches, merged in one launch;
+                             one short sequence goes on to split_cluster
+        split_unified_maximum  split_tensor_core without the running maximum, as in FlashDecoding++
 
 Over a quantised cache (kernels/quantization), where key_cache and value_cache below are QuantizedCaches:
 
-    flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
-    split_quantized      split_tensor_core on the codes themselves, which are what the tensor cores multiply: for decode steps
+        flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
+        split_quantized      split_tensor_core whose tensor cores multiply the codes themselves: for decode steps
 
-Where the newest keys and values are kept as they are beside the codes (a residual window), residual_window has one variant run on the
-codes and one on the recent keys, and merges what they found by the log-sum-exp of every row (merge_states). Its functions take more.
+If the newest keys and values are kept in full precision beside the codes (a residual window), residual_window runs one variant on the
+codes and one on the recent keys, and merges their outputs by the log-sum-exp of each row (merge_states). Its functions take more arguments.
 
 Every variant but the reference is a module with two functions:
 
@@ -27,15 +28,15 @@ Every variant but the reference is a module with two functions:
     query          [T, heads, head_dim], float32, float16 or bfloat16, head_dim a multiple of 8 up to 256; `out` the same, written here
     key_cache      [num_blocks, block_size, kv_heads, head_dim]; value_cache the same
     query_start    int32 [B + 1]: sequence b owns rows query_start[b] to query_start[b + 1] (rows of no sequence are not written)
-    context_lens   int32 [B]: keys visible to sequence b, its new tokens included; 0 for padding, whose rows become zeros
+    context_lens   int32 [B]: keys visible to sequence b, including its new tokens; 0 for padding, whose rows become zeros
     block_tables   int32 [B, max_blocks]
-    sliding_window 0, or how many newest keys each row sees, itself included
-    max_query_len  a bound, known on the host, on the new tokens of one sequence; default T. Grids are made from it, never from device data
-    workspace      {name: array} as workspace_shapes lists; counts, int32, must begin as zeros (arguments.py tells more)
+    sliding_window 0, or the number of newest keys that each row sees, including its own
+    max_query_len  a bound, known on the host, on the new tokens of one sequence; default T. Grids depend on it, never on device data
+    workspace      {name: array} as listed by workspace_shapes; counts, int32, must begin as zeros (see common/arguments.py)
 
-NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
+    NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
 
-This file imports nothing that needs Numba: the CPU engine uses the reference on machines that have none.
+    This file imports nothing that needs Numba: the CPU engine uses the reference on machines without it.
 """
 
 import importlib
@@ -43,7 +44,7 @@ from collections.abc import Mapping
 
 
 class Variants(Mapping):
-    """Name -> module of a variant, imported when it is first asked for."""
+    """Name -> module of a variant, imported on first use."""
 
     def __init__(self, **modules):
         self.modules = modules
@@ -69,17 +70,17 @@ VARIANTS = Variants(
     split_tensor_core="split_tensor_core.split_tensor_core",
     split_unified_maximum="split_tensor_core.unified_maximum",
 )
-QUANTIZED_VARIANTS = Variants(  # they read QuantizedCaches, all others arrays
+QUANTIZED_VARIANTS = Variants(  # variants that read QuantizedCaches; all others read arrays
     flash_attention_2_quantized="flash_attention_2.quantized", split_quantized="split_quantized.split_quantized"
 )
 HANDED_OVER = Variants(split_cluster="split_tensor_core.cluster")  # other variants hand calls over to them
-DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # they take one new token a sequence
+DECODE_VARIANTS = ("split_kv", "split_tensor_core", "split_unified_maximum", "split_quantized")  # limited to one new token per sequence
 
 
 def choose(max_query_len, dtype=None, compute_capability=None):
-    """The fastest variant's name: split_tensor_core where every sequence has one new token at most, else FlashAttention.
+    """The fastest variant's name: split_tensor_core if every sequence has at most one new token, else FlashAttention.
 
-    The third on Hopper (compute capability (9, 0)) for 16-bit dtypes, else the second, which takes every dtype.
+    FlashAttention-3 on Hopper (compute capability (9, 0)) for 16-bit dtypes, else FlashAttention-2, which supports every dtype.
     """
     if max_query_len == 1:
         return "split_tensor_core"
@@ -88,6 +89,6 @@ def choose(max_query_len, dtype=None, compute_capability=None):
 
 
 def choose_quantized(max_query_len, key_cache):
-    """The fastest variant's name over a quantised cache; split_quantized wants the scales of a block to be whole 16 bytes."""
+    """The fastest variant's name over a quantised cache; split_quantized needs the scales of a block to be whole 16 bytes."""
     whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0
     return "split_quantized" if max_query_len == 1 and whole_chunks else "flash_attention_2_quantized"

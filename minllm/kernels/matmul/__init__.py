@@ -1,16 +1,16 @@
-"""The matrix product of every linear layer: its equation and a ladder of kernels, from one thread an output to tensor cores.
+"""GEMM, the matrix product of every linear layer: its equation and a ladder of kernels, from one thread per output to tensor cores.
 
     reference     the equation in NumPy
-    naive         one thread an output element
+    naive         one thread per output element
     tiled         tiles in shared memory, a block of outputs in each thread's registers
-    vectorized    the same with 128-bit loads, and the next tile on its way
+    vectorized    the same with 128-bit loads, and the next tile in flight
     tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
-    wgmma         Hopper's copy engine and tensor cores beside the threads, with fused epilogues
-    gemv          up to 8 rows, at the speed of memory: decoding
-    flat          up to 256 rows, with tensor cores at the speed of memory: decoding a batch
+    wgmma         Hopper: TMA and tensor cores driven by specialised warps, with fused epilogues
+    gemv          up to 8 rows, memory-bound: decoding
+    flat          up to 256 rows, memory-bound, on tensor cores: decoding a batch
 
-All variants are called alike, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N,
-K].T + bias [N] with float32 sums; `matmul` chooses one by shape, and by what was measured
+All variants have one signature, `VARIANTS[name](x, weight, out, bias=None, stream=None)`, and compute out [M, N] = x [M, K] @ weight [N,
+K].T + bias [N] with float32 sums; `matmul` chooses one by shape, from measurements on the GPU (dataflow.py).
 on the GPU (dataflow.py).
 """
 
@@ -38,16 +38,16 @@ VARIANTS = {
     "gemv": matmul_gemv,
     "flat": matmul_flat,
 }
-FEWEST_ROWS_OF_WGMMA = 65  # fewer would leave half of every tile of 128 rows empty
+FEWEST_ROWS_OF_WGMMA = 65  # fewer rows would leave half of every tile of 128 rows empty
 
 
 def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None = None, hopper: bool = False) -> str:
     """The variant for x [m, k] and weight [n, k] of `dtype`.
 
-    gpu: the driver's name of the GPU; None is one that nobody has measured. hopper: it has wgmma, and the arrays are aligned for it.
+    gpu: the driver's name of the GPU; None for one without measurements. hopper: the GPU has wgmma, and the arrays are aligned for it.
 
-    float32 takes gemv and tiles, because tensor cores would round its inputs to 10 bits. Half precision takes what the table of the GPU
-    says for m rows; flat only where rows of k elements can begin on multiples of 16 bytes.
+    float32 takes gemv and tiles, because tensor cores would round its inputs to 10 bits. Half precision follows the GPU's table for m rows;
+    flat needs rows of k elements that begin on multiples of 16 bytes.
     """
     dataflow = choose_dataflow(m, n, k, table_of(gpu))
     if np.dtype(dtype) in HALF_DTYPES and dataflow == "flat" and k % 8 == 0:
@@ -56,19 +56,19 @@ def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None
 
 
 def choose_for_many_rows(m: int, dtype: np.dtype | type | str, hopper: bool = False) -> str:
-    """The variant where operations are the limit, not memory."""
+    """The variant for shapes that are compute-bound."""
     if np.dtype(dtype) not in HALF_DTYPES:
         return "vectorized"
     return "wgmma" if hopper and m >= FEWEST_ROWS_OF_WGMMA else "tensor_core"
 
 
 def can_use_wgmma(x, weight) -> bool:
-    """Whether wgmma may be chosen for these arrays: not in the simulator, where tensor_core runs faster."""
+    """Whether wgmma may be chosen for these arrays; not in the simulator, where tensor_core runs faster."""
     return not isinstance(x, np.ndarray) and has_wgmma(x) and fits(x, weight)
 
 
 def choose_for(x, weight) -> str:
-    """The variant for arrays, where they are."""
+    """The variant for these arrays, on the device that holds them."""
     (m, k), n = x.shape, weight.shape[0]
     return choose(m, n, k, x.dtype, gpu_name(x), can_use_wgmma(x, weight))
 
@@ -79,7 +79,7 @@ def gpu_name(array) -> str | None:
 
 
 def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:
-    """Write x @ weight.T + bias into `out`, by the variant named, or chosen by shape.
+    """Write x @ weight.T + bias into `out`, with the named variant or one chosen by shape.
 
     x [M, K], weight [N, K]: one dtype of float32, float16, bfloat16. out [M, N] and bias [N]: that dtype or float32. NumPy arrays run in
     the simulator, device arrays on the GPU. Raises KernelArgumentError for an unknown variant and for shapes or dtypes that do not fit

@@ -57,9 +57,9 @@ def code_specimens(form):
 
 def recent_specimens(head_dim):
     """Over recent keys: the tiles of long prompts, and a decode step."""
-    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1)
+    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, 132)
     kernel, threads, shared_bytes = flash_attention_2.make_kernel(DTYPE, head_dim, BLOCK_SIZE, *tiles, WINDOW)
-    arguments, blocks = (ROWS, CACHE, CACHE, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
+    arguments, blocks = (ROWS, CACHE, types.none, CACHE, types.none, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
     name = f"attention/residual_window/recent/prompt/{head_dim}/{DTYPE}"
     yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
     shape = SplitShape(4, 16, 2 if head_dim == 256 else 4, 1, tensor_copies=True)

@@ -11,7 +11,8 @@ a score of that head.
 The 4 bits of a code are a float16 as they stand in a word (codes.py): code * 2**-24, or 16 times that for the upper ones of a
 byte. All of a step of 16 channels are of one kind, and even and odd steps are summed apart.
 
-FLOPs, beside the product's: head_dim / 16 more products of 16 by 16 by 8 per tile, for the zeros, and head_dim for q_i s_i. Lanes: codes.py. Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.
+FLOPs, beside the product's: head_dim / 16 more products of 16 by 16 by 8 per tile, for the zeros, and head_dim for q_i s_i. Lanes:
+codes.py. Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """From 8- and 4-bit codes to operands of tensor cores, in registers: which channels, heads and groups a lane holds (split_quantized.py).
 
-ldmatrix moves 16-bit elements. Of codes it gives a lane words of four bytes, or eight nibbles, in place of two 16-bit numbers: of K (its rows
-as they lie) neighbouring channels of one key, of V (transposed) the same few channels of two keys. Any channel may go to any row or column of
-mma, if queries and output agree: so every word becomes operands where it is, without any exchange between lanes.
+ldmatrix moves 16-bit elements. Of codes it gives a lane words of four bytes, or eight nibbles, in place of two 16-bit numbers: of K (its
+rows as they lie) neighbouring channels of one key, of V (transposed) the same few channels of two keys. Any channel may go to any row or
+column of mma, if queries and output agree: so every word becomes operands where it is, without any exchange between lanes.
 
 Integer keys are multiplied as integers, four in a word:
 

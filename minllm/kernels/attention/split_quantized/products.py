@@ -176,8 +176,8 @@ def make_mask(layout, heads_here):
 
 @functools.cache
 def make_value_products(layout, heads_here):
-    """multiply_values(state, weights, ring): acc [16-channel tile, 8-head tile] += V^T P^T of weights times scales, and zero_sums of weights
-    times zeros."""
+    """multiply_values(state, weights, ring): acc [16-channel tile, 8-head tile] += V^T P^T of weights times scales, and zero_sums of
+    weights times zeros."""
     kv_format, lanes, chunks = layout.kv_format, lanes_of(layout.kv_format, heads_here), layout.chunks
     integers, groups = not kv_format.is_float, kv_format.groups
     heads, columns, halves, shared, lane_groups = lanes.heads, lanes.columns, lanes.halves, lanes.shared, lanes.lane_groups

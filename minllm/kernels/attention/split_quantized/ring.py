@@ -1,4 +1,5 @@
-"""A warp's own ring of quantised keys and values in shared memory: how a stage lies there, and a Source of walk.py that fills it by cp.async.
+"""A warp's own ring of quantised keys and values in shared memory: how a stage lies there, and a Source of walk.py that fills it by
+cp.async.
 
 A stage holds the codes of `keys` keys and those of the same values. Behind the codes of all stages lie the scales of integers, those of a
 stage's keys and then of its values, a word of two float16 (scale, zero) for each key and group. Keys by channel have as many words, where
@@ -131,7 +132,8 @@ def make_look_up(block_size, keys, warps, visible_keys):
 
 @functools.cache
 def make_scale_places(layout):
-    """(scales_of, scale_word_of): the shared address of the scales of ring.free, and the first word of those of ring.stage in ring.words."""
+    """(scales_of, scale_word_of): the shared address of the scales of ring.free, and the first word of those of ring.stage in
+    ring.words."""
     stage_bytes, scale_bytes, codes_bytes = layout.stage_bytes, 8 * layout.scale_words, layout.stages * layout.stage_bytes
     first_word, scale_words, ring_words = codes_bytes // 4, scale_bytes // 4, layout.ring_bytes // 4
 
@@ -149,7 +151,8 @@ def make_scale_places(layout):
 
 @functools.cache
 def make_clear_scales(layout):
-    """clear_scales(ring, position, visible): zeros for scales of keys that are not visible; for those of channels if no key of the tile is."""
+    """clear_scales(ring, position, visible): zeros for scales of keys that are not visible; for those of channels if no key of the tile
+    is."""
     keys, groups, scale_words, by_channel = layout.keys, layout.kv_format.groups, layout.scale_words, layout.kv_format.keys_by_channel
     _, scale_word_of = make_scale_places(layout)
 
@@ -171,7 +174,8 @@ def make_clear_scales(layout):
 
 @functools.cache
 def make_row_copies(layout, block_size):
-    """copy_rows(cache, bases, ahead, ring): start copying codes of K and V. bases: where in the cache the codes of each run's first key lie.
+    """copy_rows(cache, bases, ahead, ring): start copying codes of K and V. bases: where in the cache the codes of each run's first key
+    lie.
 
     The keys of a head lie side by side in a block: all but a lane's first copy go to and come from constant distances.
     """

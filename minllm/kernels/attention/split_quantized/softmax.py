@@ -1,8 +1,8 @@
 """Online softmax in the registers of the scores of quantised keys, and the state of a head brought to an end (split_quantized.py).
 
 A state rescales only when it must (FlashAttention-4 does the same): weights are taken to a maximum that may lag behind the largest score by
-a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The result is still the
-exact softmax, since whatever is subtracted from all scores cancels.
+a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The result is still
+the exact softmax, since whatever is subtracted from all scores cancels.
 
 Weights, and weights times the scales of the values, become float16 operands. Weights are lifted by 2**BASE, away from float16's smallest
 numbers, which costs nothing in an exponent. Scales are multiplied by `lift`, one over a power of two above the largest scale so far

@@ -12,8 +12,8 @@ The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile an
 So no dequantised key or value exists anywhere, neither in memory nor in a register.
 
 FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills, and for integers 256 for every
-two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but 8
-bytes of scales per KV head. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16
+two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but
+8 bytes of scales per KV head. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16
 that is 1.94 times less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 Measured: docs/results.md, rows split_quantized, beside split_tensor_core in bfloat16; docs/split-decode.md says what mattered.
@@ -24,8 +24,8 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.arguments import is_contiguous
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.window_keys import code_keys
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.window_keys import check_window, code_keys
 from minllm.kernels.attention.split_quantized.channel_scores import make_channel_scores
 from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.products import make_float_scores, make_integer_scores, make_mask, make_value_products
@@ -226,7 +226,8 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
-    check_part(sizes, residual_window, lse, key_cache.format)
+    check_window(residual_window, key_cache.format)
+    check_lse(sizes, lse)
     kv_format = key_cache.format
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
     check_caches(caches, kv_format, str(query.dtype), sizes.block_size)

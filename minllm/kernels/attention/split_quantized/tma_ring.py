@@ -5,9 +5,9 @@ keys as certainly lie in one block of the cache, at most a warp's tile; scales, 
 arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding.
 
 The producer, a warp behind those that compute, walks along the block's run of tiles ahead of them. A lane for each ring waits until a stage
-is free, has it filled and looks up where the next tile lies. Each stage has two mbarriers behind its ring: the copies report to the one that
-its readers wait for, and the readers to the one that the producer waits for. So the computing warps spend no instruction on where keys lie;
-issuing their own copies took 43 % of their time over 4-bit codes.
+is free, has it filled and looks up where the next tile lies. Each stage has two mbarriers behind its ring: the copies report to the one
+that its readers wait for, and the readers to the one that the producer waits for. So the computing warps spend no instruction on where keys
+lie; issuing their own copies took 43 % of their time over 4-bit codes.
 
 TMA requests every sector from L2 once, where cp.async's prefetches ask twice; boxes with rows of 64 bytes would lose that again. It also
 fetches slots of a block beyond a context's end. What lies there may be NaN, so rows and scales that must not be seen are cleared after they
@@ -59,8 +59,8 @@ def map_of(codes, keys):
 
 @functools.cache
 def make_barriers(layout, warps):
-    """(setup, filled): make the mbarriers of a warp's ring; the one that says when a stage is filled, 8 bytes before the one that says when it
-    is free."""
+    """(setup, filled): make the mbarriers of a warp's ring; the one that says when a stage is filled, 8 bytes before the one that says when
+    it is free."""
     barriers_at, stages, stage_bytes = layout.barriers_at, layout.stages, layout.stage_bytes
 
     @cuda.jit(device=True)
@@ -82,7 +82,8 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
     """produce(cursor, ring, batch, cache): what the producer's warp does; head_tiles: heads of the line per KV head."""
     keys, row_bytes, scale_words, groups = layout.keys, layout.row_bytes, layout.scale_words, layout.kv_format.groups
     stage_bytes, ring_bytes, ring_stages = layout.stage_bytes, layout.ring_bytes, layout.stages * layout.stage_bytes
-    (aim, look_up), (scales_of, _), advance = make_look_up(block_size, keys, warps, plan.visible_keys), make_scale_places(layout), plan.advance
+    aim, look_up = make_look_up(block_size, keys, warps, plan.visible_keys)
+    (scales_of, _), advance = make_scale_places(layout), plan.advance
     run, rows_per_line, (_, filled) = run_of(block_size, keys), LINE_BYTES // row_bytes, make_barriers(layout, warps)
     runs, run_bytes, run_scale_bytes = keys // run, run * row_bytes, 4 * scale_words // (keys // run)
 

@@ -20,7 +20,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.common.online_softmax import finite_or_zero
-from minllm.kernels.attention.common.shared_tiles import make_tile_copies, row_words_of
+from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.merge_parts import sum_over_rows
 from minllm.kernels.attention.split_tensor_core.plan import quotient
@@ -29,6 +29,7 @@ from minllm.kernels.attention.split_tensor_core.tile import Operands, State, mak
 from minllm.kernels.attention.split_tensor_core.walk import Ring, Softmax
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, ex2, load_32, shared_address
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.cp_async import make_copies, row_words_of
 
 MINUS_INFINITY = -math.inf
 WARPS, KEYS = 4, 32
@@ -81,7 +82,7 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`."""
     threads = 32 * WARPS
     steps, columns = -(-head_dim // 16), WARP_ROWS // 8
-    _, copy_cache_tile = make_tile_copies(head_dim, block_size, 16, KEYS, threads)
+    copies = make_copies(head_dim, 16, KEYS, threads, *make_lookup(block_size))
     products, softmax = make_products(dtype, head_dim, KEYS, WARP_ROWS), make_softmax(dtype, head_dim, KEYS, WARP_ROWS, WARPS)
     clear_to, stage_words = make_clear(head_dim, WARP_ROWS), 2 * KEYS * row_words_of(head_dim)
     query_count, out_count, state_count, score_count = sizes_of_lane(head_dim, KEYS, WARP_ROWS)
@@ -154,16 +155,16 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
         load_rows(fragments, query, query_start, kv_head, first_row, rows, lane)
         stage = int32(0)  # words: the tile that is there, or comes next
         if first_key < stop:
-            copy_cache_tile(key_cache, block_table, kv_head, first_key, 0, stop, shared, 0)
-            copy_cache_tile(value_cache, block_table, kv_head, first_key, 0, stop, shared, stage_words // 2)
+            copies.paged(key_cache, block_table, kv_head, first_key, 0, stop, shared, 0)
+            copies.paged(value_cache, block_table, kv_head, first_key, 0, stop, shared, stage_words // 2)
         cp_async_commit_group()
         while first_key < stop:
             cp_async_wait_group_0()
             cuda.syncthreads()  # this tile has arrived, and all warps have read the last one
             next_key, next_stage = int32(first_key + KEYS), int32(stage_words - stage)
             if next_key < stop:
-                copy_cache_tile(key_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage)
-                copy_cache_tile(value_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage + stage_words // 2)
+                copies.paged(key_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage)
+                copies.paged(value_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage + stage_words // 2)
             cp_async_commit_group()
             tile = uint32(shared_address(shared, stage))
             ring = Ring(shared, tile, tile, tile, tile, uint32(0), int32(0), lane, fragments)

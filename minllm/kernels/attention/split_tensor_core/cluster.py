@@ -1,9 +1,9 @@
 """Flash-Decoding of one sequence: the blocks that share a head form a cluster and merge through each other's shared memory.
 
 A sequence alone is the case in which every microsecond counts: its keys are read in 2 to 30. split_tensor_core.py cuts its heads among all
-SMs; their blocks leave their states in global memory, count themselves in, and the last to come reads them all: three trips to the L2 cache,
-one after another. Blocks of a cluster write straight into each other's shared memory instead, and each merges a slice of the head's output:
-one trip, and a barrier.
+SMs; their blocks leave their states in global memory, count themselves in, and the last to come reads them all: three trips to the L2
+cache, one after another. Blocks of a cluster write straight into each other's shared memory instead, and each merges a slice of the head's
+output: one trip, and a barrier.
 
     1  every block takes its share of the head's keys: take_tiles of walk.py
     2  its warps' states are merged in shared memory; each slice of the result goes to the block that owns it

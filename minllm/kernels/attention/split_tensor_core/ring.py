@@ -4,7 +4,8 @@ Only the warp that computes on a stage fills it, so nothing but the warp has to 
 and tensor cores. Keys that must not be seen become zeros: what lies there may be NaN, and 0 * NaN would spoil P V.
 
 cp.async: a stage holds `keys` rows of K, then the same rows of V. A row is head_dim numbers, padded with zeros to a multiple of 16 and then
-by 16 bytes, so that the eight rows of an ldmatrix tile lie in different banks. Rows that must not be seen are filled with zeros and not read.
+by 16 bytes, so that the eight rows of an ldmatrix tile lie in different banks. Rows that must not be seen are filled with zeros and not
+read.
 
 TMA: a cache of whole blocks of 16 keys is an array [num_blocks, block_size, kv_heads, head_dim / 64, 64], of which one lane fetches boxes
 of 16 keys, a KV head and 64 numbers, 128 bytes per row. They lie in a stage as [K and V][head_dim / 64][keys][64], swizzled, so that no

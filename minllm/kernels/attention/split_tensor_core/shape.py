@@ -15,8 +15,9 @@ STATIC_BYTES = 48 * 1024  # static shared memory that a block can have: the stat
 
 @dataclass(frozen=True)
 class SplitShape:
-    """warps: per block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: per SM; tensor_copies: TMA fills
-    the rings, not cp.async; turns: heads whose warps' states a block keeps, 1 or 2: with two, one is written while the other is read."""
+    """warps: per block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: per SM; tensor_copies: TMA
+    fills the rings, not cp.async; turns: heads whose warps' states a block keeps, 1 or 2: with two, one is written while the other is
+    read."""
 
     warps: int
     keys: int
@@ -61,7 +62,8 @@ def block_shared_bytes():
 
 def first_that_fits(candidates, head_dim, heads, ring_bytes_of, shared_bytes):
     """The first SplitShape of which `blocks` blocks find room on an SM whose blocks may have `shared_bytes`, else the last."""
-    return next(shape for shape in candidates if shape == candidates[-1] or fits(shape, head_dim, heads, ring_bytes_of(shape), shared_bytes))
+    fitting = (shape for shape in candidates if fits(shape, head_dim, heads, ring_bytes_of(shape), shared_bytes))
+    return next(fitting, candidates[-1])
 
 
 def fits(shape, head_dim, heads, ring_bytes, shared_bytes):

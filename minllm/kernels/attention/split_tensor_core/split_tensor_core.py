@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import HANDED_OVER, VARIANTS
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of, stage_bytes_of
@@ -130,8 +130,8 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_
 def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
     """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes`; None: what this machine has.
 
-    Few heads are cut among all SMs: one block on each, with the deepest rings, makes the fewest parts to merge. With many heads, a block takes
-    one after another: two blocks per SM, so that one computes and copies while the other merges its warps.
+    Few heads are cut among all SMs: one block on each, with the deepest rings, makes the fewest parts to merge. With many heads, a block
+    takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps.
     """
     shared_bytes, sm_count = shared_bytes or block_shared_bytes(), sm_count or sms_here()
     keys = 16 if head_dim > 64 else 32
@@ -143,8 +143,8 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
 
 
 def shape_of(sizes, sm_count=None, unified=False):
-    """The SplitShape of a call. TMA copies keys if GPU and cache allow it, except for the unified maximum's kernel, which may have to fetch a
-    run again."""
+    """The SplitShape of a call. TMA copies keys if GPU and cache allow it, except for the unified maximum's kernel, which may have to fetch
+    a run again."""
     by_tma = capability_here() >= HOPPER and can_fetch(sizes.head_dim, sizes.block_size)
     return shape_for(sizes.head_dim, sizes.group, line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma and not unified)
 
@@ -189,7 +189,7 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
-    check_part(sizes, 0, lse)
+    check_lse(sizes, lse)
     if str(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
         plain = VARIANTS["split_kv"]

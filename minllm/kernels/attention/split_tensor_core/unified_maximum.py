@@ -7,8 +7,8 @@ lane: three exchanges between lanes. It only keeps exp from overflowing, and a c
 all are far below (Hong et al., arXiv 2311.01282, section 3). So phi is fixed beforehand, from statistics of a model; a tile's weights wait
 for no exchange between lanes, and states are never rescaled. The guard: each block watches the largest exponent and its sums. If its tiles
 leave the band in which weights keep their precision (BANDS: narrow in float16, almost all of float32's range in bfloat16), the same block
-takes them again with the running maximum, in the same launch, so that a CUDA graph stays valid. A state says which maximum it was made with,
-so parts of both kinds merge as they are, and the result is bitwise the same from run to run.
+takes them again with the running maximum, in the same launch, so that a CUDA graph stays valid. A state says which maximum it was made
+with, so parts of both kinds merge as they are, and the result is bitwise the same from run to run.
 
 The original recomputes whole rows, because its parts carry no maximum; here a part that fails costs only its own tiles.
 

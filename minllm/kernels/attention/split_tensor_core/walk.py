@@ -171,8 +171,8 @@ class RingSizes(NamedTuple):
 def make_walk(head_dim, heads_here, shape, plan, steps, source, products, softmax, merge, load_early, lookups=1, zeros_early=False):
     """walk(query, cache, batch, out, lse, parts, operands, state, origin, scale), a device function for blocks of a SplitShape.
 
-    load_early: the queries of the next head are loaded while this head's keys are computed on. lookups: int32 that the source keeps of block
-    tables. zeros_early: rows without keys are written before the first tile arrives, not at the end.
+    load_early: the queries of the next head are loaded while this head's keys are computed on. lookups: int32 that the source keeps of
+    block tables. zeros_early: rows without keys are written before the first tile arrives, not at the end.
     """
     warps, keys, tile, turns = shape.warps, shape.keys, shape.tile, shape.turns
     state_shape, out_shape = (turns, warps, heads_here), (turns, warps, heads_here, pitch_of(head_dim))

@@ -54,7 +54,7 @@ from minllm.kernels.matmul.wgmma.epilogue import ROWS
 from minllm.kernels.matmul.wgmma.ring import make_ring
 from minllm.kernels.matmul.wgmma.roles import make_consume, make_produce
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
-from minllm.kernels.vector import address, vectors_a_row
+from minllm.kernels.vector import address, vectors_per_row
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
@@ -113,7 +113,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
 
 def fits(x, weight) -> bool:
     """Whether the copy engine can fetch tiles of x and weight: their rows begin on multiples of 16 bytes."""
-    return vectors_a_row(x.shape[1], x, weight) > 0
+    return vectors_per_row(x.shape[1], x, weight) > 0
 
 
 def has_wgmma(array) -> bool:
@@ -127,7 +127,7 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     check(has_wgmma(x), "the variant wgmma needs a GPU of compute capability 9.0; choose tensor_core, or let the shape choose")
     multiprocessors = SIMULATED_MULTIPROCESSORS if on_host else current_device().sm_count
     tiling = tiling or choose_tiling(m, n, gated, multiprocessors)
-    copied = out.dtype == x.dtype and vectors_a_row(n, out) > 0
+    copied = out.dtype == x.dtype and vectors_per_row(n, out) > 0
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
     rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # of tiles, and of clusters
     clusters = min(rows * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
