@@ -294,4 +294,4 @@ def make_cp_async_source(layout, block_size, head_tiles, warps, plan):
         """All lanes have read the stage, which is filled next."""
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release)
+    return Source(setup, aim, fetch, wait, release, layout.stage_bytes, layout.ring_bytes, lookups=runs)

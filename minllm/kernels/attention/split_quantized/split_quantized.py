@@ -30,7 +30,7 @@ from minllm.kernels.attention.split_quantized.channel_scores import make_channel
 from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.products import make_float_scores, make_integer_scores, make_mask, make_value_products
 from minllm.kernels.attention.split_quantized.query import QueryOperands, make_query_preparation, query_counts
-from minllm.kernels.attention.split_quantized.ring import CodeCache, CodeLayout, make_cp_async_source, run_of
+from minllm.kernels.attention.split_quantized.ring import CodeCache, CodeLayout, make_cp_async_source
 from minllm.kernels.attention.split_quantized.softmax import CodeState, make_code_softmax
 from minllm.kernels.attention.split_quantized.tma_ring import can_fetch, make_tma_source, map_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
@@ -46,7 +46,7 @@ from minllm.kernels.attention.split_tensor_core.shape import (
     line_heads_of,
     sms_here,
 )
-from minllm.kernels.attention.split_tensor_core.walk import Products, RingSizes, make_steps, make_walk
+from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import bar_sync
 from minllm.runtime.kernel import check, kernel, launch
@@ -73,7 +73,8 @@ def make_products(layout, dtype, heads_here, head_tiles):
     kv_format = layout.kv_format
     make_scores = make_channel_scores if kv_format.keys_by_channel else make_float_scores if kv_format.is_float else make_integer_scores
     scores, mask, values = make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
-    return Products(*make_query_preparation(kv_format, dtype, heads_here, head_tiles), scores, mask, values)
+    queries = make_query_preparation(kv_format, dtype, heads_here, head_tiles)
+    return Products(*queries, scores, mask, values, lanes_of(kv_format, heads_here).heads * layout.keys // 8)
 
 
 @functools.cache
@@ -90,16 +91,13 @@ def make_synchronize(threads):
 @functools.cache
 def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early):
     """The walk of blocks of a SplitShape: make_kernel says what the arguments are."""
-    tiling = head_tiles, heads_here = head_tiles_of(group, kv_format.head_dim)
+    head_dim, (head_tiles, heads_here) = kv_format.head_dim, head_tiles_of(group, kv_format.head_dim)
     layout, by_tma, warps = layout_of(kv_format, shape), shape.tensor_copies, shape.warps
     plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
     source = (make_tma_source if by_tma else make_cp_async_source)(layout, block_size, head_tiles, warps, plan)
     products, softmax = make_products(layout, dtype, heads_here, head_tiles), make_code_softmax(layout, heads_here)
-    sizes = RingSizes(layout.stage_bytes, layout.ring_bytes, lanes_of(kv_format, heads_here).heads * shape.keys // 8)
-    steps = make_steps(group, tiling, shape, sizes, source, products, softmax)
-    merge = make_merges(kv_format.head_dim, warps, *([make_synchronize(32 * warps)] if by_tma else []))
-    lookups = shape.keys // run_of(block_size, shape.keys)
-    return make_walk(kv_format.head_dim, heads_here, shape, plan, steps, source, products, softmax, merge, load_early, lookups, True)
+    merge = make_merges(head_dim, warps, *([make_synchronize(32 * warps)] if by_tma else []))
+    return make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=True)
 
 
 @functools.cache
@@ -198,24 +196,9 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None,
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    splits=None,
-    sm_count=None,
-    shape=None,
-    residual_window=0,
-    lse=None,
-):
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, splits=None, sm_count=None, shape=None, residual_window=0, lse=None,
+):  # fmt: skip
     """Attention of one new token per sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
 
     key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape and lse

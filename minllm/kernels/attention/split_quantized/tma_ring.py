@@ -6,8 +6,8 @@ arrive swizzled, so that the rows of an ldmatrix tile lie in different banks wit
 
 The producer, a warp behind those that compute, walks along the block's run of tiles ahead of them. A lane for each ring waits until a stage
 is free, has it filled and looks up where the next tile lies. Each stage has two mbarriers behind its ring: the copies report to the one
-that its readers wait for, and the readers to the one that the producer waits for. So the computing warps spend no instruction on where keys
-lie; issuing their own copies took 43 % of their time over 4-bit codes.
+that its readers wait for, and the readers to the one that the producer waits for. So the computing warps spend no
+instruction on where keys lie (docs/split-decode.md).
 
 TMA requests every sector from L2 once, where cp.async's prefetches ask twice; boxes with rows of 64 bytes would lose that again. It also
 fetches slots of a block beyond a context's end. What lies there may be NaN, so rows and scales that must not be seen are cleared after they
@@ -181,4 +181,5 @@ def make_tma_source(layout, block_size, head_tiles, warps, plan):
         if ring.lane == 0:
             mbarrier_arrive(uint32(filled(ring, ring.stage) + 8))
 
-    return Source(setup, aim, fetch, wait, release, make_producer(layout, block_size, head_tiles, warps, plan))
+    produce, lookups = make_producer(layout, block_size, head_tiles, warps, plan), keys // run_of(block_size, keys)
+    return Source(setup, aim, fetch, wait, release, layout.stage_bytes, layout.ring_bytes, produce, lookups)

@@ -37,7 +37,7 @@ from minllm.kernels.attention.split_tensor_core.shape import (
 )
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import columns_of, make_parts, shape_for
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
-from minllm.kernels.attention.split_tensor_core.walk import Heads
+from minllm.kernels.attention.split_tensor_core.walk import Heads, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
 from minllm.runtime.kernel import kernel, launch
@@ -110,12 +110,11 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: blocks of a cluster; shape: a SplitShape."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
-    plan, (open_ring, heads_of, fill, take_tiles), _, products, softmax = make_parts(
-        dtype, head_dim, block_size, group, splits, shape, make_softmax
-    )
+    plan, source, products, softmax = make_parts(dtype, head_dim, block_size, group, splits, shape, make_softmax)
+    open_ring, heads_of, fill, take_tiles = make_steps(group, head_dim, shape, source, products, softmax)
     hand_out, merge_slice, slice_count = make_cluster_merge(head_dim, heads_here, warps, splits)
-    sizes, by_tma = sizes_of_lane(head_dim, keys, columns_of(group, head_dim)), shape.tensor_copies
-    query_count, out_count, state_count = sizes.query, sizes.out, sizes.states
+    query_count, out_count, state_count, _ = sizes_of_lane(head_dim, keys, columns_of(group, head_dim))
+    by_tma = shape.tensor_copies
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
     sent_shape, slice_shape = (splits, heads_here), (splits, slice_count)
 

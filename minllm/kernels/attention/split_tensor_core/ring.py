@@ -11,7 +11,7 @@ TMA: a cache of whole blocks of 16 keys is an array [num_blocks, block_size, kv_
 of 16 keys, a KV head and 64 numbers, 128 bytes per row. They lie in a stage as [K and V][head_dim / 64][keys][64], swizzled, so that no
 padding is needed. The copies of a stage report to its mbarrier, which lies behind the warp's ring. TMA also fetches slots of a block beyond
 a context's end: rows that must not be seen are cleared after they have arrived. The tensor maps ask L2 for 128 bytes at a time, not more:
-sectors that L2 fetches ahead are looked up twice, which is where cp.async loses 3 to 7 %, as TMA does with 256 bytes.
+L2 looks up sectors that it fetches ahead twice, which is what cp.async loses by.
 """
 
 import functools
@@ -59,20 +59,19 @@ def row_bytes_of(head_dim):
     return -(-head_dim // 16) * 32 + 16
 
 
-def stage_bytes_of(head_dim, keys, tensor_copies):
-    """Bytes of a stage: `keys` rows of K and of V."""
-    return 4 * keys * head_dim if tensor_copies else 2 * keys * row_bytes_of(head_dim)
+def stage_bytes_of(head_dim, shape):
+    """Bytes of a stage: rows of K and of V."""
+    return 4 * shape.keys * head_dim if shape.tensor_copies else 2 * shape.keys * row_bytes_of(head_dim)
 
 
 def ring_bytes_of(head_dim, shape):
     """Bytes of a warp's ring."""
-    return shape.stages * stage_bytes_of(head_dim, shape.keys, shape.tensor_copies) + (BARRIER_BYTES if shape.tensor_copies else 0)
+    return shape.stages * stage_bytes_of(head_dim, shape) + BARRIER_BYTES * shape.tensor_copies
 
 
 def make_source(head_dim, block_size, head_tiles, shape, plan):
     """The Source for blocks of a SplitShape; head_tiles: heads of the line per KV head."""
-    make = make_tma_source if shape.tensor_copies else make_cp_async_source
-    return make(head_dim, block_size, head_tiles, shape.keys, shape.warps, shape.stages, plan)
+    return (make_tma_source if shape.tensor_copies else make_cp_async_source)(head_dim, block_size, head_tiles, shape, plan)
 
 
 @cuda.jit(device=True)
@@ -88,16 +87,16 @@ def release(ring):
 
 
 @functools.cache
-def make_cp_async_source(head_dim, block_size, head_tiles, keys, warps, stages, plan):
+def make_cp_async_source(head_dim, block_size, head_tiles, shape, plan):
     """Tiles by cp.async."""
     block_of, element_of = make_lookup(block_size)
-    visible_keys, advance = plan.visible_keys, plan.advance
+    visible_keys, advance, keys, warps = plan.visible_keys, plan.advance, shape.keys, shape.warps
     row_bytes = row_bytes_of(head_dim)
     chunks = -(-head_dim // 16) * 2  # of 16 bytes, per row
     copies = keys * chunks // 32  # per lane, for keys
     in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
-    wait_for_oldest = WAIT_FOR_OLDEST[stages]
+    wait_for_oldest = WAIT_FOR_OLDEST[shape.stages]
 
     @cuda.jit(device=True)
     def copy_tile(cursor, ring, batch, cache):
@@ -142,15 +141,15 @@ def make_cp_async_source(head_dim, block_size, head_tiles, keys, warps, stages, 
         wait_for_oldest()
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release)
+    return Source(setup, aim, fetch, wait, release, stage_bytes_of(head_dim, shape), ring_bytes_of(head_dim, shape))
 
 
 @functools.cache
-def make_tma_source(head_dim, block_size, head_tiles, keys, warps, stages, plan):
+def make_tma_source(head_dim, block_size, head_tiles, shape, plan):
     """Tiles by TMA."""
     block_of, _ = make_lookup(block_size)
-    visible_keys, advance = plan.visible_keys, plan.advance
-    stage_bytes = stage_bytes_of(head_dim, keys, True)
+    visible_keys, advance, keys, warps, stages = plan.visible_keys, plan.advance, shape.keys, shape.warps, shape.stages
+    stage_bytes = stage_bytes_of(head_dim, shape)
     value_bytes, columns = stage_bytes // 2, head_dim // BOX_NUMBERS
     groups, box_bytes, row_words = keys // BOX_KEYS, BOX_KEYS * BOX_ROW_BYTES, BOX_ROW_BYTES // 4
 
@@ -214,4 +213,4 @@ def make_tma_source(head_dim, block_size, head_tiles, keys, warps, stages, plan)
             fence_proxy_async()  # before the copies that fill the stage again
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release)
+    return Source(setup, aim, fetch, wait, release, stage_bytes, ring_bytes_of(head_dim, shape))

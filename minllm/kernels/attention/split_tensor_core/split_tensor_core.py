@@ -27,7 +27,7 @@ from minllm.kernels.attention import HANDED_OVER, VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
-from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of, stage_bytes_of
+from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of
 from minllm.kernels.attention.split_tensor_core.shape import (
     HOPPER,
     SplitShape,
@@ -40,7 +40,7 @@ from minllm.kernels.attention.split_tensor_core.shape import (
     sms_here,
 )
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
-from minllm.kernels.attention.split_tensor_core.walk import RingSizes, make_steps, make_walk
+from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -54,37 +54,28 @@ class Origin(NamedTuple):
     outs: Any  # [shares, sequences, heads, head_dim]
 
 
-@functools.cache
-def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
-    """(plan, steps, source, products, softmax) of blocks of a SplitShape; splits: None for fair shares; softmax: a make_softmax."""
-    tiling = head_tiles_of(group, head_dim)
-    columns = columns_of(group, head_dim)
-    plan = make_plan(shape.tile, splits)
-    source = make_source(head_dim, block_size, tiling[0], shape, plan)
-    products = make_products(dtype, head_dim, shape.keys, columns, shape.tensor_copies)
-    softmax = softmax(dtype, head_dim, shape.keys, columns, shape.warps)
-    scores = sizes_of_lane(head_dim, shape.keys, columns).scores
-    sizes = RingSizes(stage_bytes_of(head_dim, shape.keys, shape.tensor_copies), ring_bytes_of(head_dim, shape), scores)
-    return plan, make_steps(group, tiling, shape, sizes, source, products, softmax), source, products, softmax
-
-
 def columns_of(group, head_dim):
     """Query heads of a block as mma counts them: whole tiles of 8 columns."""
     return -(-head_tiles_of(group, head_dim)[1] // 8) * 8
 
 
 @functools.cache
+def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
+    """(plan, source, products, softmax) of blocks of a SplitShape; splits: None for fair shares; softmax: tile.make_softmax or the like."""
+    head_tiles, columns, plan = head_tiles_of(group, head_dim)[0], columns_of(group, head_dim), make_plan(shape.tile, splits)
+    source = make_source(head_dim, block_size, head_tiles, shape, plan)
+    products = make_products(dtype, head_dim, shape.keys, columns, shape.tensor_copies)
+    return plan, source, products, softmax(dtype, head_dim, shape.keys, columns, shape.warps)
+
+
+@functools.cache
 def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_softmax):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; arguments as for make_parts."""
-    head_tiles, heads_here = head_tiles_of(group, head_dim)
-    sizes = sizes_of_lane(head_dim, shape.keys, columns_of(group, head_dim))
-    query_count, out_count, state_count = sizes.query, sizes.out, sizes.states
+    head_tiles, by_tma, threads = head_tiles_of(group, head_dim)[0], shape.tensor_copies, 32 * shape.warps
+    query_count, out_count, state_count, _ = sizes_of_lane(head_dim, shape.keys, columns_of(group, head_dim))
     load_early = query_count <= 16  # if the registers have room for the queries of two heads
-    parts_of_kernel = make_parts(dtype, head_dim, block_size, group, splits, shape, softmax)
-    merge = make_merges(head_dim, shape.warps)
-    plan, steps, source, products, made_softmax = parts_of_kernel
-    walk = make_walk(head_dim, heads_here, shape, plan, steps, source, products, made_softmax, merge, load_early)
-    by_tma, threads = shape.tensor_copies, 32 * shape.warps
+    parts_of_walk = make_parts(dtype, head_dim, block_size, group, splits, shape, softmax)
+    walk = make_walk(group, head_dim, shape, *parts_of_walk, make_merges(head_dim, shape.warps), load_early)
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
     def split_tensor_core_kernel(
@@ -160,25 +151,9 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None,
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    splits=None,
-    sm_count=None,
-    shape=None,
-    phi=None,
-    lse=None,
-    softmax=make_softmax,
-):
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, splits=None, sm_count=None, shape=None, phi=None, lse=None, softmax=make_softmax,
+):  # fmt: skip
     """Attention of one new token per sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     float32 goes to split_kv, one short sequence on Hopper to cluster.py. splits: cut every context into this number of shares, for results

@@ -154,7 +154,7 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
                 for column in range(columns):
                     multiply(state.acc, 4 * (step * columns + column), value_fragments, 0, transposed, 2 * column)
 
-    return Products(load_query, prepare, score_tile, mask_tile, multiply_values)
+    return Products(load_query, prepare, score_tile, mask_tile, multiply_values, score_count)
 
 
 @functools.cache

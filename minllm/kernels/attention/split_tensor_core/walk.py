@@ -17,6 +17,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.split_tensor_core.merge_parts import WarpStates, make_write_zeros, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of
 from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
 
 
@@ -58,7 +59,10 @@ class Source(NamedTuple):
     fetch: Any  # (ahead, ring, batch, cache) -> ahead: start copying a tile to ring.free
     wait: Any  # (ring, position, visible): until the oldest tile has arrived; its first key is at `position`
     release: Any  # (ring): all lanes have read the oldest tile
+    stage_bytes: int  # from one stage to the next
+    ring_bytes: int  # from one warp's ring to the next
     produce: Any = None  # (cursor, ring, batch, cache): what a producer's warp does instead of all this
+    lookups: int = 1  # elements of ring.blocks
 
 
 class Products(NamedTuple):
@@ -69,6 +73,7 @@ class Products(NamedTuple):
     score: Any  # (scores, operands, ring): S = K q
     mask: Any  # (scores, position, visible, lane): scores of invisible keys become -inf
     multiply_values: Any  # (state, scores, ring): O += V P
+    score_count: int  # elements of `scores`
 
 
 class Softmax(NamedTuple):
@@ -81,7 +86,7 @@ class Softmax(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a block does within a walk."""
+    """What a block does within a walk: the device functions of make_steps."""
 
     open_ring: Any
     heads_of: Any
@@ -90,12 +95,12 @@ class Steps(NamedTuple):
 
 
 @functools.cache
-def make_steps(group, tiling, shape, sizes, source, products, softmax):
-    """The Steps of blocks of a SplitShape. tiling: head_tiles_of(...); sizes: RingSizes; sources, products, softmax: as above."""
-    head_tiles, heads_here = tiling
+def make_steps(group, head_dim, shape, source, products, softmax):
+    """The Steps of blocks of a SplitShape for groups of `group` query heads."""
+    head_tiles, heads_here = head_tiles_of(group, head_dim)
     threads, tile, stages = 32 * shape.warps, shape.tile, shape.stages
-    stage_bytes, warp_bytes, score_count = sizes.stage_bytes, sizes.warp_bytes, sizes.scores
-    ring_bytes = stages * stage_bytes
+    stage_bytes, warp_bytes, score_count = source.stage_bytes, source.ring_bytes, products.score_count
+    all_stages = stages * stage_bytes
 
     @cuda.jit(device=True)
     def at(ring, pipeline):
@@ -151,7 +156,7 @@ def make_steps(group, tiling, shape, sizes, source, products, softmax):
             source.release(here)
             position = int32(position + tile)
             after, parity = uint32(here.stage + stage_bytes), here.parity
-            if after == uint32(ring.base + ring_bytes):
+            if after == uint32(ring.base + all_stages):
                 after, parity = ring.base, uint32(parity ^ 1)
             pipeline = Pipeline(after, here.stage, parity)
         return ahead, pipeline
@@ -159,26 +164,19 @@ def make_steps(group, tiling, shape, sizes, source, products, softmax):
     return Steps(open_ring, heads_of, fill, take_tiles)
 
 
-class RingSizes(NamedTuple):
-    """stage_bytes: from one stage to the next; warp_bytes: from one warp's ring to the next; scores: float32 per lane and tile."""
-
-    stage_bytes: int
-    warp_bytes: int
-    scores: int
-
-
 @functools.cache
-def make_walk(head_dim, heads_here, shape, plan, steps, source, products, softmax, merge, load_early, lookups=1, zeros_early=False):
+def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=False):
     """walk(query, cache, batch, out, lse, parts, operands, state, origin, scale), a device function for blocks of a SplitShape.
 
-    load_early: the queries of the next head are loaded while this head's keys are computed on. lookups: int32 that the source keeps of
-    block tables. zeros_early: rows without keys are written before the first tile arrives, not at the end.
+    load_early: the queries of the next head are loaded while this head's keys are computed on. zeros_early: rows without keys are written
+    before the first tile arrives, not at the end.
     """
     warps, keys, tile, turns = shape.warps, shape.keys, shape.tile, shape.turns
+    _, heads_here = head_tiles_of(group, head_dim)
     state_shape, out_shape = (turns, warps, heads_here), (turns, warps, heads_here, pitch_of(head_dim))
     write_zeros = make_write_zeros(head_dim, 32 * warps, plan.visible_keys)
-    open_ring, heads_of, fill, take_tiles = steps
-    produce, failed, synchronize = source.produce, softmax.failed, merge.synchronize
+    open_ring, heads_of, fill, take_tiles = make_steps(group, head_dim, shape, source, products, softmax)
+    produce, failed, synchronize, lookups = source.produce, softmax.failed, merge.synchronize, source.lookups
     has_producer, guarded = produce is not None, failed is not None
 
     @cuda.jit(device=True)
@@ -212,9 +210,7 @@ def make_walk(head_dim, heads_here, shape, plan, steps, source, products, softma
             following = plan.advance(now, tiles, batch)
             if load_early and following.left > 0:
                 products.load_query(operands, query, heads_of(following, batch), ring.lane)
-            ahead, pipeline = take_tiles(
-                tiles, position, visible, operands, state, rescued, ahead, ring, pipeline, batch, cache, scale
-            )
+            ahead, pipeline = take_tiles(tiles, position, visible, operands, state, rescued, ahead, ring, pipeline, batch, cache, scale)
 
             states = WarpStates(all_max[turn], all_sum[turn], all_out[turn])
             softmax.share(state, operands, states, heads, ring)
