@@ -180,6 +180,15 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
     has_producer, guarded = produce is not None, failed is not None
 
     @cuda.jit(device=True)
+    def finish_part(states, cursor, cut, line, parts, arrived, out, lse, heads, scale):
+        """Leave this block's part of a head in memory; the last block to do so merges all parts."""
+        slot = uint32(2 * cuda.blockIdx.x + (0 if line == cut.line else 1))
+        merge.write_part(states, parts, slot, heads, scale)
+        first_slot, count = plan.parts_of_head(cursor, cut, line)
+        if merge.arrive(parts, first_slot, arrived) == count - 1:
+            merge.merge_parts(parts, first_slot, count, out, lse, heads, scale)
+
+    @cuda.jit(device=True)
     def walk(query, cache, batch, out, lse, parts, operands, state, origin, scale):
         all_max = cuda.shared.array(state_shape, float32)
         all_sum = cuda.shared.array(state_shape, float32)
@@ -228,11 +237,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
             if tiles == now.tiles:
                 merge.write_whole(states, out, lse, heads, scale)
             else:
-                slot = uint32(2 * cuda.blockIdx.x + (0 if line == cut.line else 1))
-                merge.write_part(states, parts, slot, heads, scale)
-                first_slot, count = plan.parts_of_head(now, cut, line)
-                if merge.arrive(parts, first_slot, arrived) == count - 1:
-                    merge.merge_parts(parts, first_slot, count, out, lse, heads, scale)
+                finish_part(states, now, cut, line, parts, arrived, out, lse, heads, scale)
             if turns == 2:  # the next head's states go where nobody reads
                 turn = uint32(1 - turn)
             else:
