@@ -17,15 +17,17 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels import attention as attention_kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
+from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
-from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
+from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import is_quantized
@@ -308,14 +310,13 @@ class CudaOps(ComposedOps):
         return self.own[stage].launch if stage in self.own else launcher
 
     def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
-        """The module that was asked for if it takes this cache and this number of new tokens, else the one for them on this GPU."""
-        if is_quantized(key_cache):
-            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len, key_cache)
-        else:
-            variants, best = attention_kernels.VARIANTS, attention_kernels.choose(max_query_len, self.dtype, self.capability)
-        name = self.variants.get("attention")
-        is_decoder_of_prompts = name in attention_kernels.DECODE_VARIANTS and max_query_len != 1
-        return variants[best if name not in variants or is_decoder_of_prompts else name]
+        """The module that was asked for if it takes this cache and this number of new tokens, else the fastest one for them on this GPU."""
+        quantized, name = is_quantized(key_cache), self.variants.get("attention")
+        asked = ATTENTION_VARIANTS.entries.get(name)
+        if asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
+            best = choose_quantized(max_query_len, key_cache) if quantized else choose(max_query_len, self.dtype, self.capability)
+            return ATTENTION_VARIANTS[best]
+        return ATTENTION_VARIANTS[name]
 
     def _matmul(self, x: Any, linear: Linear, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], linear.shape[0]), out_dtype)
@@ -346,8 +347,8 @@ class CudaOps(ComposedOps):
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
     """The overrides, once every stage and name in them is known; else KernelArgumentError."""
-    attention = (*attention_kernels.VARIANTS, *attention_kernels.QUANTIZED_VARIANTS)
-    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": attention}
+    attention = [*ATTENTION_VARIANTS.names(), *ATTENTION_VARIANTS.names(QUANTIZED)]
+    known = {"matmul": MATMUL_VARIANTS.names(), "attention": attention}
     for stage, name in variants.items():
         if stage not in known:
             raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, choose_for, matmul_silu_and_multiply
-from minllm.kernels.matmul.flat.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.choice import choose_for
 from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
 from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
 from minllm.weights.format import LinearKernels
 
 
@@ -24,7 +25,7 @@ def gated(variant: str, x: Any, weight: Any) -> Callable | None:
 KERNELS = LinearKernels(
     variants=VARIANTS,
     choose=choose_for,
-    most_rows={"gemv": MAX_ROWS_OF_X, "flat": MOST_ROWS_OF_FLAT},
+    most_rows={name: found.most_rows for name, found in VARIANTS.entries.items() if found.most_rows is not None},
     gated=gated,
     normed_linear=matmul_gemv,
     normed_gated=gated_gemv,

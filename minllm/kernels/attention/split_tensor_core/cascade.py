@@ -11,6 +11,9 @@ with more columns.
 
 FLOPs: 4 * head_dim per pair of query head and key. Bytes: 2 * kv_heads * head_dim * itemsize per key of the prefix, once per tile of rows
 instead of once per sequence; states of shares * heads * (head_dim + 2) * 4 bytes per sequence, written and read once.
+
+This rung is for benchmarks ("shared prefix" in docs/results): the engine never launches it. prefix_len becomes part of a captured CUDA
+graph, and would have to be found again whenever a block table changes: a sequence that was swapped out comes back in blocks of its own.
 """
 
 import functools

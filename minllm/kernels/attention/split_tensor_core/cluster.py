@@ -20,9 +20,11 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E
+from minllm.kernels.attention.choice import suits_clusters
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
@@ -40,11 +42,10 @@ from minllm.kernels.attention.split_tensor_core.tile import Operands, State, mak
 from minllm.kernels.attention.split_tensor_core.walk import Heads, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
-from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
 CLUSTER = 8  # blocks
-LONGEST_CONTEXT = 4096  # keys
 
 
 class Received(NamedTuple):
@@ -176,19 +177,21 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
 
 
 def choose_cluster(sizes, sm_count=None):
-    """(blocks of a cluster, SplitShape) for a call that clusters are best for, else None: one sequence of few keys, on Hopper.
-
-    Several sequences have contexts of different lengths, and fair shares suit them better. A cluster lives within one group of some 16 SMs;
-    if eight of them are taken, half of the GPU stays idle: long contexts lose more bandwidth than the merge saves.
-    """
-    if sizes.sequences != 1 or sizes.max_context_len > LONGEST_CONTEXT or capability_here() != HOPPER:
+    """(blocks of a cluster, SplitShape) for a call that clusters are best for, else None."""
+    if not suits_clusters(sizes, capability_here()):
         return None
-    head_tiles, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
     if 2 * sizes.kv_heads * head_tiles * CLUSTER > (sm_count or sms_here()):
         return None
-    sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # what a block is sent by the others
+    return CLUSTER, cluster_shape(sizes, sm_count)
+
+
+def cluster_shape(sizes, sm_count=None):
+    """The SplitShape of blocks that also receive the states of their cluster."""
+    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # received from the other blocks
     by_tma = can_fetch(sizes.head_dim, sizes.block_size)
-    return CLUSTER, shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes() - sent_bytes, sm_count, by_tma)
+    return shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes() - sent_bytes, sm_count, by_tma)
 
 
 def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):
@@ -199,3 +202,25 @@ def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape)
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
     arguments = (*inputs, float(scale * LOG2_E), int(sliding_window), *maps)
     launch(cluster_kernel, line_heads_of(sizes) * splits, threads, arguments, stream, shared_bytes, (splits, 1, 1))
+
+
+def workspace_shapes(query, key_cache, block_tables):
+    """Clusters need no scratch memory."""
+    return {}
+
+
+def attention(
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None,
+):  # fmt: skip
+    """Attention of one new token per sequence, written into `out`, a cluster per KV head; arguments as in kernels/attention/__init__.py.
+
+    split_tensor_core.attention launches clusters by itself where they are fastest. Raises KernelArgumentError for float32, for more than
+    one new token per sequence, and on a GPU of another compute capability than 9.0.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    check_single_tokens("split_cluster", sizes, max_query_len)
+    check(str(query.dtype) != "float32", "split_cluster takes float16 and bfloat16, not float32")
+    check(isinstance(query, np.ndarray) or capability_here() == HOPPER, "split_cluster needs a GPU of compute capability 9.0")
+    launch_clusters(inputs, sizes, scale, sliding_window, stream, CLUSTER, cluster_shape(sizes))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention import HANDED_OVER, VARIANTS
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
@@ -143,7 +143,7 @@ def shape_of(sizes, sm_count=None, unified=False):
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
     if str(query.dtype) == "float32":
-        return VARIANTS["split_kv"].workspace_shapes(query, key_cache, block_tables, splits, sm_count or sms_here())
+        return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count or sms_here())
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
@@ -167,14 +167,14 @@ def attention(
     check_lse(sizes, lse)
     if str(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
-        plain = VARIANTS["split_kv"]
-        plain.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count or sms_here())
+        options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count or sms_here())
+        VARIANTS.stand_in("split_tensor_core").attention(*inputs, *options)
         return
-    clusters = HANDED_OVER["split_cluster"]
-    chosen = clusters.choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None and lse is None else None
-    if chosen:
-        clusters.launch_clusters(inputs, sizes, scale, sliding_window, stream, *chosen)
-        return
+    if all(option is None for option in (splits, shape, phi, lse)):
+        clusters = VARIANTS["split_cluster"]
+        if cluster := clusters.choose_cluster(sizes, sm_count):
+            clusters.launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
+            return
     phi = None if phi is None else phi / scale  # in units of q . k
     launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi, lse=lse)
 
