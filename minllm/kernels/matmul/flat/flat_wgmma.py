@@ -22,10 +22,10 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.flat.absent_rows import make_clear_rows
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP, WARPGROUP_ROWS, FlatWgmmaTiling
 from minllm.runtime.kernel import kernel
+from minllm.tiles.shared import make_clear_rows
 
 WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 
