@@ -1,7 +1,7 @@
-"""How much of this machine's memory the model and its KV cache may take, and what a user can do where it is too little.
+"""How much of this machine's memory the model and its KV cache may take, and what a user can do if it is too little.
 
-The advice is part of the budget because it depends on whose memory it is: a GPU's is shared out by options of LLM(), a host's is what other
-programs leave.
+The advice is part of the budget because it depends on the memory: options of LLM() divide a GPU's memory, other programs decide how much of
+a host's memory is free.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
 from minllm.models.config import ModelConfig
 
-MAX_HOST_BYTES = 4 * 2**30  # a cache in the host's memory takes at most this
-HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by weights in float32, whatever they were rounded to
+MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
+HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
 
 
 def available_host_bytes() -> int:
@@ -26,7 +26,7 @@ def available_host_bytes() -> int:
 
 
 def check_weights_fit(device: str, ops: Any, config: ModelConfig) -> None:
-    """Raises OutOfMemoryError where the weights alone are more than the memory that is free: better now than half-way."""
+    """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded."""
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
         free, owner, advice = available_host_bytes(), "this machine's memory", "end other programs"
@@ -42,8 +42,10 @@ def check_weights_fit(device: str, ops: Any, config: ModelConfig) -> None:
 
 
 def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
-    """Raises OutOfMemoryError where the logits of so many tokens, float32, are more than half of the host's memory that is free: they are
-    made in parts, which are then put together."""
+    """Raises OutOfMemoryError if the float32 logits would take more than half of the free host memory.
+
+    Logits are computed in parts and then concatenated, so that they need their memory twice.
+    """
     needed, free = num_tokens * vocab_size * 4, available_host_bytes()
     if 2 * needed > free:
         raise OutOfMemoryError(
@@ -53,7 +55,9 @@ def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
 
 
 def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOptions) -> CacheBudget:
-    """What the cache may take, once the weights are loaded."""
+    """The memory for the KV cache, after the weights have been loaded."""
+    if options.kv_cache_memory_bytes is not None:
+        return _given_budget(device, ops, options.kv_cache_memory_bytes)
     if device == "cpu":
         half = available_host_bytes() // 2
         if half > MAX_HOST_BYTES:
@@ -70,3 +74,12 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
         f"raise gpu_memory_utilization={options.gpu_memory_utilization}, lower max_num_batched_tokens={options.max_num_batched_tokens} or "
         f"max_num_seqs={options.max_num_seqs}, or end other programs on the GPU",
     )
+
+
+def _given_budget(device: str, ops: Any, num_bytes: int) -> CacheBudget:
+    """The bytes that kv_cache_memory_bytes asks for. Raises OutOfMemoryError if fewer are free."""
+    free = available_host_bytes() if device == "cpu" else ops.device_memory()[0]
+    if num_bytes > free:
+        owner = "this machine's memory" if device == "cpu" else "the GPU's memory"
+        raise OutOfMemoryError(f"kv_cache_memory_bytes={num_bytes:,} is more than the {free:,} bytes of {owner} that are free: lower it.")
+    return CacheBudget(num_bytes, f"raise kv_cache_memory_bytes={num_bytes}")

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,8 +47,11 @@ class Machine:
     kernel_error: str = ""  # what happened when a kernel of ours was tried on the GPU; "" where it went well, or there is none
 
 
-def look() -> Machine:
-    """Look at this machine. Never raises: what cannot be found out is a fact too."""
+def look(try_kernel: Callable[[], str]) -> Machine:
+    """The facts about this machine; never raises, since a failure is a fact too.
+
+    try_kernel: runs a kernel on the GPU and returns what went wrong, or ""; called only if there is a GPU that it could run on.
+    """
     try:
         driver_cuda, driver_error = driver.cuda_version(), ""
     except driver.NoDriver as error:
@@ -154,20 +158,3 @@ def look_at_device() -> Device:
     except RuntimeError as error:
         return Device(name, capability, 0, total, error=str(error))
     return Device(name, capability, free, total)
-
-
-def try_kernel() -> str:
-    """Compile a kernel of ours, run it on the GPU and compare it with its reference; what went wrong, or ""."""
-    try:
-        import numpy as np
-
-        from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
-        from minllm.runtime import memory
-
-        gate_up = np.random.default_rng(0).standard_normal((3, 256), dtype=np.float32)
-        out = memory.to_device(np.full((3, 128), np.nan, np.float32))
-        silu_and_multiply(memory.to_device(gate_up), out)
-        wrong = float(np.abs(out.copy_to_host() - silu_and_multiply_reference(gate_up)).max())
-    except Exception as error:  # a broken installation may raise anything at all
-        return f"{type(error).__name__}: {error}"
-    return "" if wrong < 1e-4 else f"its result is off by {wrong}"

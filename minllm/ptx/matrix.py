@@ -12,7 +12,8 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
-from minllm.sim.machine import collective, current_thread
+from minllm.sim.machine import collective
+from minllm.sim.thread import current_thread
 
 I32 = ir.IntType(32)
 GROUP, WITHIN = np.arange(32) // 4, np.arange(32) % 4

@@ -19,7 +19,8 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
 from minllm.ptx.matrix import registers
-from minllm.sim.machine import collective, current_thread
+from minllm.sim.machine import collective
+from minllm.sim.thread import current_thread
 
 I32, F32 = ir.IntType(32), ir.FloatType()
 TF32_BITS = np.uint32(0xFFFFE000)  # of a float32, tf32 looks at sign, exponent and the first ten bits of the fraction

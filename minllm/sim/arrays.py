@@ -13,12 +13,11 @@ from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, lies_in_a_row
 from minllm.sim.place import describe, kernel_frame
 from minllm.sim.scalars import dtype_of
+from minllm.sim.thread import current_thread
 
 
 def fail(what):
     """Raise SimulationError with the place in the kernel: file, line, block and thread."""
-    from minllm.sim.machine import current_thread
-
     thread = current_thread()
     where = f", block {tuple(thread.block.index)}, thread {tuple(thread.index)}" if thread else ""
     raise SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")

@@ -6,7 +6,8 @@ another block gives it the turn.
 
 from minllm.errors import SimulationError
 from minllm.sim.asynchrony import acquire, park, release, wake
-from minllm.sim.machine import Block, Dimensions, run_together
+from minllm.sim.machine import Block, run_together
+from minllm.sim.thread import Dimensions
 
 LARGEST_CLUSTER = 8  # blocks; more is not portable between GPUs
 

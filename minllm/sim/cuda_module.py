@@ -11,9 +11,10 @@ from numba.cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
-from minllm.sim.machine import FULL_MASK, WARP_SIZE, barrier, collective
+from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction
 from minllm.sim.scalars import simulated_type
+from minllm.sim.thread import WARP_SIZE
 from minllm.sim.vectors import is_vector_stub, vector_type
 
 

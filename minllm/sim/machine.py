@@ -7,45 +7,18 @@ waits where.
 
 import sys
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
-from greenlet import getcurrent, greenlet
+from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.arrays import fail
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import kernel_frame
+from minllm.sim.thread import WARP_SIZE, Thread
 
-WARP_SIZE = 32
 FULL_MASK = 0xFFFFFFFF
 SHARED_MEMORY_BYTES = 227 * 1024  # the most that one block may have on compute capability 9.0
-
-
-class Dimensions(NamedTuple):
-    """Three sizes or indices, as threadIdx, blockIdx, blockDim and gridDim hold."""
-
-    x: int
-    y: int = 1
-    z: int = 1
-
-
-class Thread(greenlet):
-    """One CUDA thread: its place, and the asynchronous copies that it has started."""
-
-    def __init__(self, block, number, run):
-        super().__init__(run)
-        size = block.dimensions
-        self.block, self.number = block, number
-        self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
-        self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
-        self.warp.threads.append(self)
-        self.warp.lanes |= 1 << self.lane
-        self.waiting_for = None
-        self.result = None
-        self.copies, self.copy_groups = [], deque()
-        self.has_waited_for_predecessors = False  # griddepcontrol.wait
-        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or warpgroup products
 
 
 class Warp:
@@ -155,12 +128,6 @@ def run_together(blocks, function, arguments):
     for block in blocks:
         if block.monitor is not None:
             block.monitor.end_block(block)
-
-
-def current_thread():
-    """The simulated thread that is running, or None outside a simulation."""
-    thread = getcurrent()
-    return thread if isinstance(thread, Thread) else None
 
 
 def line_of_kernel(thread):

@@ -9,13 +9,14 @@ import numpy as np
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
-from minllm.sim.machine import Block, Dimensions
+from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import SharedArguments, check_spreading
 from minllm.sim.progress import run_in_turn
 from minllm.sim.rewrite import for_simulation, plain_function
 from minllm.sim.scalars import simulated_type
+from minllm.sim.thread import Dimensions
 
 standing_monitors = []  # each is called at every launch and gives a Monitor that watches it
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.transfers import VERBS, Transfers
-from minllm.sim.machine import WARP_SIZE
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction
+from minllm.sim.thread import WARP_SIZE
 
 
 class Cell:

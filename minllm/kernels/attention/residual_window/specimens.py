@@ -21,10 +21,11 @@ PARTS = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1
 HOPPER = ((9, 0),)
 FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
 LONG = 8192  # tokens of a prompt
-HAIR = {("kivi_int4", 128, 8): {(9, 0): 16}}  # bytes that nine warps' registers miss; 8 warps without the engine are 2 % slower
+# Bytes per thread that nine warps spill: eight of them compute, and the ninth fetches by TMA.
+SPILLS = {("kivi_int4", 128, 8): {(9, 0): 16}}
 
 
-def window_specimens():
+def specimens():
     """All of them."""
     for name, head_dim in FORMATS:
         yield from code_specimens(kv_format(name, head_dim))
@@ -45,13 +46,13 @@ def code_specimens(form):
     arguments = (ROWS, codes, scales, codes, scales, ROWS, LSE, *BATCH)
     blocks = 1 if threads > 128 else 2
     yield Specimen(f"attention/residual_window/codes/prompt/{details}", kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
-    by_engine = can_fetch(form, BLOCK_SIZE)
-    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_engine else types.none,) * 2)
+    by_tma = can_fetch(form, BLOCK_SIZE)
+    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_tma else types.none,) * 2)
     for line_heads in (8, 1024):
-        shape = code_shape_for(form, GROUP, line_heads, tensor_copies=by_engine)
+        shape = code_shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
-        spills = HAIR.get((form.name, form.head_dim, shape.warps), {})
+        spills = SPILLS.get((form.name, form.head_dim, shape.warps), {})
         yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, spills=spills, targets=HOPPER)
 
 
