@@ -28,14 +28,13 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, query_len_bound
 from minllm.kernels.attention.common.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
-from minllm.kernels.attention.common.register_rows import make_store_row
 from minllm.kernels.attention.common.shared_tiles import make_tile_copies
 from minllm.kernels.attention.common.window_keys import ALL, RECENT, make_row_keys
 from minllm.kernels.attention.flash_attention_2 import float32 as flash_attention_2_float32
 from minllm.kernels.attention.flash_attention_2.warp_tiles import MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.rows import make_rows
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -67,27 +66,27 @@ def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps, residu
     threads, row_tiles, keys_at, values_at = tiles.threads, tiles.row_tiles, tiles.keys_at, tiles.values_at
     query_in_registers, query_words = tiles.query_in_registers, tiles.query_words
     score_count, out_count = tiles.score_count, tiles.out_count
-    steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
+    steps, half_rows = tiles.padded_dim // 16, 2 * row_tiles
     copy_query_tile, copy_cache_tile = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
-    load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products(dtype, tiles)
+    score_rows = make_rows(key_tile, dtype, row_tiles)
+    out_rows = make_rows(head_dim, dtype, row_tiles, tiles.padded_dim)
+    load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products(dtype, tiles, score_rows)
     part = RECENT if residual_window else ALL
-    mask, fold_softmax = make_warp_softmax(tiles, part, residual_window)
+    mask, fold_softmax = make_warp_softmax(tiles, score_rows, out_rows, part, residual_window)
     first_key_of, last_key_of = make_row_keys(part, residual_window)
-    store_row = make_store_row(head_dim, dtype)
 
     @cuda.jit(device=True)
     def store_rows(acc, maxima, sums, out, lse, token, head, rows, warp_row, lane, scale):
         """out = acc / sums, and the log-sum-exp where lse is not None."""
         for half in range(half_rows):
-            total = sums[half] + cuda.shfl_xor_sync(ALL_LANES, sums[half], 1)
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+            total = out_rows.sum(sums[half])
             inverse = reciprocal_or_zero(total)
-            row = warp_row + half // 2 * 16 + half % 2 * 8 + lane // 4
+            row = warp_row + out_rows.position(half, lane)
             if lse is not None:
                 if row < rows and lane % 4 == 0:
                     lse[token + row, head] = log_sum_exp(maxima[half], total, scale)
             index = (int64(token + row) * out.shape[1] + head) * head_dim
-            store_row(acc, half // 2 * dim_tiles * 4, half % 2, inverse, out, index, row < rows, lane)
+            out_rows.store(acc, half, inverse, out, index, row < rows, lane)
 
     @kernel(launch_bounds=(threads, tiles.blocks_at_once))
     def flash_attention_2_kernel(

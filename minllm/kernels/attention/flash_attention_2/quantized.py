@@ -21,15 +21,14 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, query_len_bound
 from minllm.kernels.attention.common.online_softmax import log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
-from minllm.kernels.attention.common.register_rows import make_store_row
 from minllm.kernels.attention.common.shared_tiles import make_tile_copies, row_words_of
 from minllm.kernels.attention.common.window_keys import ALL, CODES, make_row_keys
 from minllm.kernels.attention.flash_attention_2.channel_scales import make_channel_scales, scale_words_of
 from minllm.kernels.attention.flash_attention_2.quantized_tiles import make_quantized_tiles
 from minllm.kernels.attention.flash_attention_2.warp_tiles import MINUS_INFINITY, WarpTiles, make_warp_products, make_warp_softmax
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, pack_f16x2, unpack_bf16x2
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.rows import make_rows
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -61,7 +60,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
     threads, row_tiles, keys_at, values_at = tiles.threads, tiles.row_tiles, tiles.keys_at, tiles.values_at
     query_in_registers, query_words = tiles.query_in_registers, tiles.query_words
     score_count, out_count = tiles.score_count, tiles.out_count
-    steps, dim_tiles, half_rows = tiles.padded_dim // 16, tiles.padded_dim // 8, 2 * row_tiles
+    steps, half_rows = tiles.padded_dim // 16, 2 * row_tiles
     copy_query_tile, _ = make_tile_copies(head_dim, block_size, query_tile, key_tile, threads)
     by_channel, shared_bytes, copy_scales, dequantize_word = kv_format.keys_by_channel, tiles.shared_bytes, None, None
     if by_channel:
@@ -69,11 +68,12 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
         shared_bytes += 4 * scale_words_of(kv_format, key_tile)
     fetch_keys, store_keys, word_count, pair_count = make_quantized_tiles(kv_format, block_size, key_tile, threads, dequantize_word)
     fetch_values, store_values, *_ = make_quantized_tiles(kv_format, block_size, key_tile, threads)
-    load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products("float16", tiles)
+    score_rows = make_rows(key_tile, "float16", row_tiles)
+    out_rows = make_rows(head_dim, dtype, row_tiles, tiles.padded_dim)
+    load_query_fragments, multiply_query_key, multiply_weights_values = make_warp_products("float16", tiles, score_rows)
     part = CODES if residual_window else ALL
-    mask, fold_softmax = make_warp_softmax(tiles, part, residual_window)
+    mask, fold_softmax = make_warp_softmax(tiles, score_rows, out_rows, part, residual_window)
     first_key_of, last_key_of = make_row_keys(part, residual_window)
-    store_row = make_store_row(head_dim, dtype)
     narrow, row_words, query_words_a_row = dtype == "bfloat16", row_words_of(head_dim), tiles.padded_dim // 2
 
     @cuda.jit(device=True)
@@ -90,15 +90,14 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
     def store_rows(acc, maxima, sums, factor, out, lse, token, head, rows, warp_row, lane, scale):
         """out = factor * acc / sums, and the log-sum-exp where lse is not None."""
         for half in range(half_rows):
-            total = sums[half] + cuda.shfl_xor_sync(ALL_LANES, sums[half], 1)
-            total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+            total = out_rows.sum(sums[half])
             inverse = factor * reciprocal_or_zero(total)
-            row = warp_row + half // 2 * 16 + half % 2 * 8 + lane // 4
+            row = warp_row + out_rows.position(half, lane)
             if lse is not None:
                 if row < rows and lane % 4 == 0:
                     lse[token + row, head] = log_sum_exp(maxima[half], total, scale)
             index = (int64(token + row) * out.shape[1] + head) * head_dim
-            store_row(acc, half // 2 * dim_tiles * 4, half % 2, inverse, out, index, row < rows, lane)
+            out_rows.store(acc, half, inverse, out, index, row < rows, lane)
 
     @kernel(launch_bounds=(threads, 1 if warps > 4 else tiles.blocks_at_once))
     def flash_attention_2_quantized_kernel(

@@ -14,8 +14,7 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.attention.common.online_softmax import finite_or_zero
 from minllm.kernels.attention.common.shared_tiles import row_words_of
 from minllm.kernels.attention.common.window_keys import ALL, make_row_keys
-from minllm.kernels.warp import ALL_LANES
-from minllm.ptx import ex2, ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16, pack_bf16x2, pack_f16x2, shared_address
+from minllm.ptx import ex2, ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16, shared_address
 
 MINUS_INFINITY = -math.inf
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
@@ -89,9 +88,9 @@ class WarpTiles:
 
 
 @functools.cache
-def make_warp_products(dtype, tiles):
+def make_warp_products(dtype, tiles, score_rows):
     """(load_query_fragments, multiply_query_key, multiply_weights_values) for 16-bit `dtype`."""
-    multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
+    multiply = mma_m16n8k16_bf16 if dtype == "bfloat16" else mma_m16n8k16_f16
     row_words, keys_at, values_at = row_words_of(tiles.head_dim), tiles.keys_at, tiles.values_at
     row_tiles, query_in_registers, score_count = tiles.row_tiles, tiles.query_in_registers, tiles.score_count
     steps, dim_tiles = tiles.padded_dim // 16, tiles.padded_dim // 8  # mma steps along head_dim, 8-column tiles of it
@@ -132,9 +131,7 @@ def make_warp_products(dtype, tiles):
         value_fragments = cuda.local.array(4, uint32)
         for pair in range(key_pairs):
             for row_tile in range(row_tiles):
-                w = 4 * (row_tile * key_tiles + 2 * pair)
-                for i in range(4):
-                    weight_fragments[4 * row_tile + i] = pack(weights[w + 2 * i], weights[w + 2 * i + 1])
+                score_rows.pack(weights, row_tile, pair, weight_fragments, 4 * row_tile)
             for dim_pair in range(steps):
                 ldmatrix_x4_trans(value_fragments, 0, uint32(source + 4 * (16 * pair * row_words + 8 * dim_pair)))
                 for row_tile in range(row_tiles):
@@ -146,49 +143,31 @@ def make_warp_products(dtype, tiles):
 
 
 @functools.cache
-def make_warp_softmax(tiles, part=ALL, residual_window=0):
+def make_warp_softmax(tiles, score_rows, out_rows, part=ALL, residual_window=0):
     """(mask, fold_softmax): between the two products; part, residual_window: which keys there are, as in window_keys.py."""
     first_key_of, last_key_of = make_row_keys(part, residual_window)
-    row_tiles, half_rows = tiles.row_tiles, 2 * tiles.row_tiles
-    key_tiles, dim_tiles = tiles.key_tile // 8, tiles.padded_dim // 8
+    half_rows = 2 * tiles.row_tiles
 
     @cuda.jit(device=True)
     def mask(scores, first_key, row_position, sliding_window, lane):
         """Scores of keys that a row may not see become -inf; row_position is the position of the warp's row lane // 4."""
-        for row_tile in range(row_tiles):
-            for i in range(4):
-                position = int32(row_position + 16 * row_tile + i // 2 * 8)
-                first, last = first_key_of(position, sliding_window), last_key_of(position)
-                for key_tile_index in range(key_tiles):
-                    key = int32(first_key + 8 * key_tile_index + 2 * (lane % 4) + i % 2)
-                    if key > last or key < first:
-                        scores[4 * (row_tile * key_tiles + key_tile_index) + i] = float32(MINUS_INFINITY)
+        tile_start = int32(first_key + score_rows.column(lane))
+        for row in range(half_rows):
+            position = int32(row_position + row // 2 * 16 + row % 2 * 8)
+            first, last = first_key_of(position, sliding_window), last_key_of(position)
+            score_rows.mask(scores, row, int32(first - tile_start), int32(last - tile_start))
 
     @cuda.jit(device=True)
     def fold_softmax(scores, maxima, sums, acc, scale):
         """Scores become exp(scores - new maximum); maxima, sums and accumulators follow. Rows are spread over four lanes."""
-        for half in range(half_rows):  # rows lane // 4 and lane // 4 + 8 of each 16-row tile
-            first_score = half // 2 * key_tiles * 4 + half % 2 * 2
-            tile_maximum = maxima[half]
-            for i in range(key_tiles):
-                tile_maximum = max(tile_maximum, max(scores[first_score + 4 * i], scores[first_score + 4 * i + 1]))
-            tile_maximum = max(tile_maximum, cuda.shfl_xor_sync(ALL_LANES, tile_maximum, 1))
-            tile_maximum = max(tile_maximum, cuda.shfl_xor_sync(ALL_LANES, tile_maximum, 2))
+        for row in range(half_rows):
+            maximum = score_rows.maximum(scores, row, maxima[row])
             # Subtracted before it is scaled: the likeliest key then weighs exactly 1. A fused scores * scale - shift would keep the
             # rounding error of shift (at logits of 1e5 a part in 300) in the sum, but not in the weights, which are rounded to 16 bits.
-            shift = finite_or_zero(tile_maximum)
-            correction = ex2((maxima[half] - shift) * scale)
-            maxima[half] = tile_maximum
-            total = sums[half] * correction  # of this lane's keys only; the four lanes add theirs at the end
-            for i in range(key_tiles):
-                for j in range(2):
-                    weight = ex2((scores[first_score + 4 * i + j] - shift) * scale)
-                    scores[first_score + 4 * i + j] = weight
-                    total += weight
-            sums[half] = total
-            first_out = half // 2 * dim_tiles * 4 + half % 2 * 2
-            for i in range(dim_tiles):
-                acc[first_out + 4 * i] *= correction
-                acc[first_out + 4 * i + 1] *= correction
+            shift = finite_or_zero(maximum)
+            correction = ex2((maxima[row] - shift) * scale)
+            maxima[row] = maximum
+            sums[row] = score_rows.exponentials(scores, row, shift, scale, sums[row] * correction)
+            out_rows.scale(acc, row, correction)
 
     return mask, fold_softmax
