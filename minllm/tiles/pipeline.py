@@ -5,15 +5,16 @@ empty completes when all consumers have released the stage: the producer waits f
 and the parity of its barriers' phase, is a PipelineState, which producer and consumers advance alike, each at its own pace. The names are
 CUTLASS's (PipelineTmaAsync, PipelineState):
 
-    producer    stage = pipeline.producer_acquire(ring, state); pipeline.producer_expect(stage, bytes); tma loads to `stage`; advance
+    producer    stage = pipeline.producer_acquire(ring, state); pipeline.producer_expect(stage, bytes); tma loads to stage; advance
     consumer    pipeline.consumer_wait(ring, state); multiply; pipeline.consumer_release(ring, state); advance
 
-Blocks of a cluster that fill each other's stages (multicast) share them: a stage is empty when the consumers of all `sharers` have released
-it, so a consumer tells the producers of all of them.
+Blocks of a cluster that load parts of each other's stages (multicast) share them: a stage is empty when the consumers of all of them have
+released it, so a consumer tells all their producers.
 
 PTX ISA, "mbarrier", "mapa"; NVIDIA, CUTLASS, "include/cutlass/pipeline".
 """
 
+import functools
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
@@ -40,46 +41,47 @@ class Ring(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What TMA needs to know of a stage: the shared addresses of its tiles and of the mbarrier that counts their bytes."""
+    """Shared addresses of a stage: its tiles, and the mbarrier that counts their bytes."""
 
     tiles: int
     full: int
 
 
 class Pipeline(NamedTuple):
-    """The device functions of a pipeline, and the shared memory that it takes."""
+    """The operations of a pipeline, and the shared memory that its stages and its barriers take."""
 
-    stage_bytes: int
+    bytes: int
     barrier_bytes: int
-    ring: Any  # ring(stages, barriers, first_rank) -> Ring, from two shared addresses
-    init: Any  # init(ring): one thread makes the barriers
-    keep: Any  # keep(ring) -> the same Ring, whose barriers' addresses stay in registers
-    start: Any  # start() -> the first PipelineState
-    advance: Any  # advance(state) -> the next one
-    after: Any  # after(steps) -> the state after this many steps from the start
-    first_round: Any  # first_round(step) -> the same, of a step less than `stages`
-    stage: Any  # stage(ring, state) -> Stage
-    operand: Any  # operand(first, state): the wgmma operand `first`, of a tile in the first stage, moved to the state's stage
-    producer_acquire: Any  # producer_acquire(ring, state) -> Stage, once it is empty
-    producer_expect: Any  # producer_expect(stage, byte_count): the producer arrives; the stage is full after this many bytes
-    consumer_wait: Any  # consumer_wait(ring, state): until the stage is full
-    consumer_release: Any  # consumer_release(ring, state): all threads of a consumer call it when they are done with the stage
+    ring: Any
+    init: Any
+    keep: Any
+    state: Any
+    advance: Any
+    stage: Any
+    operand: Any
+    producer_acquire: Any
+    producer_expect: Any
+    consumer_wait: Any
+    consumer_release: Any
 
 
+@functools.cache
 def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int = 1, sharers: int = 1, by_thread: bool = False) -> Pipeline:
     """A pipeline of `stages` stages; `producers` threads load parts of each, and `consumers` warpgroups per block release it.
 
     sharers: blocks of a cluster that load parts of each other's stages. by_thread: every thread of a consumer releases a stage for itself,
-    because threads read it with ordinary loads; else one of its 128 threads does for all, which wgmma's reads need not wait for.
+    because threads read it with ordinary loads; else the first of its 128 threads does for all.
     """
     arrivals = consumers * (128 if by_thread else 1) * sharers
 
     @cuda.jit(device=True, forceinline=True)
     def ring(first_stage, barriers, first_rank):
+        """The Ring with stages and barriers at these shared addresses."""
         return Ring(uint32(first_stage), uint32(barriers), uint32(barriers + BARRIER_BYTES * stages), int32(first_rank))
 
     @cuda.jit(device=True, forceinline=True)
     def init(ring):
+        """One thread makes the barriers; then all threads of the block (cluster) meet."""
         for slot in range(stages):
             ptx.mbarrier_init(ring.full + BARRIER_BYTES * slot, producers)
             ptx.mbarrier_init(ring.empty + BARRIER_BYTES * slot, arrivals)
@@ -87,50 +89,51 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
 
     @cuda.jit(device=True, forceinline=True)
     def keep(ring):
+        """The same Ring, its barriers' addresses in registers: the compiler would rather compute them again in every step."""
         return Ring(ring.stages, ptx.keep_register(ring.full), ptx.keep_register(ring.empty), ring.first_rank)
 
     @cuda.jit(device=True, forceinline=True)
-    def start():
-        return PipelineState(uint32(0), uint32(0))
+    def state(steps):
+        """The state after this many steps. Cheap for a power of two of stages; then a kernel short of registers carries the steps alone."""
+        return PipelineState(uint32(uint32(steps) % uint32(stages)), uint32(uint32(steps) // uint32(stages) & uint32(1)))
 
     @cuda.jit(device=True, forceinline=True)
     def advance(state):
+        """The next state."""
         slot, phase = uint32(state.slot + 1), state.phase
         if slot == stages:
             slot, phase = uint32(0), uint32(phase ^ 1)
         return PipelineState(slot, phase)
 
     @cuda.jit(device=True, forceinline=True)
-    def after(steps):
-        return PipelineState(uint32(uint32(steps) % uint32(stages)), uint32(uint32(steps) // uint32(stages) & uint32(1)))
-
-    @cuda.jit(device=True, forceinline=True)
-    def first_round(step):
-        return PipelineState(uint32(step), uint32(0))
-
-    @cuda.jit(device=True, forceinline=True)
     def stage(ring, state):
+        """The Stage of a state, without a wait."""
         return Stage(uint32(ring.stages + state.slot * stage_bytes), uint32(ring.full + BARRIER_BYTES * state.slot))
 
     @cuda.jit(device=True, forceinline=True)
     def operand(first, state):
+        """The wgmma operand of a tile in the state's stage; first: of the same tile in the first stage."""
         return uint32(first + state.slot * (stage_bytes // 16))
 
     @cuda.jit(device=True, forceinline=True)
     def producer_acquire(ring, state):
+        """Wait until the stage is empty -> Stage."""
         ptx.mbarrier_wait_parity(ring.empty + BARRIER_BYTES * state.slot, state.phase ^ uint32(1))
         return stage(ring, state)
 
     @cuda.jit(device=True, forceinline=True)
     def producer_expect(stage, byte_count):
+        """A producer arrives: the stage is full when all have, and this many bytes more are there."""
         ptx.mbarrier_arrive_expect_tx(stage.full, byte_count)
 
     @cuda.jit(device=True, forceinline=True)
     def consumer_wait(ring, state):
+        """Wait until the stage is full."""
         ptx.mbarrier_wait_parity(ring.full + BARRIER_BYTES * state.slot, state.phase)
 
     @cuda.jit(device=True, forceinline=True)
     def consumer_release(ring, state):
+        """All threads of a consumer are done with the stage."""
         thread = int32(cuda.threadIdx.x) & 127
         if sharers > 1:
             if thread < sharers:
@@ -138,7 +141,5 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
         elif by_thread or thread == 0:
             ptx.mbarrier_arrive(ring.empty + BARRIER_BYTES * state.slot)
 
-    return Pipeline(
-        stages * stage_bytes, 2 * stages * BARRIER_BYTES, ring, init, keep, start, advance, after, first_round, stage, operand, producer_acquire,
-        producer_expect, consumer_wait, consumer_release,
-    )  # fmt: skip
+    operations = ring, init, keep, state, advance, stage, operand, producer_acquire, producer_expect, consumer_wait, consumer_release
+    return Pipeline(stages * stage_bytes, 2 * stages * BARRIER_BYTES, *operations)

@@ -12,7 +12,7 @@ ALL_LANES = 0xFFFFFFFF
 
 @cuda.jit(device=True, forceinline=True)
 def uniform(value):
-    """The same value, which the compiler then knows to be one for all lanes of a warp: descriptors made of it are computed once per warp."""
+    """The same value, warp-uniform for the compiler: descriptors made of it are computed once per warp."""
     return cuda.shfl_sync(ALL_LANES, value, 0)
 
 

@@ -22,6 +22,18 @@ DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 DEPTH = 16  # of one instruction
 
 
+@cuda.jit(device=True, forceinline=True)
+def sum_row(i, thread):
+    """The row of [64, n] to which element i of a thread's sums belongs; thread: 0 to 127."""
+    return thread // 32 * 16 + i // 2 % 2 * 8 + thread % 32 // 4
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_column(i, thread):
+    """Its column."""
+    return i // 4 * 8 + thread % 4 * 2 + i % 2
+
+
 class Wgmma(NamedTuple):
     """What a warpgroup does with its sums: `registers` float32 per thread."""
 
@@ -56,7 +68,7 @@ def make_operand(tile: SharedTile, major: str):
 
 
 def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, right_major: str = "k") -> Wgmma:
-    """The operations for sums [64, n] of two tiles of `dtype`; left None: that operand is in registers, 4 words for each 16 of the depth."""
+    """The operations for sums [64, n] of tiles of `dtype`; left None: that operand is in registers, 4 words per 16 of the depth."""
     n, depth = (right.rows, right.columns) if right_major == "k" else (right.columns, right.rows)
     steps, registers = -(-depth // DEPTH), n // 2
     instruction = ptx.make_wgmma(n, DTYPES[dtype], a="shared" if left else "registers", b_major=right_major)
@@ -83,3 +95,21 @@ def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, ri
         ptx.keep_registers(sums, registers)  # nothing reads them before the wait
 
     return Wgmma(registers, left_operand, right_operand, multiply_shared if left else multiply_registers, wait)
+
+
+def make_load_left(tile: SharedTile):
+    """The device function that loads rows of a tile into registers, as left operand: load_left(words, address, first_row, lane).
+
+    A warp loads its own 16 rows, from first_row on; words: 4 per 16 columns.
+    """
+    swizzle, panel_columns, panel_bytes, steps = tile.swizzle, tile.panel_columns, tile.panel_bytes, -(-tile.columns // DEPTH)
+
+    @cuda.jit(device=True)
+    def load_left(words, address, first_row, lane):
+        for step in range(steps):
+            column = step * DEPTH
+            offset = uint32((first_row + lane % 16) * swizzle + column % panel_columns * 2 + lane // 16 * 16)
+            offset ^= uint32((offset >> uint32(7) & uint32(swizzle // 16 - 1)) << uint32(4))  # the swizzle permutes chunks of 16 bytes
+            ptx.ldmatrix_x4(words, 4 * step, uint32(address + column // panel_columns * panel_bytes + offset))
+
+    return load_left

@@ -96,7 +96,7 @@ def make_epilogue(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pa
 
 
 def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair) -> Epilogue:
-    """A tile of `columns` columns leaves through shared memory, which has room for `room` chunks of `chunk_columns` columns per consumer."""
+    """A tile of `columns` columns leaves through shared memory, which has room for `room` chunks of chunk_columns columns."""
     batches, sums_per_chunk = columns // (chunk_columns * room), WARP_ROWS * chunk_columns // 32
     row_bytes, chunk_bytes = 2 * chunk_columns, ROWS * 2 * chunk_columns
     row_pieces, rows_across_the_banks = row_bytes // 16, 128 // row_bytes
@@ -112,11 +112,11 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
         """Chunk first + slot of this warp's sums, whose rows begin at `row` of out -> a slot of shared memory."""
         words = cuda.local.array(4, uint32)
         chunk, lane = first + slot, thread & 31
-        place = staging + slot * chunk_bytes
+        place, column = staging + slot * chunk_bytes, column + slot * chunk_columns
         line = uint32(thread >> 5) * uint32(WARP_ROWS) + uint32(lane & 15)  # the row whose address this lane brings
         for block in range(chunk_columns // 16):  # stmatrix lays down 16 rows of 16 columns
             for i in range(4):
-                pair_row, pair_column = row + (lane >> 2) + i % 2 * 8, column + slot * chunk_columns + 16 * block + i // 2 * 8 + 2 * (lane & 3)
+                pair_row, pair_column = row + (lane >> 2) + i % 2 * 8, column + 16 * block + i // 2 * 8 + 2 * (lane & 3)
                 low, high = output_pair(sums, sums_per_chunk * chunk + 8 * block + 2 * i, bias, residual, pair_row, pair_column)
                 words[i] = pack(low, high)
             piece = uint32(2 * block + (lane >> 4)) ^ (line // uint32(rows_across_the_banks) & uint32(row_pieces - 1))

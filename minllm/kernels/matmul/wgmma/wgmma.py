@@ -35,6 +35,7 @@ from numba import cuda, float32, int32, uint8, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.tensor_core import matmul_tensor_core
 from minllm.kernels.matmul.wgmma.epilogue import Output, make_epilogue
 from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
@@ -110,21 +111,21 @@ def make_produce(tiling: WgmmaTiling, gated: bool, pipeline: Pipeline):
         row, column = corner(int32(cuda.blockIdx.x // cluster), grid, rank, 0)
         steps = int32(min(grid.k_steps, stages))
         for step in range(steps):
-            stage = pipeline.stage(ring, pipeline.first_round(step))
+            stage = pipeline.stage(ring, pipeline.state(step))
             expect(stage, grid)
             load_weight(stage, weight_map, int32(step * TILE_K), column, n, rank)
         ptx.griddepcontrol_wait()
         for step in range(steps):
-            load_x(pipeline.stage(ring, pipeline.first_round(step)), x_map, int32(step * TILE_K), row, grid)
+            load_x(pipeline.stage(ring, pipeline.state(step)), x_map, int32(step * TILE_K), row, grid)
         return steps
 
     @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, ring, grid, n):
         rank = int32(ptx.cluster_ctarank())
-        state, done = pipeline.start(), int32(0)
+        state, done = pipeline.state(0), int32(0)
         if early:
             done = load_first_ring(x_map, weight_map, ring, grid, n, rank)
-            state = pipeline.after(done)
+            state = pipeline.state(done)
         else:
             ptx.fence_proxy_tensormap_acquire(x_map)
             ptx.fence_proxy_tensormap_acquire(weight_map)
@@ -176,7 +177,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
         settle(output.map, memory, ring, grid, consumer, thread)
         sums = cuda.local.array(registers, float32)
         rank = int32(ptx.cluster_ctarank())
-        state = previous = pipeline.start()
+        state = previous = pipeline.state(0)
         number = int32(cuda.blockIdx.x // cluster)
         while number < grid.tiles_m * grid.tiles_n:
             row, column = corner(number, grid, rank, consumer)
@@ -202,14 +203,14 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
     """The kernel for x and weight of `dtype`.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. paired: they do not, but rows of out begin
-    on multiples of 4 bytes, and out is of `dtype`.
+    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. paired: they do not, but rows of out
+    begin on multiples of 4 bytes, and out is of `dtype`.
     """
     tiling.check(gated)
     consumers, cluster, threads, early = tiling.consumers, tiling.cluster, tiling.threads, tiling.early
     staging_bytes, columns = consumers * tiling.staging_bytes, tiling.columns(gated)  # columns of out that a cluster computes at a time
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, consumers, sharers=cluster)
-    ring_bytes, make_ring, init_barriers = pipeline.stage_bytes, pipeline.ring, pipeline.init
+    ring_bytes, make_ring, init_barriers = pipeline.bytes, pipeline.ring, pipeline.init
     produce = make_produce(tiling, gated, pipeline)
     consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, dtype, gated, copied, paired))
 
@@ -285,8 +286,6 @@ def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | N
     `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`), and on a
     GPU of another compute capability than 9.0.
     """
-    from minllm.kernels.matmul import VARIANTS
-
     m, n, _ = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if residual is not None:
         check_array("residual", residual, (x.dtype, np.dtype(np.float32)), M=m, N=n)
@@ -296,7 +295,7 @@ def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | N
         run(x, weight, out, bias, residual, stream, tiling, gated=False)
     else:
         check(residual is None, f"x is {x.dtype} {list(x.shape)}; for a residual its rows must begin on multiples of 16 bytes")
-        VARIANTS["tensor_core"](x, weight, out, bias, stream)
+        matmul_tensor_core(x, weight, out, bias, stream)
 
 
 def matmul_silu_and_multiply(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:
