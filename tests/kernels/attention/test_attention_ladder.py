@@ -13,6 +13,7 @@ from tests.kernels.attention.case_lists import BFLOAT16, LADDER_CASES
 from tests.kernels.attention.cases import GUARD_ROWS, AttentionCase, check_output, make_arrays, oracle, run_variant
 
 
+@pytest.mark.covering("case", "name + case.dtype")
 @pytest.mark.parametrize("case", LADDER_CASES, ids=str)
 @pytest.mark.parametrize("name", ["materialized", "flash_attention_1"])
 def test_first_rungs(device, name, case):
