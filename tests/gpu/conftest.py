@@ -1,4 +1,4 @@
-"""The tests of this folder need a CUDA device; without one the folder is skipped with a reason. Processes share the GPU:
+"""The tests of this folder need a CUDA device; without one they are skipped with a reason. Processes share the GPU:
 
     python -m tests.gpu.compile_ahead                               all specimens, on all cores
     python -m pytest tests/gpu -m alone                             what needs the GPU to itself
@@ -39,10 +39,18 @@ def return_memory():
             device_memory().trim()
 
 
-def pytest_collect_file(parent):
-    """Without a GPU the folder is skipped as a whole, which takes no time; --collect-only still lists its tests."""
+class Skipped(pytest.Module):
+    """A file of tests that is not even imported."""
+
+    def collect(self):
+        """Skip, instead of the tests in the file."""
+        pytest.skip("no CUDA device: these tests run kernels on a GPU")
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Without a GPU files are skipped as a whole, which takes no time; --collect-only still lists their tests."""
     if not (parent.config.option.collectonly or is_available()):
-        pytest.skip("no CUDA device: the tests of this folder run kernels on a GPU")
+        return Skipped.from_parent(parent, path=module_path)
 
 
 class Gpu:
