@@ -1,9 +1,9 @@
 """Compiling without a GPU, and what the disk keeps of it."""
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-import re
 
 import ml_dtypes
 import numpy as np
