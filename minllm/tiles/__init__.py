@@ -5,6 +5,8 @@
     tma.py         load_2d, load_2d_multicast, load_3d, load_4d: a tile from global memory to a stage
     wgmma.py       make_wgmma(...): a warpgroup multiplies tiles; make_load_left(...): its left operand in registers
     warpgroup.py   roles and named barriers of warpgroups; values that are uniform over a warp
+    cp_async.py    make_copies(...): rows of a matrix, or of a paged cache, to padded rows of shared memory
+    mma.py         make_warp_matmuls(...): a warp multiplies tiles in padded rows by mma.sync
     rows.py        make_rows(...): rows of accumulators in registers: maximum, exponentials, scale, mask, pack, store
 
 Operations are NamedTuples of device functions, made for one shape: a kernel takes them from its closure, and calls wgmma.multiply(...).
