@@ -236,10 +236,10 @@ show_source(
         "visible_stop = ": "Causal skipping: the loop ends behind the tile's last row.",
         "acc = cuda.local.array": "The state, in registers: o here, m and l below.",
         "while first_key < visible_stop": "The loop over keys, inside.",
-        "products.scores(scores": "S = Q Kᵀ for this tile, while V is on its way.",
+        "matmuls.scores(scores": "S = Q Kᵀ for this tile, while V is on its way.",
         "if at_the_end or at_the_start": "Only tiles on the diagonal (or at a window's edge) are masked.",
         "softmax.fold(scores": "Online softmax: below.",
-        "products.output(acc": "o += P V, while the next K is on its way.",
+        "matmuls.output(acc": "o += P V, while the next K is on its way.",
         "softmax.store(state": "One division per row, at the end.",
     },
 )

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_a_sequence
+from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_per_sequence
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -106,7 +106,7 @@ def _make_cache(
     room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
     budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
-        shape = one_block_a_sequence(shape, budget, wanted_len)
+        shape = one_block_per_sequence(shape, budget, wanted_len)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
     return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
 

@@ -1,4 +1,7 @@
-"""Facts about this machine: Python, packages, the CUDA toolkit's wheels, the driver and the GPU. doctor.py judges them."""
+"""Facts about this machine: Python, packages, CUDA toolkit, driver and GPU.
+
+doctor.py judges them.
+"""
 
 import importlib
 import importlib.metadata

@@ -1,8 +1,8 @@
-"""Data sheets of common GPUs and measured ceilings: the limits that every speed in minllm is compared with.
+"""Data sheets of common GPUs, and measured ceilings.
 
-A decode step reads every weight once and does two FLOPs per weight, so memory bandwidth is its limit; the limit of a long prefill is the
-tensor cores. No kernel reaches the data sheet's bandwidth. If the rate of a large copy was measured (bytes read plus bytes written),
-it is the ceiling, and reports give a kernel's bandwidth as a share of it.
+Every speed in minllm is compared with these limits. A decode step reads every weight once and does two FLOPs per weight, so its limit is
+memory bandwidth; the limit of a long prefill is the tensor cores. No kernel reaches the data sheet's bandwidth. If the rate of a large
+copy was measured (bytes read plus bytes written), it is the ceiling, and reports give a kernel's bandwidth as a share of it.
 
 Each figure is from the sheet in `source`. It was compared with public digests of the same sheets and with the chip's geometry: bandwidth =
 bus width * data rate, FLOP/s = SMs * width * clock (tests/machine checks both).

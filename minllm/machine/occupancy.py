@@ -1,4 +1,4 @@
-"""How many blocks of a kernel are resident on one SM: the arithmetic of NVIDIA's occupancy calculator.
+"""Resident blocks per SM: the arithmetic of NVIDIA's occupancy calculator.
 
 A block becomes resident when the SM (streaming multiprocessor) has a free block slot and enough warp slots, registers and shared memory
 for the whole block. Registers are allocated per warp in units of 256, from the register file of the SM's quarter in which the warp runs.
@@ -57,7 +57,7 @@ class Occupancy:
 
     blocks: int  # resident blocks
     warps: int  # warps of these blocks
-    share: float  # of the warp slots, 0 to 1
+    share: float  # share of the warp slots, 0 to 1
     limits: dict[str, int]  # resource -> blocks that fit into it
 
     @property

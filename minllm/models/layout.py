@@ -80,12 +80,12 @@ class Layout:
                 total += prod(leaf.shape) * itemsize
                 counted.add(leaf.name)
                 continue
-            form, (outputs, inputs) = self.format_of(leaf), leaf.shape
+            weight_format = self.format_of(leaf)
             total += sum(map(prod, leaf.biases.values())) * itemsize
-            if not form.is_plain:
-                total += form.matrix_bytes(outputs, inputs)
-            elif not counted.intersection(form.tensors(leaf.projections[0])):  # a tied head takes no memory of its own
-                total += outputs * inputs * itemsize
+            if not weight_format.is_plain:
+                total += weight_format.matrix_bytes(*leaf.shape)
+            elif not counted.intersection(weight_format.tensors(leaf.projections[0])):  # a tied head takes no memory of its own
+                total += prod(leaf.shape) * itemsize
         return total
 
 
@@ -102,8 +102,11 @@ def leaves(value: Any) -> Iterator[StoredTensor | StoredLinear]:
 
 
 def layout_of(config: ModelConfig, prefixed: bool = True, weight_format: WeightFormat | None = None) -> Layout:
-    """The layout of a model. prefixed: False for checkpoints of the bare decoder ("layers.0..." and not "model.layers.0...").
-    weight_format: of its matrices; None leaves them as they are."""
+    """The layout of a model.
+
+    prefixed: False for checkpoints of the bare decoder ("layers.0..." and not "model.layers.0..."). weight_format: of its matrices; None
+    leaves them plain.
+    """
     plain = plain_format("float32")  # every plain format stores the same tensors
     model = (_gpt2_model if config.model_type == "gpt2" else _llama_model)(config, prefixed)
     return Layout(config, model, weight_format or plain, plain)
@@ -111,31 +114,33 @@ def layout_of(config: ModelConfig, prefixed: bool = True, weight_format: WeightF
 
 def _llama_model(config: ModelConfig, prefixed: bool) -> ModelWeights:
     prefix, (attention, mlp) = "model." if prefixed else "", parts_of(config)
+
+    def layer(index: int) -> Layer:
+        place = f"{prefix}layers.{index}."
+        return Layer(attention.llama_tensors(config, index, place), mlp.llama_tensors(config, place))
+
     return ModelWeights(
         embedding=StoredTensor(f"{prefix}embed_tokens.weight", (config.vocab_size, config.hidden_size)),
         position_embedding=None,
         final_norm=config.norm_of(f"{prefix}norm"),
         lm_head=_head(config, f"{prefix}embed_tokens"),
-        layers=[
-            Layer(attention.llama_tensors(config, layer, place), mlp.llama_tensors(config, place))
-            for layer in range(config.num_hidden_layers)
-            for place in (f"{prefix}layers.{layer}.",)
-        ],
+        layers=[layer(index) for index in range(config.num_hidden_layers)],
     )
 
 
 def _gpt2_model(config: ModelConfig, prefixed: bool) -> ModelWeights:
     prefix, (attention, mlp) = "transformer." if prefixed else "", parts_of(config)
+
+    def layer(index: int) -> Layer:
+        place = f"{prefix}h.{index}."
+        return Layer(attention.gpt2_tensors(config, index, place), mlp.gpt2_tensors(config, place))
+
     return ModelWeights(
         embedding=StoredTensor(f"{prefix}wte.weight", (config.vocab_size, config.hidden_size)),
         position_embedding=StoredTensor(f"{prefix}wpe.weight", (config.max_position_embeddings, config.hidden_size)),
         final_norm=config.norm_of(f"{prefix}ln_f"),
         lm_head=_head(config, f"{prefix}wte"),
-        layers=[
-            Layer(attention.gpt2_tensors(config, layer, place), mlp.gpt2_tensors(config, place))
-            for layer in range(config.num_hidden_layers)
-            for place in (f"{prefix}h.{layer}.",)
-        ],
+        layers=[layer(index) for index in range(config.num_hidden_layers)],
     )
 
 

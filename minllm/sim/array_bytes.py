@@ -1,4 +1,7 @@
-"""The bytes of arrays that may have gaps, for example one layer of a cache in which each token's layers are adjacent."""
+"""The bytes of arrays that may have gaps.
+
+A view with gaps is, for example, one layer of a cache in which each token's layers are adjacent.
+"""
 
 import numpy as np
 

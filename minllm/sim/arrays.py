@@ -1,4 +1,4 @@
-"""Arrays as a simulated kernel sees them: every access is checked, and nothing wraps around silently.
+"""The arrays of a simulated kernel: every access is checked.
 
 A GPU computes an address and reads whatever is there; NumPy counts negative indices from the end. Both hide mistakes, so a simulated
 kernel gets its global, shared and local arrays as `CheckedArray`s, which raise SimulationError instead.

@@ -1,4 +1,4 @@
-"""Asynchronous operations: barriers of some threads, bulk stores, and the async proxy's view of shared memory.
+"""Asynchronous operations, and the async proxy's view of shared memory.
 
 An asynchronous operation takes effect as late as possible. A copy that completes on an mbarrier arrives when a thread waits for the
 barrier's phase and nothing else is missing; a bulk store reads its source and writes its destination when a thread waits for its group. So

@@ -1,4 +1,4 @@
-"""Clusters: blocks that run at the same time, access each other's shared memory and have a common barrier.
+"""Clusters: blocks that run together, share memory and have a barrier.
 
 PTX ISA, "Cluster of cooperative thread arrays". The blocks of a cluster share one queue of runnable threads, so a thread that waits for
 another block lets that block run.

@@ -1,7 +1,7 @@
-"""Cooperative launches: `cuda.cg.this_grid().sync()`, a barrier of all blocks of a grid, which therefore run at the same time.
+"""Cooperative launches: `cuda.cg.this_grid().sync()`, a barrier of a whole grid.
 
-Here the blocks of such a grid share a queue of runnable threads. On a GPU they must all be resident at once (CUDA C++ Programming Guide,
-"Grid Synchronization").
+All blocks of such a grid run at the same time. Here the blocks of such a grid share a queue of runnable threads. On a GPU they must all be
+resident at once (CUDA C++ Programming Guide, "Grid Synchronization").
 """
 
 from greenlet import getcurrent

@@ -1,4 +1,4 @@
-"""`cuda.shared`, `cuda.local`, `cuda.const` and `cuda.atomic` inside a simulated kernel."""
+"""Simulated `cuda.shared`, `cuda.local`, `cuda.const` and `cuda.atomic`."""
 
 import math
 import sys

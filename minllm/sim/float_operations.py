@@ -1,4 +1,4 @@
-"""Counts a kernel's float32 arithmetic (FLOPs), with a float32 type that counts its operations.
+"""Counts a kernel's float32 FLOPs, with a type that counts its operations.
 
 While a kernel is traced, every float32 from an array, a cast, a math function or an emulated instruction is a `CountedFloat32`: its
 arithmetic is that of float32, and each sum, difference, product and quotient counts as one FLOP. A fused multiply-add counts as two, a

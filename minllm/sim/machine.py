@@ -1,4 +1,4 @@
-"""Warps and blocks: one greenlet per CUDA thread; one thread runs at a time, until it has to wait for others.
+"""Warps and blocks: one greenlet per CUDA thread, one of which runs at a time.
 
 A thread runs until a barrier or a warp-wide instruction. The last thread to arrive computes the result for all participants, and all of
 them continue. If threads still wait and none can run, the kernel would hang or be undefined on a GPU: SimulationError says which threads

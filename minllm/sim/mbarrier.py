@@ -1,4 +1,4 @@
-"""mbarriers: barriers in shared memory that also count the bytes of asynchronous copies. PTX ISA, "mbarrier".
+"""mbarriers: barriers that also count the bytes of copies. PTX ISA, "mbarrier".
 
 A copy that completes on an mbarrier lands as late as possible: when a thread waits for the barrier's phase and no arrival is missing.
 """

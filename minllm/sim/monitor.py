@@ -1,6 +1,7 @@
-"""Monitors watch a simulation: detectors and tracers subclass Monitor and are passed as `simulate(..., monitors=[...])`.
+"""The interface of monitors, which watch a simulation.
 
-Without monitors nothing here is called: arrays then have a class that does not report, and the machine checks for None.
+Detectors and tracers subclass Monitor and are passed as `simulate(..., monitors=[...])`. Without monitors nothing here is called: arrays
+then have a class that does not report, and the machine checks for None.
 """
 
 from dataclasses import dataclass, field

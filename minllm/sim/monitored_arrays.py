@@ -1,4 +1,7 @@
-"""Arrays that report every access to a monitor: a tracer counts accesses, a detector checks them."""
+"""Arrays that report every access to a monitor.
+
+A tracer counts accesses, a detector checks them.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Where in a kernel something happened: the innermost frame of the kernel's own code, and its names for arrays."""
+"""Where in a kernel something happened: its frame, line, and names of arrays."""
 
 import dis
 import functools

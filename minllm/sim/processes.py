@@ -1,4 +1,4 @@
-"""A launch spread over processes: each runs some of the blocks, on arrays in shared memory of the host.
+"""A launch spread over processes, which share the arrays in host memory.
 
 It works for kernels whose blocks do not communicate. Global atomics are refused, because they would not be atomic between processes.
 """

@@ -1,4 +1,4 @@
-"""The register pool of a block, through which warpgroups pass registers to each other. PTX ISA, "setmaxnreg".
+"""The register pool of a block, shared by its warpgroups. PTX ISA, "setmaxnreg".
 
 At first each thread has its share of the registers under the block's launch bounds, and the pool is empty. setmaxnreg.dec moves registers
 of a warpgroup to the pool; setmaxnreg.inc waits until the pool holds enough for all threads of the warpgroup.

@@ -1,4 +1,4 @@
-"""Makes a kernel's function runnable on the CPU: the same code object with other globals.
+"""Makes a kernel runnable on the CPU: the same code object with other globals.
 
 In globals and closures, recursively, `cuda`, `math`, Numba's scalar types, device functions, and every function with an `.emulation` are
 replaced by simulated twins. The kernel's own source is unchanged.

@@ -1,4 +1,4 @@
-"""The timeline of a pipeline's stages, from the rounds of a Trace: as text with a line per stage, and as a picture."""
+"""The timeline of a pipeline's stages, as text and as a picture."""
 
 from minllm.sim.trace_pictures import CELL, LEFT, TOP, box, label, picture
 

@@ -1,4 +1,4 @@
-"""Pictures of a trace, as SVG: a warp's accesses to global memory, its turns at the banks, and a pipeline's timeline.
+"""Pictures (SVG) of a trace: sectors, shared-memory banks, pipeline timeline.
 
 Colours stand for lanes or groups. Text and lines follow the viewer's light or dark scheme.
 """

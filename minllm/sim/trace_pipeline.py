@@ -1,4 +1,4 @@
-"""The trace of asynchronous copies: which are in flight, and how they overlap with computation.
+"""The trace of asynchronous copies, and of their overlap with computation.
 
 cp.async: a thread starts copies, commits them as a group, and later waits until all but the newest n groups have arrived (PTX ISA,
 "cp.async"). The trace follows the first lane that starts a copy: each of its waits begins a new step of the timeline. Bulk copies: each is

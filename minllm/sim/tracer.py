@@ -1,4 +1,4 @@
-"""The Tracer counts what a simulated kernel does: the monitor behind `kernel.trace` and `minllm.sim.trace`.
+"""The Tracer counts what a simulated kernel does: `kernel.trace`, `sim.trace`.
 
     trace = my_kernel.trace[grid, block](*numpy_arrays)        # or: minllm.sim.trace(my_kernel, grid, block, *numpy_arrays)
     print(trace)                                                # tables

@@ -1,6 +1,7 @@
-"""The cost of one request: sectors of global memory, and turns (Nsight Compute: wavefronts) of shared memory.
+"""The cost of one request: sectors of global memory, turns of shared memory.
 
-A request is one memory instruction of one warp: up to 32 lanes, each with a start and a width in bytes.
+Nsight Compute calls turns wavefronts. A request is one memory instruction of one warp: up to 32 lanes, each with a start and a width in
+bytes.
 
     global memory   moves in sectors of 32 bytes. A request costs the sectors that its lanes touch, each once: 32 neighbouring float32
                     touch 4 sectors, the same float32 for all lanes touches 1, float32 in 32 different rows touch 32.

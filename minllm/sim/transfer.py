@@ -1,7 +1,8 @@
-"""Transfers: asynchronous reads and writes of shared memory by TMA (the tensor memory accelerator), cp.async and the tensor cores.
+"""Transfers: asynchronous reads and writes of shared memory.
 
-A transfer is in flight from the instruction that starts it until a thread has waited for it; meanwhile no thread may write what it reads,
-or touch what it writes. Monitors are told of its start and end; without a monitor there are no Transfer objects.
+TMA (the tensor memory accelerator), cp.async and the tensor cores (wgmma) make them. A transfer is in flight from the instruction that
+starts it until a thread has waited for it; meanwhile no thread may write what it reads, or touch what it writes. Monitors are told of its
+start and end; without a monitor there are no Transfer objects.
 """
 
 import sys

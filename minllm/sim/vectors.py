@@ -1,4 +1,4 @@
-"""Numba's vector types inside a simulated kernel: `cuda.float32x4(a, b, c, d)`, with .x, .y, .z and .w."""
+"""Simulated vector types: `cuda.float32x4(a, b, c, d)`, with .x, .y, .z and .w."""
 
 import functools
 import re

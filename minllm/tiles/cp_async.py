@@ -8,7 +8,7 @@ the row once for every warp.
 
 cp.async copies 16 bytes per thread straight from global to shared memory, without registers, while the block computes. A thread keeps its
 column and takes every rows_at_once-th row. Rows outside of the range that the caller names are filled with zeros and not read: what lies
-there may be NaN, and 0 * NaN is NaN in a product. The caller commits the copies to a group and waits for it.
+there may be NaN, and 0 * NaN is NaN in a matmul. The caller commits the copies to a group and waits for it.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Products of a warp on tensor cores: mma.sync m16n8k16 on tiles in padded shared rows (cp_async.py), read by ldmatrix.
+"""Matmuls of a warp on tensor cores: mma.sync m16n8k16 on tiles in padded shared rows (cp_async.py), read by ldmatrix.
 
 The left matrix has 16 * row_tiles rows for each warp, and stays in registers if it fits, as A operands: of each 16 x 16 tile a lane has
 four words. The right matrix lies in shared memory; ldmatrix reads it as it is, or transposed on the way. Accumulators are those of rows.py,
-and become A operands of the next product once they are packed to 16 bits.
+and become A operands of the next matmul once they are packed to 16 bits.
 """
 
 import functools
@@ -14,7 +14,7 @@ from minllm.ptx import ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m1
 from minllm.tiles.cp_async import row_words_of
 
 
-class WarpProducts(NamedTuple):
+class WarpMatmuls(NamedTuple):
     """Device functions that all lanes of a warp call together; `row` is the warp's first row of the left matrix, which begins at word 0."""
 
     load_left: Any  # load_left(left, shared, row, lane): the left matrix to registers, if it stays there
@@ -23,8 +23,8 @@ class WarpProducts(NamedTuple):
 
 
 @functools.cache
-def make_warp_products(dtype, depth, keys, row_tiles, right_at, values_at, left_in_registers, weight_rows):
-    """WarpProducts of 16-bit `dtype`; depth, a multiple of 16, and `keys` as above; weight_rows: the Rows of W, which pack it."""
+def make_warp_matmuls(dtype, depth, keys, row_tiles, right_at, values_at, left_in_registers, weight_rows):
+    """WarpMatmuls of 16-bit `dtype`; depth, a multiple of 16, and `keys` as above; weight_rows: the Rows of W, which pack it."""
     mma = mma_m16n8k16_bf16 if dtype == "bfloat16" else mma_m16n8k16_f16
     row_words, steps = row_words_of(depth), depth // 16
     depth_blocks, key_blocks, key_steps = depth // 8, keys // 8, keys // 16
@@ -76,4 +76,4 @@ def make_warp_products(dtype, depth, keys, row_tiles, right_at, values_at, left_
                     mma(acc, c, left, 4 * row_tile, right, 0)
                     mma(acc, c + 4, left, 4 * row_tile, right, 2)
 
-    return WarpProducts(load_left, multiply_transposed, multiply)
+    return WarpMatmuls(load_left, multiply_transposed, multiply)

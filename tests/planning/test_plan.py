@@ -235,6 +235,14 @@ def test_json_on_standard_output_is_all_there_is():
     assert values["gpu"] == "NVIDIA H200" and values["decode"]["floor_ms"] > 3.4 and values["measured"][0]["decode_ms"] > 3.5
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"), [*((name, name) for name in KV_FORMATS), ("fp8", "fp8_e4m3"), ("float8", "fp8_e4m3"), ("FP16", "float16")]
+)
+def test_a_cache_is_planned_by_the_name_that_llm_knows(typed, name):
+    result = invoke("llama-3.1-8b", "--gpu", "h200", "--kv-dtype", typed)
+    assert result.exit_code == 0 and f"tokens in {name}\n" in result.stdout
+
+
 def test_all_caches_beside_each_other():
     printed = invoke("llama-3.1-8b", "--gpu", "h200", "--context", "3000", "--caches").stdout
     lines = [line.split() for line in printed.splitlines() if line.startswith(("contiguous", "paged", "virtual"))]

@@ -1,4 +1,6 @@
-"""Detectors: monitors that raise SimulationError for mistakes that a GPU does not report, with file, line, block and thread.
+"""Detectors: monitors that find mistakes which a GPU does not report.
+
+They raise SimulationError, with file, line, block and thread.
 
     simulate(kernel, grid, block, *arrays, detect=True)
     kernel.simulate[grid, block](*arrays, detect=True)

@@ -1,4 +1,4 @@
-"""Barriers and warp-wide instructions that not all threads reach, or that threads reach at different places in the code.
+"""Barriers and warp-wide instructions that threads miss or reach at different places.
 
 A block barrier in a divergent branch is undefined, even if the hardware happens to count enough arrivals. The lanes of a shuffle, vote or
 syncwarp may execute it at different places (PTX ISA, "shfl.sync"); those of an instruction that PTX calls .aligned, such as ldmatrix and

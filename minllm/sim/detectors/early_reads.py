@@ -1,4 +1,4 @@
-"""Reads of an earlier kernel's results by a kernel that overlaps it and has not yet waited for it.
+"""Reads of a predecessor's results by a kernel that has not yet waited for it.
 
 A kernel made with `@kernel(dependent_launch=True)` may overlap its predecessors in the stream until it executes `griddepcontrol.wait`
 (PTX ISA). Simulated kernels run one after another, so their results are always right; but within `detecting()` the arrays that earlier

@@ -1,4 +1,4 @@
-"""Integer overflow in index arithmetic: a 32-bit cast that wraps around and changes an index.
+"""Integer overflow in index arithmetic: a 32-bit cast that changes an index.
 
     x[int32(row * stride + column)]          # beyond 2**31 elements the cast wraps, and the kernel reads somewhere else
 

@@ -1,4 +1,4 @@
-"""Data races in shared memory: two threads access the same byte, at least one writes, and nothing orders the two accesses.
+"""Data races in shared memory: two unordered accesses, at least one a write.
 
 Two threads are ordered by a block barrier; as lanes of a warp, by a warp-wide instruction that both execute; by a release of one and an
 acquire of the other (an mbarrier). Each of these advances a thread's clock. An access is stamped with the clock of its thread, and a thread

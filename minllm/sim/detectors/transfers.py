@@ -1,4 +1,4 @@
-"""Races with asynchronous transfers of shared memory: bulk copies and stores, cp.async, and wgmma.
+"""Races with asynchronous transfers: bulk copies and stores, cp.async, wgmma.
 
 While a transfer is in flight, no thread, not even the one that started it, may write what it reads or touch what it writes. Afterwards this
 still holds for threads that are not ordered after its end: those that waited are, and those that synchronise with them (Lamport's

@@ -1,11 +1,11 @@
 """What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
 
-Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says
-what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty
-where it needs none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the
-dictionary as `workspace`. Floats need not be set, and may be used for something else between calls; counts (int32) are zeros before
-the first call, and every call leaves them zeros: make_workspace(...) makes them so. Without a workspace a
-launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
+Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says what
+scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype), empty if it needs
+none; it looks at the shapes of its arguments alone. The caller allocates one array per name and passes the dictionary as `workspace`.
+Floats may have any value, and may be used for something else between calls; counts (int32) are zeros before the first call, and every call
+leaves them zeros: make_workspace(...) makes them so. Without a workspace a launcher makes NumPy scratch when it runs in the simulator, and
+raises an error on a GPU.
 """
 
 import math
@@ -20,7 +20,7 @@ from minllm.runtime.kernel import check
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
-MOST_BLOCK_ELEMENTS = 2**31 - 1  # of a layer's keys in a block of the cache: within a block, kernels address with 32 bits
+MOST_BLOCK_ELEMENTS = 2**31 - 1  # elements of a layer's keys in a block of the cache, within which kernels address with 32 bits
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class AttentionSizes:
 
     @property
     def max_context_len(self):
-        """More keys than this no sequence can have: its row of the block table ends."""
+        """The most keys that a sequence can have: its row of the block table ends there."""
         return self.max_blocks * self.block_size
 
 
@@ -67,7 +67,7 @@ def check_arguments(
     max_query_len=None,
     quantized=False,
 ):
-    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes.
+    """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
     quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
     """
@@ -116,7 +116,7 @@ def check_arguments(
 
 
 def check_single_tokens(name, sizes, max_query_len, splits=None):
-    """Raise KernelArgumentError for more than one new token a sequence, or no splits; `name` is the variant's."""
+    """Raise KernelArgumentError for more than one new token per sequence, or no splits; `name` is the variant's."""
     check(
         max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
         f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "

@@ -27,7 +27,7 @@ def scale_words_of(kv_format, key_tile):
 class ChannelScales(NamedTuple):
     """Device functions for keys that are quantised by channel."""
 
-    copy: Any  # copy(scales, keys, first_key, shared): start copying scales of the keys from first_key on; zeros for unseen groups
+    copy: Any  # copy(context, first_key, shared): start copying scales of the keys from first_key on; zeros for unseen groups
     dequantize: Any  # dequantize(word, shared, row, chunk, part, out): word `part` of four in a chunk: 8 channels as 4 pairs of float16
 
 
@@ -44,19 +44,19 @@ def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
     passes = -(-tile_vectors // threads)
 
     @cuda.jit(device=True)
-    def copy(scales, keys, first_key, shared):
-        kv_heads = uint32(scales.shape[1])
+    def copy(context, first_key, shared):
+        kv_heads = uint32(context.key_scales.shape[1])
         for i in range(passes):
             vector = int32(cuda.threadIdx.x + i * threads)
             if vector < tile_vectors:
                 group, channel = vector // vectors, int32(vector % vectors * 4)
                 position = int32(first_key // token_group * token_group + group * token_group)
-                inside = keys.start < position + token_group and position < keys.stop
-                block = block_of(keys.block_table, max(keys.start, min(position, keys.stop - 1)))
-                line = (int64(block) * kv_heads + uint32(keys.kv_head)) * block_size + uint32(position) % uint32(block_size)
+                inside = context.start < position + token_group and position < context.stop
+                block = block_of(context.block_table, max(context.start, min(position, context.stop - 1)))
+                line = (int64(block) * kv_heads + uint32(context.kv_head)) * block_size + uint32(position) % uint32(block_size)
                 index = (line // token_group * head_dim + channel) * 2
                 to = scales_at + (group * chunks + channel // CHUNK) * CHUNK_PITCH + channel % CHUNK
-                cp_async_16(shared_address(shared, to), scales, index, 16 if inside else 0)
+                cp_async_16(shared_address(shared, to), context.key_scales, index, 16 if inside else 0)
 
     @cuda.jit(device=True)
     def dequantize(word, shared, row, chunk, part, out):

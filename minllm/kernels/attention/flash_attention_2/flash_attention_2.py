@@ -55,36 +55,41 @@ def make_source(tiles, block_size):
     wait_for_query = query_in_registers(tiles.head_dim, tiles.row_count)
 
     @cuda.jit(device=True)
-    def kv_heads(cache):
-        return cache.keys.shape[2]
+    def copy(cache, context, first_key, buffers, at):
+        """Start copying a tile of keys or values to word `at`."""
+        copies.paged(cache, context.block_table, context.kv_head, first_key, context.start, context.stop, buffers.shared, at)
 
     @cuda.jit(device=True)
-    def scales(cache, kv_head, scale):
+    def kv_heads(key_cache):
+        return key_cache.shape[2]
+
+    @cuda.jit(device=True)
+    def scales(context, scale):
         return scale, float32(1.0)
 
     @cuda.jit(device=True)
-    def begin(query, token, head, rows, cache, keys, first_key, staged, shared):
-        copies.matrix(query, token, head, rows, shared)
-        if first_key < keys.stop:
-            copies.paged(cache.keys, keys.block_table, keys.kv_head, first_key, keys.start, keys.stop, shared, keys_at)
+    def begin(queries, context, first_key, buffers):
+        copies.matrix(queries.array, queries.token, queries.head, queries.rows, buffers.shared)
+        if first_key < context.stop:
+            copy(context.keys, context, first_key, buffers, keys_at)
         cp_async_commit_group()
         if wait_for_query:
             cp_async_wait_group_0()
             cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def arrive_keys(cache, keys, first_key, staged, shared):
+    def arrive_keys(context, first_key, buffers):
         cp_async_wait_group_0()
         cuda.syncthreads()  # this tile of K has arrived, and nobody reads the last tile of V any more
-        copies.paged(cache.values, keys.block_table, keys.kv_head, first_key, keys.start, keys.stop, shared, values_at)
+        copy(context.values, context, first_key, buffers, values_at)
         cp_async_commit_group()
 
     @cuda.jit(device=True)
-    def arrive_values(cache, keys, first_key, staged, shared):
+    def arrive_values(context, first_key, buffers):
         cp_async_wait_group_0()
         cuda.syncthreads()  # this tile of V has arrived, and nobody reads this tile of K any more
-        if first_key + key_tile < keys.stop:
-            copies.paged(cache.keys, keys.block_table, keys.kv_head, first_key + key_tile, keys.start, keys.stop, shared, keys_at)
+        if first_key + key_tile < context.stop:
+            copy(context.keys, context, first_key + key_tile, buffers, keys_at)
         cp_async_commit_group()
 
     @cuda.jit(device=True)

@@ -1,7 +1,7 @@
 """FlashAttention-2 for float32, on the plain cores: the kernel of kernel.py, with register tiles in place of tensor cores.
 
 Tensor cores would round float32 to TF32 (10 bits of mantissa). This path keeps all 24 bits, for models in float32 and for parity
-tests; its ceiling is the float32 FMA rate. float32_rows.py says which rows and keys of a tile a thread owns and what it does with them.
+tests; its ceiling is the float32 FMA rate. float32_tiles.py says which rows and keys of a tile a thread owns and what it does with them.
 """
 
 import functools
@@ -10,7 +10,7 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.flash_attention_2 import kernel
-from minllm.kernels.attention.flash_attention_2.float32_rows import float32_tiles, make_float32_rows, make_products, row_floats_of
+from minllm.kernels.attention.flash_attention_2.float32_tiles import float32_tiles, make_float32_rows, make_matmuls, row_floats_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.ptx import load_float32, token_stride
 
@@ -44,45 +44,45 @@ def make_source(tiles, block_size):
                 shared[at + i] = numbers[i]
 
     @cuda.jit(device=True)
-    def load_cache_tile(cache, keys, first_key, shared, at):
+    def load_cache_tile(cache, context, first_key, shared, at):
         """Keys (or values) from first_key on; those outside of the visible range become zeros."""
         key_stride = token_stride(cache, int32(cache.shape[2]) * head_dim)
         chunk = cuda.threadIdx.x
         while chunk < key_chunks:
             row, column = chunk // chunks, chunk % chunks * 4
             position = first_key + row
-            inside, element = keys.start <= position and position < keys.stop, int64(0)
+            inside, element = context.start <= position and position < context.stop, int64(0)
             if inside:
-                element = element_of(block_of(keys.block_table, position), position, key_stride, keys.kv_head * head_dim + column)
+                element = element_of(block_of(context.block_table, position), position, key_stride, context.kv_head * head_dim + column)
             load_chunk(cache, element, inside, shared, at + row * stride + column)
             chunk += threads
 
     @cuda.jit(device=True)
-    def kv_heads(cache):
-        return cache.keys.shape[2]
+    def kv_heads(key_cache):
+        return key_cache.shape[2]
 
     @cuda.jit(device=True)
-    def scales(cache, kv_head, scale):
+    def scales(context, scale):
         return scale, float32(1.0)
 
     @cuda.jit(device=True)
-    def begin(query, token, head, rows, cache, keys, first_key, staged, shared):
+    def begin(queries, context, first_key, buffers):
         chunk = cuda.threadIdx.x
         while chunk < query_chunks:
             row, column = chunk // chunks, chunk % chunks * 4
-            element = (int64(token + row) * query.shape[1] + head) * head_dim + column
-            load_chunk(query, element, row < rows, shared, row * stride + column)
+            element = (int64(queries.token + row) * queries.array.shape[1] + queries.head) * head_dim + column
+            load_chunk(queries.array, element, row < queries.rows, buffers.shared, row * stride + column)
             chunk += threads
 
     @cuda.jit(device=True)
-    def arrive_keys(cache, keys, first_key, staged, shared):
+    def arrive_keys(context, first_key, buffers):
         cuda.syncthreads()  # nobody reads the last tiles any more
-        load_cache_tile(cache.keys, keys, first_key, shared, keys_at)
-        load_cache_tile(cache.values, keys, first_key, shared, values_at)
+        load_cache_tile(context.keys, context, first_key, buffers.shared, keys_at)
+        load_cache_tile(context.values, context, first_key, buffers.shared, values_at)
         cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def arrive_values(cache, keys, first_key, staged, shared):
+    def arrive_values(context, first_key, buffers):
         pass
 
     @cuda.jit(device=True)
@@ -97,5 +97,5 @@ def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, ke
     """(kernel, threads, shared bytes, query rows of a tile)."""
     tiles = float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each)
     score_rows, out_rows = make_float32_rows(tiles.key_tile, column_threads), make_float32_rows(head_dim, column_threads)
-    made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_products(tiles), score_rows, out_rows)
+    made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_matmuls(tiles), score_rows, out_rows)
     return made, tiles.threads, tiles.shared_bytes, tiles.query_tile

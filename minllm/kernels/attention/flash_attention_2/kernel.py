@@ -15,8 +15,8 @@ FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: Q and out once
 from L2. How threads map to data: grid (query tiles, heads, sequences), the longest tiles first; threads split a tile's rows.
 
 Three things are parameters. A Source brings tiles to shared memory: flash_attention_2.py copies 16-bit numbers, quantized.py dequantises
-codes, float32.py loads float32. Products multiply them: on tensor cores (tensor_core.py), or by FMAs in float32. Rows (tiles/rows.py) know
-which thread holds which score and output.
+codes, float32.py loads float32. Matmuls multiply them: on tensor cores (tensor_core.py), or by FMAs in float32. Rows (tiles/rows.py) know
+which thread holds which score and which output.
 """
 
 from dataclasses import dataclass
@@ -61,29 +61,34 @@ class Tiles:
         return 4 * self.end
 
 
-class Cache(NamedTuple):
-    """Keys and values in memory, with their scales if they are codes."""
+class Queries(NamedTuple):
+    """A block's rows of queries: `rows` of one head, from `token` on; those of the tile beyond them do not exist."""
 
-    keys: Any
+    array: Any  # [tokens, heads, head_dim]
+    token: int
+    head: int
+    rows: int
+
+
+class Context(NamedTuple):
+    """The keys and values that some row of a block sees: positions start to stop of a sequence, of one KV head."""
+
+    keys: Any  # the cache, or its codes
     key_scales: Any
     values: Any
     value_scales: Any
-
-
-class Keys(NamedTuple):
-    """The keys that some row of a block sees: positions start to stop of a sequence, of one KV head."""
-
     block_table: Any
     kv_head: int
     start: int
     stop: int
 
 
-class Staged(NamedTuple):
-    """A thread's part of a tile on its way through registers."""
+class Buffers(NamedTuple):
+    """Where tiles lie in a block: shared memory, and a thread's registers for codes, and their scales, on the way there."""
 
-    words: Any
-    pairs: Any
+    shared: Any
+    codes: Any
+    scales: Any
 
 
 class State(NamedTuple):
@@ -95,19 +100,19 @@ class State(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Device functions that bring tiles to shared memory, and how many uint32 a thread stages."""
+    """Device functions that bring tiles to shared memory, and how many uint32 a thread holds in Buffers."""
 
-    words: int
-    pairs: int
-    kv_heads: Any  # kv_heads(cache)
-    scales: Any  # scales(cache, kv_head, scale) -> (scale of the scores, factor of the output)
-    begin: Any  # begin(query, token, head, rows, cache, keys, first_key, staged, shared): Q, and K on its way
-    keys: Any  # keys(cache, keys, first_key, staged, shared): the tile's K has arrived, and V is on its way
-    values: Any  # values(cache, keys, first_key, staged, shared): the tile's V has arrived, and the next K is on its way
+    code_words: int
+    scale_words: int
+    kv_heads: Any  # kv_heads(key_cache)
+    scales: Any  # scales(context, scale) -> (scale of the scores, factor of the output)
+    begin: Any  # begin(queries, context, first_key, buffers): Q is there or on its way, and so is the first K
+    keys: Any  # keys(context, first_key, buffers): the tile's K is there, and V on its way
+    values: Any  # values(context, first_key, buffers): the tile's V is there, and the next K on its way
     finish: Any  # finish(): nothing is on its way any more
 
 
-class Products(NamedTuple):
+class Matmuls(NamedTuple):
     """Device functions that multiply tiles in shared memory."""
 
     begin: Any  # begin(query, shared, lane_row, lane): Q to registers
@@ -159,26 +164,26 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
             out_rows.scale(state.acc, row, correction)
 
     @cuda.jit(device=True)
-    def store(state, factor, scale, out, lse, token, head, rows, first_row, lane):
-        """out = factor * o / l, and the log-sum-exp where lse is not None, of rows below `rows`; first_row as in `mask`."""
+    def store(state, factor, scale, out, lse, queries, first_row, lane):
+        """out = factor * o / l, and the log-sum-exp if lse is not None; first_row: the first of the rows that `lanes` threads share."""
         for i in range(row_count):
             total = out_rows.sum(state.sums[i])
             inverse = factor * reciprocal_or_zero(total)
             row = first_row + out_rows.position(i, lane)
             if lse is not None:
-                if row < rows and out_rows.column(lane) == 0:
-                    lse[token + row, head] = log_sum_exp(state.maxima[i], total, scale)
-            start = (int64(token + row) * out.shape[1] + head) * head_dim
-            out_rows.store(state.acc, i, inverse, out, start, row < rows, lane)
+                if row < queries.rows and out_rows.column(lane) == 0:
+                    lse[queries.token + row, queries.head] = log_sum_exp(state.maxima[i], total, scale)
+            start = (int64(queries.token + row) * out.shape[1] + queries.head) * head_dim
+            out_rows.store(state.acc, i, inverse, out, start, row < queries.rows, lane)
 
     return Softmax(clear, mask, fold, store)
 
 
-def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residual_window=0):
+def make_kernel(tiles, source, matmuls, score_rows, out_rows, part=ALL, residual_window=0):
     """The kernel of these parts; part, residual_window: which keys there are (window_keys.py)."""
     query_tile, key_tile, lanes, lane_rows, shared_type = tiles.query_tile, tiles.key_tile, tiles.lanes, tiles.lane_rows, tiles.shared_type
     query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
-    word_count, pair_count = source.words, source.pairs
+    code_words, scale_words = source.code_words, source.scale_words
     first_key_of, last_key_of = row_keys = make_row_keys(part, residual_window)
     softmax = make_softmax(tiles, score_rows, out_rows, row_keys)
 
@@ -211,32 +216,31 @@ def make_kernel(tiles, source, products, score_rows, out_rows, part=ALL, residua
         visible_start = int32(max(0, first_key_of(first_position, sliding_window)))
         visible_stop = int32(max(0, last_key_of(last_position) + 1))
         first_key = int32(visible_start - visible_start % key_tile)
-        cache = Cache(key_cache, key_scales, value_cache, value_scales)
-        kv_head = kv_head_of(head, query.shape[1], source.kv_heads(cache))
-        keys = Keys(block_tables[sequence], kv_head, visible_start, visible_stop)
-        scale, factor = source.scales(cache, kv_head, scale)
+        queries, kv_head = Queries(query, token, head, rows), kv_head_of(head, query.shape[1], source.kv_heads(key_cache))
+        context = Context(key_cache, key_scales, value_cache, value_scales, block_tables[sequence], kv_head, visible_start, visible_stop)
+        scale, factor = source.scales(context, scale)
 
         query_fragments = cuda.local.array(query_words, uint32)
         scores = cuda.local.array(score_count, float32)
         acc = cuda.local.array(out_count, float32)
         state = State(cuda.local.array(row_count, float32), cuda.local.array(row_count, float32), acc)
-        staged = Staged(cuda.local.array(word_count, uint32), cuda.local.array(pair_count, uint32))
+        buffers = Buffers(shared, cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32))
         softmax.clear(state)
-        source.begin(query, token, head, rows, cache, keys, first_key, staged, shared)
-        products.begin(query_fragments, shared, lane_row, lane)
+        source.begin(queries, context, first_key, buffers)
+        matmuls.begin(query_fragments, shared, lane_row, lane)
         while first_key < visible_stop:
             next_key = int32(first_key + key_tile)
-            source.keys(cache, keys, first_key, staged, shared)
-            products.scores(scores, query_fragments, shared, lane_row, lane)
-            source.values(cache, keys, first_key, staged, shared)
+            source.keys(context, first_key, buffers)
+            matmuls.scores(scores, query_fragments, shared, lane_row, lane)
+            source.values(context, first_key, buffers)
             at_the_end = next_key > last_key_of(first_position) + 1
             at_the_start = first_key < first_key_of(int32(first_position + query_tile - 1), sliding_window)
             if at_the_end or at_the_start:
                 softmax.mask(scores, first_key, first_position + lane_row, sliding_window, lane)
             softmax.fold(scores, state, scale)
-            products.output(acc, scores, shared, lane_row, lane)
+            matmuls.output(acc, scores, shared, lane_row, lane)
             first_key = next_key
         source.finish()
-        softmax.store(state, factor, scale, out, lse, token, head, rows, lane_row, lane)
+        softmax.store(state, factor, scale, out, lse, queries, lane_row, lane)
 
     return flash_attention_2_kernel

@@ -1,6 +1,6 @@
 """FlashAttention-2 over a quantised KV cache: prompts, whole or in chunks, that read codes and multiply float16.
 
-The maths, the walk over tiles and the products are those of kernel.py and tensor_core.py. Only the source of keys and values differs: their
+The maths, the walk over tiles and the matmuls are those of kernel.py and tensor_core.py. Only the source of keys and values differs: their
 codes come to registers while the tile before is multiplied, and go to shared memory as float16 (quantized_tiles.py). Queries in bfloat16
 are turned into float16 once, in shared memory, which costs them no bit; they must lie within its range, 65504.
 A chunk's own tokens are read from the cache like all others, so that a token means the same to every later one, whichever chunk it
@@ -82,46 +82,46 @@ def make_source(tiles, dtype, kv_format, block_size):
     value_tiles = make_quantized_tiles(kv_format, block_size, key_tile, threads)
 
     @cuda.jit(device=True)
-    def kv_heads(cache):
-        return cache.keys.shape[1]
+    def kv_heads(key_cache):
+        return key_cache.shape[1]
 
     @cuda.jit(device=True)
-    def scales(cache, kv_head, scale):
+    def scales(context, scale):
         if is_float:  # value = code * scale, one scale for all keys of the head
-            return float32(scale * cache.key_scales[kv_head]), cache.value_scales[kv_head]
+            return float32(scale * context.key_scales[context.kv_head]), context.value_scales[context.kv_head]
         else:
             return scale, float32(1.0)
 
     @cuda.jit(device=True)
-    def begin(query, token, head, rows, cache, keys, first_key, staged, shared):
-        copies.matrix(query, token, head, rows, shared)
+    def begin(queries, context, first_key, buffers):
+        copies.matrix(queries.array, queries.token, queries.head, queries.rows, buffers.shared)
         if by_channel:
-            if first_key < keys.stop:
-                channels.copy(cache.key_scales, keys, first_key, shared)
+            if first_key < context.stop:
+                channels.copy(context, first_key, buffers.shared)
         cp_async_commit_group()
-        if first_key < keys.stop:
-            key_tiles.fetch(cache.keys, cache.key_scales, keys, first_key, staged)
+        if first_key < context.stop:
+            key_tiles.fetch(context.keys, context.key_scales, context, first_key, buffers)
         cp_async_wait_group_0()
         cuda.syncthreads()
         if narrow:
-            to_float16(shared)
+            to_float16(buffers.shared)
             cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def arrive_keys(cache, keys, first_key, staged, shared):
-        key_tiles.store(staged, shared, keys_at)
+    def arrive_keys(context, first_key, buffers):
+        key_tiles.store(buffers, keys_at)
         cuda.syncthreads()  # this tile of K is there, and nobody reads the last tile of V any more
         if by_channel:
-            if first_key + key_tile < keys.stop:
-                channels.copy(cache.key_scales, keys, int32(first_key + key_tile), shared)
+            if first_key + key_tile < context.stop:
+                channels.copy(context, int32(first_key + key_tile), buffers.shared)
             cp_async_commit_group()
-        value_tiles.fetch(cache.values, cache.value_scales, keys, first_key, staged)
+        value_tiles.fetch(context.values, context.value_scales, context, first_key, buffers)
 
     @cuda.jit(device=True)
-    def arrive_values(cache, keys, first_key, staged, shared):
-        value_tiles.store(staged, shared, values_at)
-        if first_key + key_tile < keys.stop:
-            key_tiles.fetch(cache.keys, cache.key_scales, keys, int32(first_key + key_tile), staged)
+    def arrive_values(context, first_key, buffers):
+        value_tiles.store(buffers, values_at)
+        if first_key + key_tile < context.stop:
+            key_tiles.fetch(context.keys, context.key_scales, context, int32(first_key + key_tile), buffers)
         if by_channel:
             cp_async_wait_group_0()
         cuda.syncthreads()  # this tile of V is there, and the next scales of K, and nobody reads this tile of K any more
@@ -130,7 +130,7 @@ def make_source(tiles, dtype, kv_format, block_size):
     def finish():
         pass
 
-    return Source(key_tiles.words, key_tiles.pairs, kv_heads, scales, begin, arrive_keys, arrive_values, finish)
+    return Source(key_tiles.code_words, key_tiles.scale_words, kv_heads, scales, begin, arrive_keys, arrive_values, finish)
 
 
 @functools.cache

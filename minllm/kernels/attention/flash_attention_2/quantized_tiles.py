@@ -63,12 +63,12 @@ def make_dequantize(kv_format):
 
 
 class QuantizedTiles(NamedTuple):
-    """Device functions that bring a tile of codes, and how many uint32 of codes and of (scale, zero) a thread holds (kernel.Staged)."""
+    """Device functions that bring a tile of codes, and how many uint32 of codes and of (scale, zero) a thread holds (kernel.Buffers)."""
 
-    words: int
-    pairs: int
-    fetch: Any  # fetch(codes, scales, keys, first_key, staged): start loading; zeros for keys outside of the visible range
-    store: Any  # store(staged, shared, at): dequantise what `fetch` has brought, and write it to word `at` of shared memory
+    code_words: int
+    scale_words: int
+    fetch: Any  # fetch(codes, scales, context, first_key, buffers): start loading; zeros for keys outside of the visible range
+    store: Any  # store(buffers, at): dequantise what `fetch` has brought, and write it to word `at` of shared memory
 
 
 @functools.cache
@@ -88,29 +88,29 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None
     all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0
 
     @cuda.jit(device=True)
-    def fetch(codes, scales, keys, first_key, staged):
-        words, blocks = staged.words, cuda.local.array(passes, int32)
+    def fetch(codes, scales, context, first_key, buffers):
+        words, blocks = buffers.codes, cuda.local.array(passes, int32)
         chunk, first_row = uint32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
         for i in range(passes):  # all looked up before the first is loaded, so that the loads of the table overlap
             position = int32(first_key + first_row + i * rows_at_once)
-            blocks[i] = block_of(keys.block_table, max(keys.start, min(position, keys.stop - 1)))
+            blocks[i] = block_of(context.block_table, max(context.start, min(position, context.stop - 1)))
         kv_heads = uint32(codes.shape[1])
         for i in range(passes):
             row = int32(first_row + i * rows_at_once)
             position = int32(first_key + row)
-            inside = keys.start <= position and position < keys.stop
+            inside = context.start <= position and position < context.stop
             for j in range(4):
                 words[4 * i + j] = uint32(0)
-            staged.pairs[i] = uint32(0)
+            buffers.scales[i] = uint32(0)
             if inside and (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
-                line = (int64(blocks[i]) * kv_heads + uint32(keys.kv_head)) * block_size + uint32(position) % uint32(block_size)
+                line = (int64(blocks[i]) * kv_heads + uint32(context.kv_head)) * block_size + uint32(position) % uint32(block_size)
                 at = line * code_bytes + chunk * uint32(CHUNK)
                 words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
                 if has_pairs:
-                    staged.pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_per_group)) * 2)
+                    buffers.scales[i] = load_32(scales, (line * groups + chunk // uint32(chunks_per_group)) * 2)
 
     @cuda.jit(device=True)
-    def store(staged, shared, at):
+    def store(buffers, at):
         chunk, first_row = int32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
         to = int32(at + first_row * row_words + chunk * 4 * words_out)
         numbers = cuda.local.array(4, uint32)
@@ -120,14 +120,14 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None
                 for j in range(4):  # two words of 8-bit codes fill a store of 16 bytes, as does one of 4-bit codes
                     part = cuda.local.array(4, uint32)
                     if by_channel:
-                        channels.dequantize(staged.words[4 * i + j], shared, row, chunk, j, part)
+                        channels.dequantize(buffers.codes[4 * i + j], buffers.shared, row, chunk, j, part)
                     else:
-                        dequantize(staged.words[4 * i + j], staged.pairs[i], part)
+                        dequantize(buffers.codes[4 * i + j], buffers.scales[i], part)
                     for k in range(words_out):
                         numbers[(j * words_out + k) % 4] = part[k]
                     if (j + 1) * words_out % 4 == 0:
                         end = (j + 1) * words_out - 4
                         index = int32(to + i * rows_at_once * row_words + end)
-                        store_128(shared, index, numbers[0], numbers[1], numbers[2], numbers[3])
+                        store_128(buffers.shared, index, numbers[0], numbers[1], numbers[2], numbers[3])
 
     return QuantizedTiles(4 * passes, passes, fetch, store)

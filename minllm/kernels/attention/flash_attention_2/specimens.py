@@ -2,18 +2,13 @@
 
 import dataclasses
 
-from numba.cuda import types
-
-from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, LONG, NO_LSE, SHORT, TENSOR_CORES, inputs
+from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, LONG, NO_LSE, NO_SCALES, SHORT, SM_COUNT, TENSOR_CORES, inputs
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import float32 as flash_attention_2_float32
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
-
-NO_SCALES = types.none  # caches of numbers
-SM_COUNT = 132  # of an H200
 
 
 def specimens():

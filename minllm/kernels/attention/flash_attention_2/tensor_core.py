@@ -1,17 +1,17 @@
 """FlashAttention-2's tiles on tensor cores: how a block cuts them, and what multiplies them.
 
 A warp owns row_tiles times 16 rows of the block's tile of queries; warps split the queries and exchange nothing (Dao, arXiv 2307.08691,
-section 3.3). Scores come out of the first product in just the registers in which the second wants its left operand, once they are packed
-to 16 bits (tiles/rows.py, tiles/mma.py). A head_dim that is no multiple of 16 is padded with zeros in shared memory.
+section 3.3). The registers that hold the scores after Q K^T are those of the left operand of P V, once they are packed to 16 bits
+(tiles/rows.py, tiles/mma.py). A head_dim that is no multiple of 16 is padded with zeros in shared memory.
 """
 
 import functools
 
 from numba import cuda
 
-from minllm.kernels.attention.flash_attention_2.kernel import Products, Tiles
+from minllm.kernels.attention.flash_attention_2.kernel import Matmuls, Tiles
 from minllm.tiles.cp_async import row_words_of
-from minllm.tiles.mma import make_warp_products
+from minllm.tiles.mma import make_warp_matmuls
 from minllm.tiles.rows import make_rows
 
 REGISTER_FILE = 65536  # 32-bit registers of an SM
@@ -39,22 +39,24 @@ def warp_tiles(head_dim, query_tile, key_tile, warps):
     registers = -(-(query_words + score_count + out_count + 40 * row_tiles) // 8) * 8
     blocks = min(3 if resident and depth <= 64 else 2, REGISTER_FILE // (32 * warps * registers))
     return Tiles(
-        head_dim, query_tile, key_tile, 32 * warps, 32, 16 * row_tiles, 2 * row_tiles, query_words, score_count, out_count,
+        head_dim=head_dim, query_tile=query_tile, key_tile=key_tile, threads=32 * warps,
+        lanes=32, lane_rows=16 * row_tiles, row_count=2 * row_tiles,
+        query_words=query_words, score_count=score_count, out_count=out_count,
         keys_at=query_tile * row_words, values_at=(query_tile + key_tile) * row_words, end=(query_tile + 2 * key_tile) * row_words,
         launch_bounds=(32 * warps, max(1, blocks)),
     )  # fmt: skip
 
 
 def make_tensor_core_parts(tiles, dtype, out_dtype):
-    """(Products, Rows of scores, Rows of the output): tiles of 16-bit `dtype` are multiplied, and the output is stored in out_dtype."""
+    """(Matmuls, Rows of scores, Rows of the output): tiles of 16-bit `dtype` are multiplied, and the output is stored in out_dtype."""
     depth, row_tiles = padded_dim_of(tiles.head_dim), tiles.row_count // 2
     score_rows = make_rows(tiles.key_tile, dtype, row_tiles)
     out_rows = make_rows(tiles.head_dim, out_dtype, row_tiles, depth)
     sizes = (depth, tiles.key_tile, row_tiles, tiles.keys_at, tiles.values_at, query_in_registers(tiles.head_dim, tiles.row_count))
-    warp = make_warp_products(dtype, *sizes, score_rows)
+    warp = make_warp_matmuls(dtype, *sizes, score_rows)
 
     @cuda.jit(device=True)
     def output(acc, weights, shared, lane_row, lane):
         warp.multiply(acc, weights, shared, lane)
 
-    return Products(warp.load_left, warp.multiply_transposed, output), score_rows, out_rows
+    return Matmuls(warp.load_left, warp.multiply_transposed, output), score_rows, out_rows

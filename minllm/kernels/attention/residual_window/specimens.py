@@ -4,6 +4,7 @@ import numpy as np
 from numba.cuda import types
 
 from minllm.kernels.attention.common import merge_states
+from minllm.kernels.attention.common.specimen_types import NO_SCALES, SM_COUNT
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.split_quantized import split_quantized
@@ -58,9 +59,9 @@ def code_specimens(form):
 
 def recent_specimens(head_dim):
     """Over recent keys: the tiles of long prompts, and a decode step."""
-    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, 132)
+    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, SM_COUNT)
     kernel, threads, shared_bytes = flash_attention_2.make_kernel(DTYPE, head_dim, BLOCK_SIZE, *tiles, WINDOW)
-    arguments, blocks = (ROWS, CACHE, types.none, CACHE, types.none, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
+    arguments, blocks = (ROWS, CACHE, NO_SCALES, CACHE, NO_SCALES, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
     name = f"attention/residual_window/recent/prompt/{head_dim}/{DTYPE}"
     yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
     shape = SplitShape(4, 16, 2 if head_dim == 256 else 4, 1, tensor_copies=True)

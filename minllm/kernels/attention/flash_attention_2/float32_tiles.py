@@ -5,7 +5,7 @@ column, column + column_threads, ...; of the output the same rows and the dimens
 holds Q, K, V and the weights.
 
 For every element of head_dim a thread reads rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. The weights pass
-through shared memory to the second product, whose dimensions are spread over the row's threads as keys were in the first.
+through shared memory from Q K^T, where a row's threads share its keys, to P V, where they share its dimensions.
 """
 
 import functools
@@ -13,7 +13,7 @@ import math
 
 from numba import cuda, float32, int32, int64
 
-from minllm.kernels.attention.flash_attention_2.kernel import Products, Tiles
+from minllm.kernels.attention.flash_attention_2.kernel import Matmuls, Tiles
 from minllm.ptx import ex2, float_as_uint, store_32
 from minllm.tiles.rows import ALL_LANES, Rows
 
@@ -24,8 +24,10 @@ def float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each):
     query_tile, key_tile, row_floats = row_threads * rows_each, column_threads * keys_each, row_floats_of(head_dim, column_threads)
     keys_at, values_at, weights_at = query_tile * row_floats, (query_tile + key_tile) * row_floats, (query_tile + 2 * key_tile) * row_floats
     return Tiles(
-        head_dim, query_tile, key_tile, row_threads * column_threads, column_threads, rows_each, rows_each, 1, rows_each * keys_each,
-        rows_each * -(-head_dim // column_threads), keys_at, values_at, weights_at + query_tile * (key_tile + 1), float32,
+        head_dim=head_dim, query_tile=query_tile, key_tile=key_tile, threads=row_threads * column_threads,
+        lanes=column_threads, lane_rows=rows_each, row_count=rows_each,
+        query_words=1, score_count=rows_each * keys_each, out_count=rows_each * -(-head_dim // column_threads),
+        keys_at=keys_at, values_at=values_at, end=weights_at + query_tile * (key_tile + 1), shared_type=float32,
     )  # fmt: skip
 
 
@@ -35,8 +37,8 @@ def row_floats_of(head_dim, column_threads):
 
 
 @functools.cache
-def make_products(tiles):
-    """The Products in float32."""
+def make_matmuls(tiles):
+    """Matmuls in float32."""
     head_dim, key_tile, column_threads, rows_each = tiles.head_dim, tiles.key_tile, tiles.lanes, tiles.lane_rows
     keys_each, dims_each, stride = key_tile // column_threads, -(-head_dim // column_threads), row_floats_of(head_dim, column_threads)
     keys_at, values_at, weights_stride = tiles.keys_at, tiles.values_at, key_tile + 1
@@ -71,7 +73,7 @@ def make_products(tiles):
                     if even or dim < head_dim:  # nobody loads what lies beyond
                         acc[i * dims_each + j] += weight * shared[values_at + key * stride + dim]
 
-    return Products(begin, multiply_query_key, multiply_weights_values)
+    return Matmuls(begin, multiply_query_key, multiply_weights_values)
 
 
 @functools.cache
