@@ -26,9 +26,9 @@ from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import CodeShape
 from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
@@ -678,7 +678,7 @@ def split_quantized_of_a_decode_step():
     parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
     different = dict(query=rows, part_out=2 * states * D)
-    shape = CodeShape(warps, 16, 2, 1)
+    shape = SplitShape(warps, 16, 2, 1, turns=2)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
     of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, of both groups
     return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
@@ -694,7 +694,7 @@ def split_quantized_by_channel():
     asked = dict(key_codes=moved, value_codes=moved, key_scales=scales, value_scales=scales, query=splits * warps * rows, out=rows)
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # as in the row above
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
-    options = dict(splits=splits, shape=CodeShape(warps, 32, 2, 1), residual_window=32)
+    options = dict(splits=splits, shape=SplitShape(warps, 32, 2, 1, turns=2), residual_window=32)
     run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
     products = 4 * 8 * D + 8 * D + 2 * 16 * 8  # a key: with codes, and with the zeros of a group of 32 keys and of a value
     expected = Expected(asked, dict(query=rows, part_out=2 * states * D), products * kv_heads * codes)

@@ -8,7 +8,8 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import fits, shape_for, shape_of
+from minllm.kernels.attention.split_quantized.split_quantized import layout_of, shape_for, shape_of
+from minllm.kernels.attention.split_tensor_core.shape import fits, head_tiles_of
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays
@@ -28,6 +29,7 @@ def run(device, case, name, group_size=None, **options):
     return run_quantized(device, split_quantized, case, name, group_size, workspace_options=options, **options)
 
 
+@pytest.mark.covering("case", "name", "name + case.dtype")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("case", EVERY_FORMAT_CASES, ids=str)
 def test_fair_shares(device, case, name):
@@ -39,12 +41,14 @@ def test_fixed_splits(device, case, name, group_size):
     run(device, case, name, group_size, splits=2, shape=SHAPES[0])
 
 
+@pytest.mark.covering("shape", "name")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_block_shapes(device, shape, name):
     run(device, EVERY_FORMAT_CASES[1], name, sm_count=3, shape=shape)
 
 
+@pytest.mark.covering("case", "shape")
 @pytest.mark.parametrize("shape", FETCHED_SHAPES, ids=str)
 @pytest.mark.parametrize(("case", "name", "group_size"), FETCHED_CASES, ids=str)
 def test_fetched_codes(device, case, name, group_size, shape):
@@ -129,4 +133,6 @@ def test_shapes_fit_a_hopper_block():
                     form = kv_format(name, head_dim)
                     for tensor_copies in (False, True):
                         shape = shape_for(form, group, line_heads, tensor_copies=tensor_copies)
-                        assert fits(form, group, shape, 227 * 1024) and shape.stages >= 2
+                        _, heads = head_tiles_of(group, head_dim)
+                        ring_bytes = layout_of(form, shape).ring_bytes
+                        assert fits(shape, head_dim, heads, ring_bytes, 227 * 1024) and shape.stages >= 2

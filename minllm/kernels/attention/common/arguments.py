@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.kv.layout import check_layout
-from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -125,13 +124,8 @@ def check_single_tokens(name, sizes, max_query_len, splits=None):
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
-def check_part(sizes, residual_window, lse, kv_format=None):
-    """Raise KernelArgumentError for a residual window of broken groups, for none where kv_format has keys by channel, and for an lse other
-    than None or float32 [tokens, heads]."""
-    whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
-    check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
-    if kv_format and kv_format.keys_by_channel:
-        check(residual_window > 0, f"{kv_format.name} keeps its newest keys as they are: residual_window must be {TOKEN_GROUP} or more")
+def check_lse(sizes, lse):
+    """Raise KernelArgumentError for an lse other than None or float32 [tokens, heads]."""
     if lse is not None:
         wanted = (sizes.tokens, sizes.heads)
         fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"

@@ -12,9 +12,9 @@ import functools
 import numpy as np
 from numba import cuda, float32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, query_len_bound
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.common.window_keys import ALL, RECENT
+from minllm.kernels.attention.common.window_keys import ALL, RECENT, check_window
 from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.float32 import make_kernel as make_float32_kernel
 from minllm.kernels.attention.flash_attention_2.float32 import tiles_for as float32_tiles_for
@@ -123,7 +123,8 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    check_part(sizes, residual_window, lse)
+    check_window(residual_window)
+    check_lse(sizes, lse)
     longest = query_len_bound(max_query_len, sizes)
     dtype = str(query.dtype)
     if dtype == "float32":

@@ -18,9 +18,9 @@ import functools
 
 from numba import cuda, float32, int32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, query_len_bound
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.common.window_keys import ALL, CODES
+from minllm.kernels.attention.common.window_keys import ALL, CODES, check_window
 from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.channel_scales import make_channel_scales, scale_words_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
@@ -159,7 +159,8 @@ def attention(
     sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)
     dtype = str(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
-    check_part(sizes, residual_window, lse, key_cache.format)
+    check_window(residual_window, key_cache.format)
+    check_lse(sizes, lse)
     longest = query_len_bound(max_query_len, sizes)
     query_tile, key_tile, warps = tiles or tiles_for(key_cache.format, longest)
     chosen, threads, shared_bytes = make_kernel(dtype, key_cache.format, sizes.block_size, query_tile, key_tile, warps, residual_window)

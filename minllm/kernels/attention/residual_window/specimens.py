@@ -8,8 +8,7 @@ from minllm.kernels.attention.common.specimen_types import NO_SCALES, SM_COUNT
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import shape_for as code_shape_for
-from minllm.kernels.attention.split_quantized.code_tensor_ring import can_fetch
+from minllm.kernels.attention.split_quantized.tma_ring import can_fetch
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format
@@ -50,7 +49,7 @@ def code_specimens(form):
     by_tma = can_fetch(form, BLOCK_SIZE)
     arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_tma else types.none,) * 2)
     for line_heads in (8, 1024):
-        shape = code_shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
+        shape = split_quantized.shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
         spills = SPILLS.get((form.name, form.head_dim, shape.warps), {})
