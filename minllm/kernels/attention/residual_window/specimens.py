@@ -53,7 +53,7 @@ def code_specimens(form):
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
         spills = SPILLS.get((form.name, form.head_dim, shape.warps), {})
-        yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, spills=spills, targets=HOPPER)
+        yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, targets=HOPPER)
 
 
 def recent_specimens(head_dim):
