@@ -1,4 +1,4 @@
-"""split_quantized as it is launched: every format of a cache, filled by cp.async and by the TMA."""
+"""split_quantized as it is launched: every format, by cp.async and by TMA."""
 
 from numba.cuda import types
 

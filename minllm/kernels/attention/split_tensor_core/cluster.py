@@ -1,4 +1,4 @@
-"""Flash-Decoding of one sequence: the blocks that share a head form a cluster and merge through each other's shared memory.
+"""Flash-Decoding of one short sequence: a cluster of blocks per head.
 
 A sequence alone is the case in which every microsecond counts: its keys are read in 2 to 30. split_tensor_core.py cuts its heads among all
 SMs; their blocks leave their states in global memory, count themselves in, and the last to come reads them all: three trips to the L2

@@ -1,4 +1,4 @@
-"""How large a decode step's blocks and grid are (split_tensor_core.py, split_quantized.py)."""
+"""How large a decode step's blocks and grid are."""
 
 import functools
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A block's walk over its run of tiles: the frame that all Flash-Decoding kernels on tensor cores share.
+"""A block's walk over its run of tiles: the frame of all split kernels here.
 
     begin the plan, start filling the rings
     for each head of the run, or part of a head:
