@@ -13,7 +13,7 @@ from minllm.errors import OutOfMemoryError
 
 @dataclass(frozen=True, slots=True)
 class CacheBudget:
-    """Memory for a cache. `advice`: the end of an error message, how to get more of it; depends on the device."""
+    """Memory for a cache. advice: how to get more, as the end of an error message."""
 
     num_bytes: int
     advice: str
@@ -26,7 +26,7 @@ def activation_bytes(num_tokens: int, num_logits: int, hidden: int, widest: int,
 
 
 def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int) -> int:
-    """Blocks that fit the budget, at most those of `max_num_seqs` sequences of full length. OutOfMemoryError if none fits."""
+    """Blocks that fit the budget and can be used. OutOfMemoryError if none fits."""
     useful = max_num_seqs * blocks_needed(max_model_len, shape.block_size)
     fitting = budget.num_bytes // shape.bytes_per_block
     if fitting < 1:
@@ -40,7 +40,7 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
 
 
 def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
-    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or fewer if the budget holds fewer.
+    """The shape of a contiguous cache: blocks of up to `max_model_len` tokens.
 
     If keys are quantised by channel, the block size is a multiple of the group of tokens.
     """

@@ -109,7 +109,7 @@ class SwapSpace:
         self._swapped[sequence] = Swapped(token_ids, num_computed, chunks)
 
     def reap(self, wait: bool = False) -> int:
-        """Free the sequences whose blocks have been gathered, with `wait` all being swapped out; returns their number."""
+        """Free sequences whose blocks have been gathered (all with `wait`) -> their number."""
         done = [sequence for sequence, event in self._leaving.items() if wait or event.is_done]
         for sequence in done:
             self._leaving.pop(sequence).sync()
@@ -150,7 +150,7 @@ class SwapSpace:
         return max(cached, swapped.num_computed)
 
     def has_arrived(self, sequence: Hashable) -> bool:
-        """Whether all keys and values of a sequence have been swapped in; also true for sequences that never were swapped."""
+        """Whether no keys and values of a sequence are still being swapped in."""
         if sequence in self._arriving and self._arriving[sequence].is_done:
             del self._arriving[sequence]
         return sequence not in self._arriving

@@ -31,7 +31,7 @@ class Holding:
 
 
 class PagedPolicy(CachePolicy):
-    """Blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`; by default one byte per token."""
+    """Blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`."""
 
     def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
         if block_size < 1:

@@ -85,7 +85,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def make_room(self, sequence: Hashable, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens of the sequence in all; returns whether its block table has changed.
+        """Make room for `num_tokens` tokens in all; returns whether the block table changed.
 
         A shared block to which it will write is replaced by a copy. Raises OutOfMemoryError, or CacheError for an unknown sequence.
         """
@@ -96,7 +96,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def fork(self, parent: Hashable, child: Hashable) -> None:
-        """Admit `child` with the tokens and the promise of `parent`; both continue independently. Raises as `reserve` does."""
+        """Admit `child` with the tokens and promise of `parent`. Raises as `reserve` does."""
 
     @abstractmethod
     def free(self, sequence: Hashable) -> None:
@@ -132,7 +132,7 @@ class CachePolicy(ABC):
         return token_ids
 
     def commit(self, sequence: Hashable, num_tokens: int) -> None:  # noqa: B027 - a policy that shares nothing does nothing
-        """Allow others to share the first `num_tokens` tokens: they are in the cache for every forward launched from now on."""
+        """Allow others to share the first `num_tokens` tokens, which are in the cache."""
 
     def forget_prefixes(self) -> None:  # noqa: B027 - as above
         """Empty the prefix cache, because its contents may never have been computed."""

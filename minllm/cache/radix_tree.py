@@ -18,7 +18,7 @@ Label = tuple[int | str, ...]  # the tokens of a block; for a text's first block
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node with the edge to it: the edge's blocks and their labels, and children by the first label of their edge."""
+    """A node, the blocks and labels of the edge to it, and children by first label."""
 
     labels: list[Label]
     blocks: list[int]

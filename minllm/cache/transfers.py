@@ -24,7 +24,7 @@ from minllm.runtime.memory import DeviceMemory, pinned_empty
 
 
 class CudaTransfers:
-    """Transfers on streams beside `compute_stream` (cuda.core Streams). pinned False: pageable host memory, for comparison."""
+    """Transfers on streams beside `compute_stream`; pinned False: pageable memory."""
 
     def __init__(self, memory: DeviceMemory, compute_stream: Any, pinned: bool = True):
         from cuda.bindings import driver

@@ -2,7 +2,9 @@
 
 import functools
 import importlib
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from minllm.kernels import attention, matmul
 from minllm.kernels.specimen import Specimen
@@ -13,8 +15,15 @@ TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages 
 
 @functools.cache
 def all_specimens() -> dict[str, Specimen]:
-    """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none."""
-    return {specimen.name: specimen for stage in STAGES for specimen in specimens_of(stage)}
+    """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none.
+
+    A room lists a kernel twice if GPUs of two kinds choose the same shape; it is compiled for the targets of both.
+    """
+    found: dict[str, Specimen] = {}
+    for specimen in itertools.chain.from_iterable(map(specimens_of, STAGES)):
+        before = found.get(specimen.name, specimen).targets
+        found[specimen.name] = replace(specimen, targets=tuple(sorted({*before, *specimen.targets})))
+    return found
 
 
 def specimens_of(stage: str) -> Iterator[Specimen]:

@@ -105,7 +105,7 @@ def broken_requirements() -> list[tuple[str, str]]:
 
 
 def import_errors(*modules: str) -> dict[str, str]:
-    """{module: error} for those of `modules` that cannot be imported; a broken binary may raise any exception."""
+    """{module: error} for those of `modules` that cannot be imported."""
     errors = {}
     for module in modules:
         try:

@@ -115,7 +115,7 @@ def _toolkit(machine: Machine) -> list[Finding]:
 
 
 def _newer_minor(machine: Machine) -> list[Finding]:
-    """A note if the toolkit's minor version is newer than the driver's: the driver would refuse its PTX, but loads its machine code."""
+    """A note if the toolkit's minor version is newer than the driver's."""
     for version in machine.toolkit_versions.values():
         toolkit = tuple(map(int, version.split(".")[:2]))
         if machine.driver_cuda < toolkit < (machine.driver_cuda[0] + 1, 0):

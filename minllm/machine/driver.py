@@ -18,7 +18,7 @@ class NoDriver(Exception):
 
 
 def cuda_version(library_name="libcuda.so.1"):
-    """(major, minor) of the newest CUDA that the driver supports. Raises NoDriver without a driver or a device."""
+    """(major, minor) of the newest CUDA that the driver supports. Raises NoDriver."""
     try:
         library = ctypes.CDLL(library_name)
     except OSError as error:
@@ -54,7 +54,7 @@ def release():
 
 
 def fitting_extra(version):
-    """The extra for a driver that supports CUDA `version` (major, minor): "cu12", "cu13", or "" if the driver is too old."""
+    """The extra for a driver that supports CUDA `version`: "cu12", "cu13", or ""."""
     majors = [major for major in SUPPORTED_MAJORS if major <= version[0]]
     return f"cu{majors[-1]}" if majors else ""
 

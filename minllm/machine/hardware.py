@@ -24,7 +24,7 @@ MEASUREMENTS = Path(__file__).parent.parent / "data" / "measurements.json"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU's limits. GB and TB are powers of ten, as in data sheets; a rate is None if the GPU lacks the instructions."""
+    """One GPU's limits; a rate is None if the GPU lacks the instructions."""
 
     short_name: str  # what a user types
     memory_gb: float
@@ -102,7 +102,7 @@ ALIASES = {"h100": "h100-sxm", "a100": "a100-80gb", "v100": "v100-32gb", "a100-p
 
 
 def read_measurements() -> dict[str, dict]:
-    """{driver's name of a GPU: its measurements}: date, commit, ceilings, and runs of whole models (see planning/measured.py).
+    """{driver's name of a GPU: its measurements} (see planning/measured.py).
 
     `tools/write_hardware_json.py` writes the file from docs/results.
     """
@@ -120,7 +120,7 @@ def find_gpu(device_name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> tuple[str, Gpu]:
-    """(driver's name, Gpu) for a short name (h100-sxm, "RTX 4090", 4090) or the driver's name, in upper or lower case.
+    """(driver's name, Gpu) for a short name ("RTX 4090", 4090) or the driver's name.
 
     Raises InvalidOptionError, which lists all names, if there is none.
     """

@@ -76,7 +76,7 @@ def multiprocessor_of(compute_capability: tuple[int, int]) -> Multiprocessor:
 
 
 def occupancy(compute_capability: tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """The Occupancy of a kernel, by threads per block, registers per thread and shared bytes per block (static and dynamic).
+    """The Occupancy of a kernel, by threads, registers per thread and shared bytes.
 
     It has 0 blocks if a single block does not fit. The named barriers of an SM can be a limit too; they are not counted.
     """
@@ -94,7 +94,7 @@ def occupancy(compute_capability: tuple[int, int], threads: int, registers: int,
 
 
 def blocks_by_registers(warps: int, registers: int) -> int:
-    """How many blocks of `warps` warps the register file holds: 0 if not even one, spread over all quarters, fits."""
+    """How many blocks of `warps` warps the register file holds."""
     per_warp = round_up(registers * WARP, REGISTER_UNIT)
     if not warps or not 0 < registers <= REGISTERS_PER_THREAD or per_warp * round_up(warps, QUARTERS) > REGISTERS:
         return 0

@@ -104,7 +104,7 @@ class DeviceArray:
         return host
 
     def copy_from_host(self, host: np.ndarray) -> None:
-        """Overwrite with a NumPy array of the same shape and dtype, in order with the kernels launched before and after."""
+        """Overwrite with a NumPy array of the same shape and dtype, in stream order."""
         if tuple(host.shape) != self.shape or host.dtype != self.dtype:
             raise KernelArgumentError(f"cannot copy a {host.dtype} {host.shape} host array to a {self.dtype} {self.shape} device array")
         self.check_contiguous("copied to")
@@ -133,7 +133,7 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 
 def reshaped_strides(shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a view of the same elements in another shape; KernelArgumentError if an axis would span a gap."""
+    """The strides of a reshaped view; KernelArgumentError if an axis spans a gap."""
     runs: list[list[int]] = []  # [elements, stride] of adjacent axes without a gap between them, the last axes first
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if runs and stride == runs[-1][0] * runs[-1][1]:

@@ -40,7 +40,7 @@ class Undescribable(Exception):
 
 
 def cache_key(function, argument_types, compute_capability, options):
-    """A hash of all that determines the machine code; None for a kernel outside the package, or one that cannot be described."""
+    """A hash of all that determines the machine code; None: the kernel is not cached."""
     if not function.__module__.startswith("minllm."):
         return None
     try:

@@ -27,7 +27,7 @@ from numba.cuda.np.numpy_support import from_dtype
 from minllm.errors import KernelArgumentError, KernelCompilationError
 from minllm.runtime import range_loops  # noqa: F401 (replaces Numba's lowering of range)
 from minllm.runtime.cache_key import cache_key
-from minllm.runtime.disk_cache import cached_text, read_cached, write_cached
+from minllm.runtime.disk_cache import cached_text, making, read_cached, write_cached
 
 # The linker's reaction if modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since compute
 # capability 10.0 the linker requires the same flag in all modules, and NVRTC, which compiles Numba's bfloat16 functions, sets 1.
@@ -53,7 +53,7 @@ class CompiledKernel:
     shared_bytes: int | None
 
     def sass(self) -> list[str]:
-        """The machine instructions, without addresses. Needs nvdisasm (wheel nvidia-cuda-nvdisasm); its output is cached."""
+        """The machine instructions without addresses, by nvdisasm; cached on disk."""
         text = cached_text(hashlib.sha256(self.cubin).hexdigest(), "sass", self.disassembly)
         instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)
         return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
@@ -73,7 +73,7 @@ class CompiledKernel:
 
 
 def argument_type(value):
-    """The Numba type of a kernel's argument: arrays by dtype, rank and contiguity, ints as int32, floats as float32.
+    """The Numba type of a kernel's argument: ints are int32, floats float32.
 
     None has the type none: `if bias is not None:` in a kernel is then decided at compile time, and the other branch is not compiled.
     """
@@ -102,23 +102,26 @@ def argument_type(value):
 
 
 def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """The CompiledKernel of `function` for `compute_capability` (major, minor), from the disk cache if it is there.
+    """Compile `function` for `compute_capability` (major, minor): from the disk cache if it is there, else by Numba.
 
     Raises KernelCompilationError with the kernel, its argument types and the compiler's message.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     key = cache_key(function, argument_types, compute_capability, options)
-    if key and (found := read_cached(key, CompiledKernel)):
+    if key is None:
+        return compile_fresh(function, argument_types, compute_capability, options)
+    if found := read_cached(key, CompiledKernel):
         return found
-    with compilation_errors(function, argument_types):
+    with making(key):
+        if found := read_cached(key, CompiledKernel):  # another process has just made it
+            return found
         compiled = compile_fresh(function, argument_types, compute_capability, options)
-    if key:
         write_cached(key, compiled)
     return compiled
 
 
 def compile_listing(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """(CompiledKernel, PTX text) with the source's file names and line numbers in both; never cached. Raises KernelCompilationError."""
+    """(CompiledKernel, PTX text), both with line numbers; never cached."""
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     with compilation_errors(function, argument_types):
         linker, name, target = prepare(function, argument_types, compute_capability, options, lineinfo=True)
@@ -129,7 +132,7 @@ def compile_listing(function, argument_types, compute_capability, *, fastmath=Fa
 
 @contextlib.contextmanager
 def compilation_errors(function, argument_types):
-    """Turn any error of the compiler into a KernelCompilationError that names the kernel and its argument types."""
+    """Turn any error of the compiler into a KernelCompilationError."""
     try:
         yield
     except Exception as error:
@@ -139,9 +142,10 @@ def compilation_errors(function, argument_types):
 
 
 def compile_fresh(function, argument_types, compute_capability, options):
-    """Compile without the disk cache."""
-    linker, name, target = prepare(function, argument_types, compute_capability, options)
-    cubin = linker.link_to("cubin")
+    """Compile without the disk cache. Raises KernelCompilationError."""
+    with compilation_errors(function, argument_types):
+        linker, name, target = prepare(function, argument_types, compute_capability, options)
+        cubin = linker.link_to("cubin")
     return CompiledKernel(name, cubin, target, **resource_usage(linker.report))
 
 

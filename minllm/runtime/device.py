@@ -13,7 +13,7 @@ from minllm.errors import DeviceError
 
 @functools.cache
 def is_available() -> bool:
-    """Whether there are a driver, a device and NVIDIA's Python bindings. Never raises, imports nothing of CUDA."""
+    """Whether there are a driver, a device and NVIDIA's bindings. Never raises."""
     try:
         if importlib.util.find_spec("cuda.bindings") is None or importlib.util.find_spec("cuda.core") is None:
             return False
@@ -48,7 +48,7 @@ class Device:
 
 
 def current_device(index: int = 0) -> Device:
-    """The GPU that minllm uses, with its primary context current in this thread. Raises DeviceError if there is none."""
+    """The GPU, with its context current in this thread. Raises DeviceError."""
     device = describe_device(index)
     device.make_current()
     return device
@@ -88,7 +88,7 @@ def core_device(index: int):
 
 
 def check_driver(result, what: str):
-    """The value of a cuda.bindings call; DeviceError, with what was tried and the driver's status, if it failed."""
+    """The value of a cuda.bindings call; DeviceError if it could not do `what`."""
     status, *values = result
     if status:
         raise DeviceError(f"the driver could not {what}: {status.name}")

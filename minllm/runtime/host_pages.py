@@ -17,7 +17,7 @@ MOST_ADDRESSES = 1 << 34  # bytes per range; some systems limit addresses as if 
 
 
 class HostPages:
-    """A backend of virtual_memory with the interface of CudaPages, and at most `limit` pages at a time (None: any number)."""
+    """The interface of CudaPages, with at most `limit` pages (None: any number)."""
 
     def __init__(self, page_bytes: int = 1 << 16, limit: int | None = None):
         self.page_bytes, self.limit = page_bytes, limit

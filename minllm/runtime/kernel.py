@@ -57,7 +57,7 @@ class Kernel:
         return Simulation(self, traced=True)
 
     def compile(self, *arguments, compute_capability=(9, 0)):
-        """Compile ahead of time for arguments like these (arrays, scalars or Numba types). Needs no GPU. -> CompiledKernel"""
+        """The CompiledKernel for arguments like these, or Numba types. Needs no GPU."""
         types = [compiler.argument_type(argument) for argument in arguments]
         return compiler.compile_kernel(self.function, types, compute_capability, **self.options)
 
@@ -95,7 +95,7 @@ class LoadedKernel:
 
 
 class Launch:
-    """A kernel with its grid, block, stream, dynamic shared memory and cluster (blocks along x, y, z): call it with the arguments."""
+    """A kernel with its launch configuration: call it with the arguments."""
 
     __slots__ = ("kernel", "grid", "block", "stream", "shared_bytes", "cluster")
 
@@ -129,7 +129,7 @@ class Launch:
 
 @functools.lru_cache(1024)
 def driver_configuration(grid, block, shared_bytes, stream, cluster, dependent_launch):
-    """The driver's CUlaunchConfig of a launch with attributes; grid counts blocks, also in a launch with clusters."""
+    """The CUlaunchConfig of a launch with attributes; grid counts blocks, not clusters."""
     from cuda.bindings import driver
 
     attributes = []
@@ -183,7 +183,7 @@ def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=N
 
 
 def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0, cluster=None):
-    """Launch in the simulator for NumPy arrays, on the GPU for device arrays; KernelArgumentError for a mixture."""
+    """Launch in the simulator for NumPy arrays, on the GPU for device arrays."""
     on_host = [isinstance(a, np.ndarray) for a in arguments if getattr(a, "ndim", 0)]
     if not on_host or on_host.count(on_host[0]) != len(on_host):
         raise KernelArgumentError(
@@ -197,7 +197,7 @@ def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0, cluster=
 
 
 def check(condition, message):
-    """Raise KernelArgumentError(message) unless `condition` is true: launchers check shapes and dtypes with this."""
+    """Raise KernelArgumentError(message) unless `condition` is true, for launchers."""
     if not condition:
         raise KernelArgumentError(message)
 

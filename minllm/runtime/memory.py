@@ -34,7 +34,7 @@ LARGE_STEP = 2 << 20  # bytes; sizes of large blocks are multiples of this, as i
 
 
 def block_size_for(nbytes: int) -> int:
-    """The size of the block for an array of `nbytes`: a power of two up to 1 MiB, above that a multiple of 2 MiB."""
+    """The size of a block: a power of two up to 1 MiB, then a multiple of 2 MiB."""
     if nbytes <= LARGE_STEP // 2:
         return max(SMALLEST_BLOCK, 1 << max(0, nbytes - 1).bit_length())
     return -(-nbytes // LARGE_STEP) * LARGE_STEP
@@ -53,7 +53,7 @@ class Block:
 
 
 class GraphBlocks:
-    """Blocks of one captured graph: its replays write to them, so they are not reused while the graph exists."""
+    """Blocks of a captured graph, which are not reused while it exists."""
 
     def __init__(self):
         self.sizes: dict[int, int] = {}  # address -> size
@@ -61,7 +61,7 @@ class GraphBlocks:
 
 
 class DeviceMemory:
-    """The pool. `memory` allocates, frees, copies and fills: CudaMemory, or in tests a version in host memory.
+    """The pool over `memory`: CudaMemory, or in tests a version in host memory.
 
     caching: False frees every dropped block at once, except those that are dropped while a graph is captured.
     """
@@ -109,7 +109,7 @@ class DeviceMemory:
         return Block(pointer, size, self)
 
     def new_block(self, size: int) -> int:
-        """The address of new memory; if there is none left, the cached blocks are freed first. Raises OutOfMemoryError."""
+        """The address of new memory, after a `trim` if needed. Raises OutOfMemoryError."""
         pointer = self.memory.allocate(size)
         if pointer is None and self.trim():
             pointer = self.memory.allocate(size)
@@ -144,7 +144,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def capture(self, graph: Any) -> Iterator[None]:
-        """Blocks allocated in this context belong to `graph` until it is dropped; a failed capture releases them at once."""
+        """Blocks allocated in this context belong to `graph` until it is dropped."""
         self.capturing = blocks = GraphBlocks()
         try:
             yield
@@ -156,7 +156,7 @@ class DeviceMemory:
         weakref.finalize(graph, self.release, blocks).atexit = False
 
     def release(self, blocks: GraphBlocks) -> None:
-        """Release a dropped graph's blocks for general reuse; those in use follow when their arrays are dropped."""
+        """Release a dropped graph's blocks for general reuse, once they are unused."""
         for pointer in blocks.sizes:
             del self.owner[pointer]
         for size, pointers in blocks.free.items():

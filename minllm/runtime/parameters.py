@@ -20,7 +20,7 @@ INT32, FLOAT32 = struct.Struct("<i4x"), struct.Struct("<f4x")
 
 
 class ParameterBuffer(threading.local):
-    """A thread's buffer for the values of a launch; `table` is the address of the array of their addresses."""
+    """A thread's buffer for a launch's values; `table` holds their addresses."""
 
     def __init__(self):
         self.values = (ctypes.c_uint64 * LARGEST_COUNT)()
@@ -35,7 +35,7 @@ array_types: dict[tuple, int] = {}  # (dtype, axes, whether C-contiguous) -> a s
 
 
 def parameter(argument):
-    """(key of the argument's type in a kernel, its packed values); an array keeps both in `kernel_parameter`."""
+    """(key of the argument's type, its packed values); an array caches both."""
     kept = getattr(argument, "kernel_parameter", None)
     if kept is not None:
         return kept

@@ -15,7 +15,7 @@ from numba.cuda.cpython import rangeobj
 
 
 def register(number, iterator):
-    """Replace the rule for ranges of one type of number; the iterator holds pointers to the next number and to the count left."""
+    """Replace Numba's rule for ranges of one type of number."""
 
     @rangeobj.registry.lower("iternext", iterator)
     @iternext_impl(RefType.BORROWED)

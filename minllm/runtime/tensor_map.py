@@ -52,7 +52,7 @@ free_places = []  # addresses of allocated memory for descriptors, never used be
 
 
 class TensorMap:
-    """An array and its tile shape (box); `descriptor` is the address of 128 bytes on the GPU, None for a NumPy array."""
+    """An array and its tile shape (box); descriptor: its GPU address, or None."""
 
     numba_type = types.uint64  # the type of a kernel's parameter: the descriptor's address
 
@@ -68,7 +68,7 @@ class TensorMap:
 
     @property
     def box_bytes(self):
-        """Bytes of a tile, elements outside the array included: the transaction bytes of a copy on its mbarrier."""
+        """Bytes of a tile, and transaction bytes of its copy on an mbarrier."""
         return math.prod(self.box) * self.array.dtype.itemsize
 
     @property
@@ -80,7 +80,7 @@ class TensorMap:
 
 
 def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
-    """The TensorMap of an array (NumPy or DeviceArray, 1 to 5 axes, the last without gaps) in boxes of `box` elements.
+    """The TensorMap of a NumPy array or DeviceArray, 1 to 5 axes, in tiles of `box`.
 
     swizzle: 0, 32, 64 or 128; unless it is 0, it is the length of the box's last axis in bytes. fill: the value of elements outside the
     array, "zeros" or "nan". promotion: 128 or 256, the fewest bytes that L2 fetches from HBM. Raises KernelArgumentError for what TMA does
@@ -153,7 +153,7 @@ def encode(array, box, swizzle, fill, promotion=256):
 
 
 def keep(words):
-    """The address of a copy of a descriptor on the GPU, made on a separate stream because another may be capturing a graph."""
+    """Copy a descriptor to the GPU -> its address."""
     from cuda.bindings import driver
 
     if not free_places:

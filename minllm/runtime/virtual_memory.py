@@ -139,7 +139,7 @@ class VirtualRange:
         return self.pages.backend.array(self.address, shape, dtype, self)
 
     def close(self) -> None:
-        """Unmap everything and free the addresses; arrays over the range become invalid. A second call does nothing."""
+        """Unmap everything and free the addresses; arrays over them become invalid."""
         if self.address is None:
             return
         for number in sorted(self._mapped):

@@ -9,7 +9,7 @@ from minllm.errors import SimulationError
 
 
 def bytes_between(data):
-    """The bytes from the first element of an array to the last, gaps included, as a uint8 view of the same memory."""
+    """A uint8 view from an array's first element to its last, gaps included."""
     if not data.size:
         return np.empty(0, np.uint8)
     if data.flags.c_contiguous:

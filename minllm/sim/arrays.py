@@ -140,7 +140,7 @@ class CheckedArray:
             fail(f"a write to the {self}, which is read-only")
 
     def atomic(self, index, change):
-        """Replace the element by `change(element)` and return the old one; threads run in turn, so this is atomic."""
+        """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
         self[index] = change(old)
         return old

@@ -22,14 +22,14 @@ RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a sha
 
 
 class BlockState:
-    """A block's mbarriers by address, threads waiting in `meet`, the async proxy's view, and the register pool."""
+    """A block's mbarriers, waiting threads, async proxy's view and register pool."""
 
     def __init__(self):
         self.mbarriers, self.meetings, self.view, self.registers = {}, {}, None, None
 
 
 class ThreadState:
-    """What a thread has started and not yet waited for: bulk stores and wgmma products, in open and committed groups."""
+    """A thread's bulk stores and wgmma products, in open and committed groups."""
 
     def __init__(self):
         self.stores, self.store_groups = [], deque()
@@ -37,7 +37,7 @@ class ThreadState:
         self.registers_fenced = False
 
     def end(self):
-        """The thread has returned: finish its bulk stores; a message if it should have waited for something, else None."""
+        """Finish a thread that has returned; a message if it should have waited, else None."""
         stores = [store for group in [*self.store_groups, self.stores] for store in group]
         if any(store.data is None for store in stores):
             return "ends before its bulk stores have read shared memory: wait with cp.async.bulk.wait_group.read"
@@ -67,7 +67,7 @@ def wake(thread):
 
 
 def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
-    """Arrive at the meeting `key` of `count` threads of the block, and wait for the others unless `waits` is False.
+    """Arrive where `count` threads meet, and wait for them unless `waits` is False.
 
     The last thread computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. orders: whether
     the meeting orders memory accesses of all these threads, as a barrier does.
@@ -152,7 +152,7 @@ def fence_asynchronous_view(thread):
 
 
 def fence_mbarriers(thread):
-    """Make the mbarriers that the running thread has initialised visible to the async proxy and to the cluster."""
+    """Make the running thread's new mbarriers visible to async proxy and cluster."""
     for barrier in state(thread.block).mbarriers.values():
         if barrier.unfenced_by is thread:
             barrier.unfenced_by = None
@@ -182,7 +182,7 @@ class BulkStore:
 
 
 def check_fenced(transfer):
-    """Fail if a copy is about to read what threads have stored since the last fence.proxy.async; only under a monitor."""
+    """Fail if a copy reads what threads stored after the last fence.proxy.async."""
     if transfer is None:
         return
     block, chunks = transfer.block, transfer.chunks

@@ -148,7 +148,7 @@ class SimulatedCuda:
         return (1 << getcurrent().lane) - 1
 
     def activemask(self):
-        """The mask of lanes that reach this instruction in the same round of the scheduler; on a GPU, of those that run together."""
+        """The mask of lanes that reach this instruction in the same scheduling round."""
         thread = getcurrent()
         key = "activemask", instruction(sys._getframe(1))
         together = thread.warp.meetings.setdefault(key, set())

@@ -112,7 +112,7 @@ REPLACED = {
 
 
 def count_in(function, done):
-    """Make a kernel's simulated twin count: replace what it refers to in place, recursively. No other launch uses this twin."""
+    """Make a kernel's simulated twin count, by replacing what it refers to."""
     if function not in done:
         done.add(function)
         for name in names_used(function.__code__) & set(function.__globals__):

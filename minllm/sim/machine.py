@@ -67,7 +67,7 @@ class Block:
             self.cluster.release()
 
     def shared_transfer(self, thread, event, address, byte_count):
-        """Check the destination of an asynchronous copy, `byte_count` bytes at a shared address, and report it to the monitor."""
+        """Check the destination of an asynchronous copy and report it to the monitor."""
         end = address + byte_count
         if address < 0 or end > self.shared_top or (address < self.dynamic_bytes < end):
             fail(f"{event} writes {byte_count} bytes at shared address {address}, which no array of the block holds")
@@ -148,7 +148,7 @@ def barrier(value=None):
 
 
 def collective(kind, value, compute, mask=FULL_MASK):
-    """A warp-wide instruction: wait for the values of all lanes of `mask`, then `compute({lane: value})` -> {lane: result}."""
+    """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
     thread = getcurrent()
     warp, mask = thread.warp, int(mask) & FULL_MASK
     if not mask >> thread.lane & 1:

@@ -15,7 +15,7 @@ LARGEST_TRANSACTION = (1 << 20) - 1
 
 
 class MBarrier:
-    """An mbarrier object: its current phase completes when no arrivals are pending and all expected bytes have landed.
+    """An mbarrier object; a phase completes when all arrivals and bytes have come.
 
     completed: number of completed phases. count: arrivals per phase. pending: those still missing. transactions (tx-count): bytes expected
     and not yet landed.
@@ -64,7 +64,7 @@ class MBarrier:
         self.settle()
 
     def settle(self):
-        """Let copies land if a thread waits and no arrival is missing; complete the phase if no bytes are missing."""
+        """Let copies land, and complete the phase, if nothing else is missing."""
         if self.pending:
             return
         while self.waiters and self.copies:

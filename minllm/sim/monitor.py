@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Launch:
-    """One launch: the kernel, its grid and block, its arrays by argument name, and its dynamic shared memory in bytes."""
+    """A launch; arrays by argument name, shared_bytes of dynamic shared memory."""
 
     kernel: Any
     function: Any
@@ -53,16 +53,16 @@ class Monitor:
         """All living threads of a block have met at a barrier, and now continue."""
 
     def collective(self, warp, kind, lanes, mask, frame):
-        """The lanes of `mask` (numbers in `lanes`) have met at a warp-wide instruction, such as "syncwarp" or "shfl"."""
+        """The lanes of `mask` have met at a warp-wide instruction, such as "shfl"."""
 
     def release(self, thread, thing):
-        """What `thread` has done so far is visible after an acquire of `thing` (PTX ISA): for example, it arrived at an mbarrier."""
+        """A release: an acquire of `thing` makes the thread's earlier accesses visible."""
 
     def acquire(self, thread, thing):
-        """`thread` sees all that was released to `thing` so far: for example, it has waited for an mbarrier's phase."""
+        """An acquire: `thread` sees all that was released to `thing` so far."""
 
     def flops(self, thread, count, kind):
-        """FLOPs of one instruction of a whole warp or warpgroup, reported by one of its threads; kind is the instruction's name."""
+        """FLOPs of a warp-wide instruction named `kind`, reported by one thread."""
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
         """An event of asynchronous copies into shared memory.
@@ -76,7 +76,7 @@ class Monitor:
         """An asynchronous transfer.Transfer of shared memory begins: a bulk copy or store, cp.async, wgmma."""
 
     def transfer_ends(self, transfer, threads, thing):
-        """A transfer is complete: for `threads`, which have waited for it, and for threads that acquire `thing`."""
+        """A transfer is complete for `threads`, and for threads that acquire `thing`."""
 
     def end_block(self, block):
         """All threads of `block` have ended."""

@@ -48,7 +48,7 @@ class SharedArguments:
         return self.copies[id(argument)][1]
 
     def run(self, steps, processes):
-        """Run the steps, distributed in turn over `processes`, and copy the arrays back. Raises the first process's error."""
+        """Run the steps in processes, and copy the arrays back. Raises the first error."""
         context = multiprocessing.get_context("fork")
         workers = []
         for number in range(min(processes, len(steps))):

@@ -7,7 +7,7 @@ LONG_SECONDS = 60
 
 
 def run_in_turn(steps, name, now=time.monotonic, long_seconds=LONG_SECONDS):
-    """Call all steps of the launch of kernel `name`; if that will take longer than `long_seconds`, say so and show a progress bar.
+    """Call all steps of a launch; show a bar if it will take over `long_seconds`.
 
     now: a clock in seconds.
     """

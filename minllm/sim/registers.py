@@ -28,7 +28,7 @@ class RegisterPool:
         self.counts, self.free, self.waiting = [start] * (threads // WARPGROUP), 0, {}
 
     def decrease(self, group, count):
-        """The warpgroup keeps `count` registers per thread and returns the rest; its first thread does it for all."""
+        """Return registers to the pool, so that the warpgroup keeps `count` per thread."""
         if count > self.counts[group]:
             fail(f"setmaxnreg.dec to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread: none to give")
         self.free += (self.counts[group] - count) * WARPGROUP
@@ -36,7 +36,7 @@ class RegisterPool:
         self.serve()
 
     def increase(self, group, count):
-        """The warpgroup gets `count` registers per thread once the pool has them; each of its threads calls this."""
+        """Wait until the pool gives the warpgroup `count` registers per thread."""
         if count < self.counts[group]:
             fail(f"setmaxnreg.inc to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread already")
         thread = getcurrent()

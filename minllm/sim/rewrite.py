@@ -26,7 +26,7 @@ INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockI
 
 
 def for_simulation(kernel, scalar_type=simulated_type):
-    """(simulated twin of a kernel, dispatcher or plain function, all names that it uses); scalar_type: Numba type -> cast."""
+    """(simulated twin of a kernel, all names that it uses); scalar_type makes casts."""
     twins = Twins(scalar_type)
     return rewrite(plain_function(kernel), twins), twins.names
 

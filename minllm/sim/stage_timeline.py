@@ -15,7 +15,7 @@ def rounds_of(trace):
 
 
 def spans(entry, moments):
-    """[(state, first moment, one past the last)] of a StageRound; a state without an end lasts to the trace's end."""
+    """[(state, first moment, one past the last)] of a StageRound."""
     arrived = moments if entry.arrived is None else entry.arrived
     used = moments if entry.used is None else entry.used
     done = moments if entry.done is None else max(entry.done, used + 1)

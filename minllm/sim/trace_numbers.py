@@ -75,7 +75,7 @@ class SharedLine:
 
 @dataclass
 class PartialLine:
-    """A source line that only some of a warp's lanes executed: in a divergent branch, or behind a guard at an edge.
+    """A source line that only some of a warp's lanes executed.
 
     The trace sees divergence only at memory accesses; a branch around arithmetic alone is not counted, since lanes run one after the other
     here and report nothing between accesses.
@@ -223,13 +223,13 @@ class Trace:
         return self.table()
 
     def access_map(self, array, line=None, kind=None):
-        """The picture of a warp's first request to a global array: which lane touches which bytes of which sectors. -> Picture"""
+        """The Picture of a first request to a global array: lanes, bytes and sectors."""
         from minllm.sim.trace_pictures import access_map
 
         return access_map(self.example("global", array, line, kind))
 
     def bank_map(self, array="", line=None, kind=None):
-        """The picture of a warp's first request to shared memory: which lane accesses which bank in which turn. -> Picture"""
+        """The Picture of a first request to shared memory: lanes, banks and turns."""
         from minllm.sim.trace_pictures import bank_map
 
         return bank_map(self.example("shared", array, line, kind))
@@ -241,7 +241,7 @@ class Trace:
         return timeline(self)
 
     def stage_timeline(self):
-        """The picture of a pipeline's stages (mbarriers and bulk copies): when each is filled, full, in use and free. -> Picture"""
+        """The Picture of a pipeline's stages: when each is filled, full, in use, free."""
         from minllm.sim.stage_timeline import stages_picture
 
         return stages_picture(self)

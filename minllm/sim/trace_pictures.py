@@ -72,7 +72,7 @@ def words_of(accesses):
 
 
 def access_map(request):
-    """A Request to global memory: rows of 128 bytes, 4 per cell, which lanes touch them, and frames around moved sectors."""
+    """A Request to global memory: rows of 128 bytes, lanes, and moved sectors."""
     words = words_of(request.lanes)
     rows = sorted({word * BANK_BYTES // LINE_BYTES for word in words})
     touched = {word * BANK_BYTES // SECTOR_BYTES for word in words}

@@ -14,7 +14,7 @@ WAIT = "cp_async_wait_group_"
 
 
 class Pipeline:
-    """Fed by a Tracer with every event; `groups` and `step_flops` are the timeline of the first warp or block that copied."""
+    """The timeline (`groups`, `step_flops`) of the first warp or block that copies."""
 
     def __init__(self):
         self.under_way = defaultdict(Counter)  # shared memory of a block -> destination addresses of copies in flight
@@ -23,7 +23,7 @@ class Pipeline:
         self.groups, self.step_flops = [], [0]
 
     def event(self, thread, event, array, address, byte_count, frame):
-        """A copy into shared memory was started, a group was committed, or the thread is about to wait for groups."""
+        """See Monitor.asynchronous: a copy, a commit or a wait."""
         if byte_count:
             self.under_way[array.root][address] += 1
         if event == "cp_async":
@@ -44,7 +44,7 @@ class Pipeline:
                 self.wait(int(event.removeprefix(WAIT)))
 
     def close_group(self):
-        """Commit the lane's open copies as a group; a group without copies counts too, since waits count groups."""
+        """Commit the lane's open copies as a group, which may be empty."""
         address, _, line = self.open[0] if self.open else (0, 0, 0)
         count = sum(size for _, size, _ in self.open)
         self.groups.append(CopyGroup(len(self.groups), len(self.step_flops) - 1, None, len(self.open), count, address, line))
@@ -68,7 +68,7 @@ class Pipeline:
         return True
 
     def bulk_arrival(self, address):
-        """The oldest copy to an address has arrived; it begins a new step, unless nothing was computed since the last arrival."""
+        """The oldest copy to an address has arrived; it may begin a new step."""
         group = next(group for group in self.groups if group.address == address and group.arrived is None)
         if self.step_flops[-1] or group.issued == len(self.step_flops) - 1:
             self.step_flops.append(0)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def tables(trace):
-    """A rich renderable: the launch, global memory by array, shared memory by line, partial warps by line, totals."""
+    """A rich renderable of all tables and totals."""
     parts = [Text(f"{trace.kernel}   grid {trace.grid}   block {trace.block}", style="bold"), arrays_table(trace)]
     if trace.shared:
         parts.append(shared_table(trace))

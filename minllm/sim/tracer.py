@@ -34,7 +34,7 @@ from minllm.sim.transfer import CHUNK
 
 
 def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **options):
-    """The Trace of a simulated launch. Arguments are those of `simulate`; the kernel writes to the arrays as in any simulation."""
+    """The Trace of a simulated launch; arguments are those of `simulate`."""
     tracer = Tracer()
     simulator.simulate(kernel, grid, block, *arguments, shared_bytes=shared_bytes, monitors=[tracer, *monitors], **options)
     return tracer.trace
@@ -42,7 +42,7 @@ def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **option
 
 @contextlib.contextmanager
 def tracing():
-    """Trace every simulated launch within this context; yields the list to which each launch appends its Trace."""
+    """Trace every simulated launch in this context; yields the list of their Traces."""
     traces = []
 
     def monitor():
@@ -56,7 +56,7 @@ def tracing():
 
 
 def shared_name(block, address):
-    """The name of the shared array that holds an address, "" if there is none; some instructions take only an address."""
+    """The name of the shared array that holds an address, or ""."""
     for array in block.shared_arrays.values():
         if array.base <= address < array.base + array.data.nbytes:
             return array.name

@@ -25,7 +25,7 @@ WIDEST = 16  # bytes; a wider access is a bulk copy, which one thread starts
 
 
 class LaneAccess(NamedTuple):
-    """One lane's access: `width` bytes from byte `start` on, of a global array or of the block's shared memory."""
+    """One lane's access to global or shared memory: `width` bytes from `start` on."""
 
     lane: int
     start: int
@@ -41,12 +41,12 @@ def sectors(request):
 
 
 def lanes_served_together(width):
-    """How many lanes shared memory serves at once: the whole warp up to 4 bytes per lane, above that 128 bytes' worth."""
+    """The number of lanes that shared memory serves at once, 128 bytes at most."""
     return max(1, min(32, BANKS * BANK_BYTES // width))
 
 
 def turns(request, atomic=False):
-    """Turns of each group of lanes that is served at once: the words of its busiest bank. Groups without lanes are left out."""
+    """Turns of each group of lanes that is served at once: words of its busiest bank."""
     width = max(access.width for access in request)
     groups, lanes_at_once = {}, lanes_served_together(width)
     for lane, start, count in request:

@@ -55,7 +55,7 @@ def start_transfer(thread, block, unit, kind, chunks, mbarrier=None):
 
 
 def end_transfer(transfer, threads=(), thing=None):
-    """End a transfer: it is complete for `threads`, which have waited for it, and for threads that acquire `thing`."""
+    """End a transfer, for `threads` and for threads that acquire `thing`."""
     if transfer is not None:
         transfer.block.monitor.transfer_ends(transfer, threads, thing)
 

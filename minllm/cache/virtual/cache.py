@@ -33,7 +33,7 @@ from minllm.runtime.virtual_memory import PagePool, VirtualRange
 
 @dataclass(frozen=True, slots=True)
 class VirtualLayout:
-    """The layout of slots in pages. Pages are counted in pairs: a page of some tokens' keys, and the page of their values."""
+    """The layout of slots in pairs of pages: one of keys and one of their values."""
 
     num_slots: int
     slot_tokens: int  # tokens per slot; they fill whole pages, so that no page belongs to two slots

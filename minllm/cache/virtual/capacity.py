@@ -11,7 +11,7 @@ from minllm.errors import OutOfMemoryError
 def virtual_cache_that_fits(
     backend: Any, shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int, most_addresses: int = 1 << 45
 ) -> VirtualKVCache:
-    """A cache with a slot for each of `max_num_seqs` sequences, and as many pairs of pages as fit the budget and the slots.
+    """A cache with up to `max_num_seqs` slots, and as many pages as fit the budget.
 
     backend: of runtime/cuda_pages.py or host_pages.py. most_addresses: limit of the bytes of addresses per range, which may reduce the
     number of slots. Raises OutOfMemoryError if not even one pair fits, InvalidOptionError for a quantised cache.

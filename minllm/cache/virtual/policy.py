@@ -160,7 +160,7 @@ class VirtualPolicy(CachePolicy):
                 raise CacheError(f"{-claims.available} pairs of pages more are promised than there are")
 
     def map_ahead(self, sequence: Hashable) -> None:
-        """Map the pages requested for a sequence, as long as there are unclaimed ones; the background thread calls this."""
+        """Map the pages requested for a sequence, while there are unclaimed ones."""
         is_going_on = True
         while is_going_on:
             with self._lock:  # one page at a time, so that a step that is about to be launched need not wait long
@@ -207,7 +207,7 @@ class VirtualPolicy(CachePolicy):
         self.slots.back(occupied.slot, pairs, self._claims.kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:
-        """Request pages up to the expected end of the sequence, or up to LOOK_AHEAD tokens ahead if that is further."""
+        """Request pages to the sequence's expected end, or `look_ahead` tokens ahead."""
         wanted = max(occupied.expected_tokens, occupied.room + self.look_ahead)
         pairs = self._claims.pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens), occupied.tiles_end)
         if pairs <= max(occupied.asked_pairs, self.slots.mapped[occupied.slot]):

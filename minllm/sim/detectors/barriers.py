@@ -15,7 +15,7 @@ ALIGNED = ("ldmatrix", "stmatrix", "mma", "wgmma")
 
 
 class MeetingPlaces(Monitor):
-    """Raises SimulationError if threads meet at different instructions, or have ended without reaching the barrier."""
+    """Raises SimulationError if threads meet at different places or miss a barrier."""
 
     def barrier(self, block, threads):
         self.compare(block, threads, "a block barrier")

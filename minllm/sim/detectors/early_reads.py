@@ -15,7 +15,7 @@ from minllm.sim.monitor import Monitor
 
 @dataclass
 class Written:
-    """An array that a launch wrote: its addresses, the kernel's name, and the memory, so that it is not reused."""
+    """An array that a launch wrote; `data` keeps its memory from being reused."""
 
     start: int
     stop: int
@@ -24,7 +24,7 @@ class Written:
 
 
 class EarlyReads(Monitor):
-    """Raises SimulationError at such a read. history: {address: Written} of earlier launches; each launch adds its own."""
+    """Raises SimulationError at such a read. history: {address: Written}."""
 
     spaces = ("global",)
 

@@ -17,7 +17,7 @@ from minllm.sim.scalars import IntegerType, simulated_type
 
 
 class Wrapped(int):
-    """An integer that a cast has wrapped; .exact is its value without the wrap, .place the cast's (code, offset)."""
+    """A wrapped integer; .exact is its exact value, .place the cast's (code, offset)."""
 
     def __new__(cls, value, exact, place):
         made = super().__new__(cls, value)

@@ -17,7 +17,7 @@ from minllm.sim.thread import WARP_SIZE
 
 
 class Cell:
-    """The last write, reads and atomic changes of a granule of memory in an epoch, each (clock, code, offset, kind)."""
+    """Accesses to a granule in an epoch, each (clock, code, offset, kind)."""
 
     __slots__ = ("epoch", "writer", "write", "reads", "atomics")
 
@@ -55,7 +55,7 @@ class BlockHistory:
         self.granule = granule
 
     def begin_vectors(self):
-        """Keep vector clocks from now on; until then each lane knows the clock of its warp's last common instruction."""
+        """Keep vector clocks from now on, instead of one clock per warp."""
         if self.known is None:
             count = len(self.clocks)
             warps = np.arange(count) // WARP_SIZE
@@ -102,7 +102,7 @@ class BlockHistory:
         return other // WARP_SIZE == thread.number // WARP_SIZE and clock < self.clocks[thread.number]
 
     def compare(self, thread, who, address, cell, kind):
-        """Report the first access to a cell in this epoch that conflicts with an access of this kind and is not ordered before it."""
+        """Report the first conflicting access to a cell that is not ordered before this one."""
         number = thread.number
         if cell.writer is not None and cell.writer != number and not self.ordered(cell.writer, cell.write[0], thread):
             self.report(thread, who, address, cell.writer, cell.write)
@@ -199,7 +199,7 @@ class SharedMemoryRaces(Monitor):
             history.transfers.leave(transfer) if transfer.unit == "cp.async" else history.transfers.end(transfer, threads, thing)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
-        """Compare an access with earlier ones, and record it; accesses by other blocks of the cluster are not tracked."""
+        """Compare an access with earlier ones, and record it, unless another block makes it."""
         history = array.root.notes["history"]
         if thread.block is not history.block:
             return

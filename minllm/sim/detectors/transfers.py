@@ -40,7 +40,7 @@ class Transfers:
         self.touch, self.look_ended = memoryview(touched), memoryview(ended)
 
     def unit_of(self, transfer):
-        """The unit that does a transfer: TMA on behalf of one thread, or the tensor cores on behalf of a warpgroup."""
+        """The unit of a transfer: TMA for a thread, or tensor cores for a warpgroup."""
         block, number = transfer.thread.block, transfer.thread.number
         key = transfer.unit, block.rank, number // 128 if transfer.unit == "wgmma" else number
         if key not in self.units:
@@ -59,7 +59,7 @@ class Transfers:
                 self.compare_done(thread, f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
 
     def start(self, transfer):
-        """A transfer begins: compare it with others and, unless another block started it, with the threads' accesses."""
+        """Begin a transfer: compare it with others and with the threads' accesses."""
         chunks, kind, thread = transfer.chunks, transfer.kind, transfer.thread
         who = f"{transfer.unit} that this thread starts {VERBS[kind]}"
         if self.counts["write"][chunks].any() or kind == "write" and self.counts["read"][chunks].any():
