@@ -9,8 +9,8 @@ from minllm.cli.inspection import has_nvdisasm
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.attention.flash_attention_3.producer import WORK_SLOTS, WORK_WORDS
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
+from minllm.kernels.attention.flash_attention_3.specimens import flash_attention_3_specimens
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
-from minllm.kernels.attention.specimens import flash_attention_3_specimens
 from minllm.machine.devices import missing_compilers
 from tests.kernels.attention.case_lists import BFLOAT16, HOPPER_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
@@ -70,8 +70,8 @@ def test_tile_shapes():
     for head_dim in range(8, 257, 8):
         shape = shape_for(head_dim, 4096)
         static_bytes = 4 * (sum_count(shape) + WORK_SLOTS * WORK_WORDS)
-        assert shape.pieces * shape.piece >= head_dim and shape.shared_bytes + static_bytes <= 227 * 1024
-    assert (shape_for(80, 1).piece, shape_for(96, 1).piece, shape_for(128, 1).piece) == (32, 32, 64)
+        assert shape.keys.panels * shape.keys.panel_columns >= head_dim and shape.shared_bytes + static_bytes <= 227 * 1024
+    assert [shape_for(head_dim, 1).keys.panel_columns for head_dim in (80, 96, 128)] == [32, 32, 64]
 
 
 @pytest.mark.parametrize(
