@@ -1,10 +1,10 @@
 """The suite of simulated kernels, timed: every kernel at odd shapes, under all detectors, and the tests of the simulator itself.
 
-    pytest tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
+    pytest --exhaustive tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
 
-tests/conftest.py turns the detectors on for every test. What is allowed is time on the clock with two cores to itself; the processors'
-own seconds are given too, since a machine that does other work stretches the first and not the second. Needs a clone of the repository
-and what `make test` installs.
+With --exhaustive tests/conftest.py turns the detectors on for every test. The limit is wall-clock time with two cores to itself; CPU
+seconds are given too, since other work on the machine stretches only the first. Needs a clone of the repository and what `make test`
+installs.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def require_suite(root: Path = ROOT) -> None:
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
     """What is run, in the repository's root."""
-    return [sys.executable, "-m", "pytest", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
+    return [sys.executable, "-m", "pytest", "--exhaustive", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
 
 
 def child_seconds() -> float | None:
