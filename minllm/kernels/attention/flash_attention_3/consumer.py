@@ -130,11 +130,18 @@ def make_consume(dtype, shape):
     wait_for_turn, pass_turn = make_turns(shape.consumers)
     clear_unseen = make_clear_unseen(shape)
 
+    @cuda.jit(device=True, forceinline=True)
+    def keys_of(rings, state):
+        return score_gemm.right(cache.stage(rings.keys, state).tiles)
+
+    @cuda.jit(device=True, forceinline=True)
+    def values_of(rings, state):
+        return output_gemm.right(cache.stage(rings.values, state).tiles)
+
     @cuda.jit(device=True)
     def consume(rings, shared, out, own, scale, window):
         """A warpgroup's 64 rows of every work item: out = sum of weights times values, over the sum of weights."""
         consumer = uniform(int32(own // 128))
-        keys, values = score_gemm.right(rings.keys.stages), output_gemm.right(rings.values.stages)
         query = cuda.local.array(query_count, uint32)
         scores = cuda.local.array(score_count, float32)
         weights = cuda.local.array(weight_count, uint32)
@@ -151,7 +158,8 @@ def make_consume(dtype, shape):
             start_rows(rows)
             load_queries(query, rings.queries, queries.state(0), own)
             cache.consumer_wait(rings.keys, cache.state(0))
-            score_gemm.multiply(scores, left_of(query, rings.queries, queries.state(0), consumer * rows_bytes), keys, 0)
+            query_rows = left_of(query, rings.queries, queries.state(0), consumer * rows_bytes)
+            score_gemm.multiply(scores, query_rows, keys_of(rings, cache.state(0)), 0)
             score_gemm.wait(scores)
             cache.consumer_release(rings.keys, cache.state(0))
             if not in_registers and left == 0:
@@ -179,9 +187,9 @@ def make_consume(dtype, shape):
                 cache.consumer_wait(rings.keys, now)
                 wait_for_turn(consumer)
                 query_rows = left_of(query, rings.queries, queries.state(item), consumer * rows_bytes)
-                score_gemm.multiply(scores, query_rows, cache.operand(keys, now), 0)
+                score_gemm.multiply(scores, query_rows, keys_of(rings, now), 0)
                 cache.consumer_wait(rings.values, before)
-                output_gemm.multiply(acc, weights, cache.operand(values, before), more)
+                output_gemm.multiply(acc, weights, values_of(rings, before), more)
                 pass_turn(consumer)
                 ptx.wgmma_wait_group_1()
                 ptx.keep_registers(scores, score_count)
@@ -206,7 +214,7 @@ def make_consume(dtype, shape):
 
             last = cache.state(tile)
             cache.consumer_wait(rings.values, last)
-            output_gemm.multiply(acc, weights, cache.operand(values, last), more)
+            output_gemm.multiply(acc, weights, values_of(rings, last), more)
             output_gemm.wait(acc)
             opaque[0], opaque[1] = own, int32(item - 1)
             ptx.keep_registers(opaque, 2)
