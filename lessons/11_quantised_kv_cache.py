@@ -159,8 +159,8 @@ groups = [size for size in (32, 64, 128) if config.head_dim % size == 0]
 formats = [kv_format("int4", config.head_dim, size) for size in groups]
 curves(
     {
-        "keys": [(8 * form.bytes_a_head / config.head_dim, 100 * error(keys, form)) for form in formats],
-        "values": [(8 * form.bytes_a_head / config.head_dim, 100 * error(values, form)) for form in formats],
+        "keys": [(8 * form.bytes_per_head / config.head_dim, 100 * error(keys, form)) for form in formats],
+        "values": [(8 * form.bytes_per_head / config.head_dim, 100 * error(values, form)) for form in formats],
     },
     "bits a number, scales and zeros included",
     "relative error, per cent",
@@ -302,9 +302,9 @@ for name in ("int8", "int4", "fp8_e4m3"):
     form = kv_format(name, 128)
     print(
         f"{name:9} {form.code_bytes:3} bytes of codes, {form.scale_bytes} of scales and zeros a head: "
-        f"{256 / form.bytes_a_head:.2f} times the tokens"
+        f"{256 / form.bytes_per_head:.2f} times the tokens"
     )
-int8_times, int4_times = (256 / kv_format(name, 128).bytes_a_head for name in ("int8", "int4"))
+int8_times, int4_times = (256 / kv_format(name, 128).bytes_per_head for name in ("int8", "int4"))
 assert round(int8_times, 2) == 1.94 and round(int4_times, 2) == 3.2
 
 # %% [markdown]
@@ -402,7 +402,7 @@ rows = recorded("decode attention, quantised", "64x4096, 32/8 heads, d 128", "sp
 by_format = {row.case.split(", ")[3]: row for row in rows if row.case.count(", ") == 3}
 bars(
     [
-        Bar(name, row.value / row.peer_value, f"{256 / kv_format(name, 128).bytes_a_head:.2f} by its bytes")
+        Bar(name, row.value / row.peer_value, f"{256 / kv_format(name, 128).bytes_per_head:.2f} by its bytes")
         for name, row in by_format.items()
     ],
     unit="times the tokens",

@@ -55,7 +55,7 @@ def card_of(llm, metrics: RequestMetrics) -> ReportCard:
         device=driver.device_name() if on_gpu else "cpu",
         dtype=str(engine.ops.dtype),
         itemsize=engine.ops.dtype.itemsize,
-        kv_itemsize=engine.cache.shape.bytes_a_head / engine.cache.shape.head_dim,
+        kv_itemsize=engine.cache.shape.bytes_per_head / engine.cache.shape.head_dim,
         prompt_tokens=metrics.prompt_tokens,
         generated_tokens=metrics.generated_tokens,
         time_to_first_token=metrics.time_to_first_token,

@@ -13,6 +13,6 @@ def try_kernel() -> str:
         out = memory.to_device(np.full((3, 128), np.nan, np.float32))
         silu_and_multiply(memory.to_device(gate_up), out)
         wrong = float(np.abs(out.copy_to_host() - silu_and_multiply_reference(gate_up)).max())
-    except Exception as error:  # a broken installation may raise anything at all
+    except Exception as error:  # a broken installation may raise any exception
         return f"{type(error).__name__}: {error}"
     return "" if wrong < 1e-4 else f"its result is off by {wrong}"

@@ -5,8 +5,8 @@ import numpy as np
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError, KernelArgumentError, UnsupportedModelError
-from minllm.kernels.attention import QUANTIZED_VARIANTS
 from minllm.kernels.attention.common.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
+from minllm.kernels.attention.variants import QUANTIZED, VARIANTS
 from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
 from minllm.models.config import ModelConfig
 
@@ -14,7 +14,7 @@ from minllm.models.config import ModelConfig
 def cache_shape(
     config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto", residual_window: int = 0
 ) -> CacheShape:
-    """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
+    """The shape of a model's cache. Raises InvalidOptionError if its heads cannot be cached in this format."""
     found = None
     if kv_cache_dtype != "auto":
         try:
@@ -26,7 +26,7 @@ def cache_shape(
 
 
 def check_shape(device: str, shape: CacheShape) -> None:
-    """Raises UnsupportedModelError or InvalidOptionError where kernels do not take heads or blocks of this size; NumPy takes any."""
+    """Raises UnsupportedModelError or InvalidOptionError if kernels do not take heads or blocks of this size; NumPy takes any."""
     if device == "cpu":
         return
     if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
@@ -43,13 +43,14 @@ def check_shape(device: str, shape: CacheShape) -> None:
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
-    """Raises InvalidOptionError where this machine, this dtype or the attention in kernel_variants do not go with the cache asked for."""
+    """Raises InvalidOptionError if this machine, this dtype or the attention in kernel_variants does not fit the chosen cache."""
     wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
+    reads_codes = attention in VARIANTS.names(QUANTIZED)
     if wanted == "auto":
-        if attention in tuple(QUANTIZED_VARIANTS):
+        if reads_codes:
             raise InvalidOptionError(f"The attention {attention!r} in kernel_variants reads a quantised cache: choose a kv_cache_dtype.")
         return
-    if attention is not None and attention not in QUANTIZED_VARIANTS:
+    if attention is not None and not reads_codes:
         raise InvalidOptionError(f"kv_cache_dtype={wanted!r} is not allowed: the attention in kernel_variants reads a plain cache.")
     if attention is not None and options.kv_cache_residual_window:
         raise InvalidOptionError(

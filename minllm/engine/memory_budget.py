@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from minllm.cache.capacity import CacheBudget, activation_bytes
-from minllm.costs.parameters import weight_bytes
+from minllm.costs.parameters import widest_activation
 from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
 from minllm.models.config import ModelConfig
+from minllm.models.layout import layout_of
+from minllm.weights.format import WeightFormat
 
 MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
@@ -25,19 +27,22 @@ def available_host_bytes() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def check_weights_fit(device: str, ops: Any, config: ModelConfig) -> None:
-    """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded."""
+def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
+    """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
+
+    weight_format: of the layers' matrices; None is plain.
+    """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
         free, owner, advice = available_host_bytes(), "this machine's memory", "end other programs"
     else:
         itemsize, (free, _) = ops.dtype.itemsize, ops.device_memory()
         owner, advice = "the GPU's memory", "end other programs on the GPU"
-    needed = weight_bytes(config, itemsize)
+    needed = layout_of(config, weight_format=weight_format).weight_bytes(itemsize)
     if needed > free:
+        each = f"{itemsize} for each of {needed // itemsize:,} numbers" if weight_format is None else f"most of it as {weight_format.name}"
         raise OutOfMemoryError(
-            f"The weights of this model take {needed:,} bytes, {itemsize} for each of {needed // itemsize:,} numbers, and {free:,} of "
-            f"{owner} are free: take a smaller model, or {advice}."
+            f"The weights of this model take {needed:,} bytes, {each}, and {free:,} of {owner} are free: take a smaller model, or {advice}."
         )
 
 
@@ -63,11 +68,8 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
         if half > MAX_HOST_BYTES:
             return CacheBudget(MAX_HOST_BYTES, f"take a GPU, because on a CPU the KV cache takes at most {MAX_HOST_BYTES:,} bytes")
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
-    query_width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    widest = max(query_width, 2 * config.intermediate_size)
-    reserved = activation_bytes(
-        options.max_num_batched_tokens, options.max_num_seqs, config.hidden_size, widest, config.vocab_size, ops.dtype.itemsize
-    )
+    sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
+    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_seqs, *sizes)
     free, total = ops.device_memory()
     return CacheBudget(
         int(total * options.gpu_memory_utilization) - (total - free) - reserved,

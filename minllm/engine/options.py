@@ -12,6 +12,7 @@ from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP, default_window
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
+from minllm.weights.formats import quantizations
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
@@ -111,7 +112,7 @@ class EngineOptions:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
         for name, names in (("device", DEVICES), ("dtype", DTYPES), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
-        _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        self._check_quantization()
         self._check_cache()
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
@@ -131,6 +132,12 @@ class EngineOptions:
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+
+    def _check_quantization(self) -> None:
+        """Raises unless it is None or a weight format that can be loaded."""
+        names = quantizations()
+        meaning = f"None or one of {', '.join(names)}" if names else "None in this version: weights are used as they are"
+        _check(self.quantization is None or _is_name(self.quantization, names), "quantization", self.quantization, meaning)
 
     def _check_cache(self) -> None:
         """Check each option of the cache alone, then those that exclude each other."""

@@ -1,4 +1,4 @@
-"""What launchers ask of their arrays, in the same words everywhere: rank, sizes by the name of the axis, dtype, contiguity."""
+"""Checks that launchers make of their arrays: rank, sizes by axis name, dtype, contiguity."""
 
 import ml_dtypes
 import numpy as np
@@ -10,14 +10,16 @@ INDEX_DTYPES = (np.dtype(np.int32),)
 
 
 def check_array(name, array, dtypes, /, gaps=False, **axes):
-    """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes (None: any), and is C-contiguous or `gaps` is true.
+    """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes, and is C-contiguous or `gaps` is true.
+
+    A size of None allows any.
 
     check_array("weight", weight, (x.dtype,), hidden=64) accepts an array of shape (64,) in the dtype of x.
     """
     fits = len(array.shape) == len(axes) and all(size in (None, extent) for extent, size in zip(array.shape, axes.values(), strict=True))
     contiguous = gaps or is_contiguous(array)
     if fits and contiguous and array.dtype in dtypes:
-        return  # launches are frequent: nothing is put into words before something is wrong
+        return  # launches are frequent: messages are formatted only on errors
     given = f"{name} is {array.dtype} {list(array.shape)}"
     wanted = f"[{', '.join(axis if size is None else f'{axis}={size}' for axis, size in axes.items())}]"
     check(fits, f"{given}; its shape must be {wanted}")
@@ -26,12 +28,12 @@ def check_array(name, array, dtypes, /, gaps=False, **axes):
 
 
 def is_contiguous(array):
-    """Whether the elements of a NumPy array, or of a DeviceArray, lie side by side in C order."""
+    """Whether a NumPy array or DeviceArray is C-contiguous."""
     return array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous
 
 
 def ceil_div(a, b):
-    """How many groups of `b` cover `a`."""
+    """a / b, rounded up."""
     return -(-a // b)
 
 

@@ -1,7 +1,7 @@
-"""How a small kernel of a decode step begins when it may be launched before its predecessor has ended (`@kernel(dependent_launch=True)`).
+"""Programmatic dependent launch: a kernel may be launched before its predecessor ends (`@kernel(dependent_launch=True)`).
 
-Between two kernels of a stream a GPU is idle for a microsecond or two: the last blocks end, the next kernel's are set up. A kernel that
-allows it is set up in its predecessor's shadow, and waits only where it begins to read what others wrote.
+Between two kernels of a stream a GPU is idle for a microsecond or two, while the last blocks end and the next kernel is set up. With
+dependent launch this setup overlaps with the predecessor, and the kernel waits only before it reads what others wrote.
 """
 
 from numba import cuda
@@ -11,6 +11,6 @@ from minllm.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait
 
 @cuda.jit(device=True)
 def wait_for_predecessors():
-    """Let the next kernel be set up from now on; then wait until all that was launched before has ended and its writes are visible."""
+    """Allow the next kernel to be set up from now on; then wait until all earlier kernels have ended and their writes are visible."""
     griddepcontrol_launch_dependents()
     griddepcontrol_wait()

@@ -1,8 +1,8 @@
-"""A specimen: one kernel as a launcher would launch it, with what its design assumes of the machine code.
+"""A specimen: one kernel as its launcher would launch it, with what its design assumes about the machine code.
 
-Compiling it needs no GPU, so that every assumption can be held against the truth anywhere: that nothing spills, that the registers leave
-room for as many blocks as the design wants on a multiprocessor, that the wide loads and the tensor cores are really there, and that no
-float64 slipped in with a literal.
+Compiling needs no GPU, so every assumption can be checked anywhere: nothing spills, the registers leave room for the designed number of
+blocks per SM (streaming multiprocessor), the wide loads and tensor-core instructions are present, and no float64 slipped in through a
+literal.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from minllm.machine.occupancy import WARP, registers_for
 
 DTYPES = {"float32": types.float32, "float16": types.float16, "bfloat16": types.bfloat16}
 INT32, FLOAT32, UINT8, UINT32 = types.int32, types.float32, types.uint8, types.uint32
-# The generations that every kernel is compiled for: Ampere, Ada, Hopper, Blackwell.
+# Compute capabilities that every kernel is compiled for: Ampere, Ada, Hopper, Blackwell.
 TARGETS = ((8, 0), (8, 9), (9, 0), (10, 0))
 
 
@@ -23,10 +23,10 @@ TARGETS = ((8, 0), (8, 9), (9, 0), (10, 0))
 class Specimen:
     """name: stage/variant/details. kernel, arguments: what is compiled, for arguments of these types.
 
-    threads: of a block. shared_bytes: dynamic shared memory of a block. blocks: how many of them the design wants on a multiprocessor at
-    one time, from which follows the budget of registers. contains: patterns (as of file names) of instructions that must be in the
-    machine code. float64: why there may be float64 arithmetic, empty where there must be none. spills: {target: bytes a thread} that are
-    accepted where ptxas misses the budget by a hair, none for others. targets: compute capabilities.
+    threads: per block. shared_bytes: dynamic shared memory per block. blocks: designed number of blocks per SM, which gives the register
+    budget. contains: patterns (as for file names) of instructions that must be in the machine code. float64: the reason for float64
+    arithmetic, empty if there must be none. spills: {target: bytes per thread} accepted when ptxas narrowly misses the budget; none for
+    other targets. targets: compute capabilities.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Specimen:
 
     @property
     def registers(self) -> int:
-        """The budget: the most registers a thread with which `blocks` of these blocks share a multiprocessor."""
+        """The register budget: the most registers per thread with which `blocks` of these blocks share an SM."""
         return registers_for(self.blocks * -(-self.threads // WARP))
 
     def compile(self, compute_capability):
-        """The machine code for one target, from the disk cache where it is there -> CompiledKernel."""
+        """The machine code for one target, from the disk cache if it is there -> CompiledKernel."""
         return self.kernel.compile(*self.arguments, compute_capability=compute_capability)
 
 

@@ -1,16 +1,16 @@
-"""Rows moved 128 bits a thread at a time, the widest load a thread has, and computed in float32.
+"""128-bit vectors: rows moved 16 bytes per thread at a time, the widest load, and computed in float32.
 
 A vector is 16 bytes: 4 float32, or 8 bfloat16 or float16. `vector_access(dtype)` gives the device functions for one dtype:
 
     load(array, index, values, at)     values[at : at + width] = the vector at flat `index` of a C-contiguous array
-    store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves in `values` what a later load would give
+        store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves the rounded numbers in `values`
 
-`values` is a float32 cuda.local.array; with `at` known to the compiler it lives in registers. Index and array must be aligned to 16 bytes
-(PTX ISA, "ld", alignment of vector operands): launchers ask `vectors_a_row` whether they are, and have a plain loop for when they are not.
+`values` is a float32 cuda.local.array; if `at` is a compile-time constant it lives in registers. Index and array must be aligned to 16
+bytes (PTX ISA, "ld", alignment of vector operands): launchers check this with `vectors_per_row`, and otherwise use a plain loop.
 
-A warp goes on after a load until it first uses what was loaded. `load` uses it at once, to make float32 of it, and where it stands under an
-`if` the compiler moves no later load above that. Loads that are to be under way together are therefore in two steps, all of the first and
-then all of the second:
+A warp continues after a load until the first use of its result. `load` uses it at once, to convert it to float32, and under an `if` the
+compiler moves no later load above that use. To have several loads in flight at once, split them into two steps, all loads first and then
+all conversions:
 
     load_words(array, index, words, at)    words[at : at + 4] = the vector as it lies in memory, 4 uint32
     unpack(words, word, values, at)        values[at : at + width] = the vector words[word : word + 4]; unpack = vector_unpack(dtype)
@@ -27,7 +27,7 @@ VECTOR_BYTES = 16
 
 @cuda.jit(device=True)
 def load_words(array, index, words, at):
-    """words[at : at + 4] = the 16 bytes from element `index` on, of any dtype."""
+    """words[at : at + 4] = the 16 bytes from element `index` on, whatever the dtype."""
     words[at], words[at + 1], words[at + 2], words[at + 3] = load_128(array, index)
 
 
@@ -78,7 +78,7 @@ def load_8_bfloat16(array, index, values, at):
 
 @cuda.jit(device=True)
 def store_8_bfloat16(array, index, values, at):
-    """8 bfloat16 from values[at : at + 8], which is left rounded."""
+    """Store 8 bfloat16 from values[at : at + 8], which keeps the rounded numbers."""
     word0, word1 = pack_bf16x2(values[at], values[at + 1]), pack_bf16x2(values[at + 2], values[at + 3])
     word2, word3 = pack_bf16x2(values[at + 4], values[at + 5]), pack_bf16x2(values[at + 6], values[at + 7])
     store_128(array, index, word0, word1, word2, word3)
@@ -98,7 +98,7 @@ def load_8_float16(array, index, values, at):
 
 @cuda.jit(device=True)
 def store_8_float16(array, index, values, at):
-    """8 float16 from values[at : at + 8], which is left rounded."""
+    """Store 8 float16 from values[at : at + 8], which keeps the rounded numbers."""
     word0, word1 = pack_f16x2(values[at], values[at + 1]), pack_f16x2(values[at + 2], values[at + 3])
     word2, word3 = pack_f16x2(values[at + 4], values[at + 5]), pack_f16x2(values[at + 6], values[at + 7])
     store_128(array, index, word0, word1, word2, word3)
@@ -126,12 +126,12 @@ def vector_access(dtype):
 
 
 def vector_unpack(dtype):
-    """The second step of a load of `dtype`: unpack."""
+    """unpack for vectors of `dtype`: the second step of a load."""
     return UNPACK[np.dtype(dtype)]
 
 
-def vectors_a_row(row, *arrays):
-    """How many vectors make a row of `row` elements of every array; 0 if rows are not whole vectors or an array is not aligned to one."""
+def vectors_per_row(row, *arrays):
+    """Vectors per row of `row` elements; 0 if rows are not whole vectors or an array is not aligned to 16 bytes."""
     itemsize = arrays[0].dtype.itemsize
     if row * itemsize % VECTOR_BYTES or any(address(array) % VECTOR_BYTES for array in arrays):
         return 0
@@ -139,5 +139,5 @@ def vectors_a_row(row, *arrays):
 
 
 def address(array):
-    """Where the first element lies, in bytes, on the host or the device."""
+    """The address of the first element, on the host or the device."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.pointer

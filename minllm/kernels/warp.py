@@ -1,3 +1,4 @@
-"""What every kernel says of its warps: 32 threads, the warp's lanes, that exchange registers by shuffles and votes."""
+"""Constants of a warp, whose lanes (threads) exchange registers by shuffles and votes."""
 
-ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or a vote that all lanes of the warp take part in
+WARP = 32  # lanes of a warp
+ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part

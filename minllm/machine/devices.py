@@ -1,4 +1,7 @@
-"""What this machine has: Python, packages, the CUDA toolkit's wheels, the driver and the GPU. Looks, and judges nothing (see doctor.py)."""
+"""Facts about this machine: Python, packages, CUDA toolkit, driver and GPU.
+
+doctor.py judges them.
+"""
 
 import importlib
 import importlib.metadata
@@ -11,15 +14,15 @@ from packaging.requirements import Requirement
 
 from minllm.machine import driver
 
-# Compiler libraries of the CUDA toolkit that a kernel needs on its way from Python to machine code, as cuda.pathfinder names them.
+# Libraries of the CUDA toolkit that compile a kernel, by cuda.pathfinder's names.
 COMPILER_LIBRARIES = ("nvvm", "nvrtc", "nvJitLink")
-# The wheel that carries the toolkit's runtime compiler, and the major version of CUDA that it belongs to.
+# {wheel of the toolkit's runtime compiler: its major version of CUDA}
 TOOLKIT_WHEELS = {"nvidia-cuda-nvrtc-cu12": 12, "nvidia-cuda-nvrtc": 13}
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU as the driver describes it. Memory in bytes; `error` is what the driver said where a context could not be made."""
+    """One GPU as the driver describes it; `error` is the driver's answer if it could not create a context."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -30,21 +33,21 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts only. `broken_requirements` pairs a requirement of ours with the version found, "" where it is missing."""
+    """The facts about one machine."""
 
     python: tuple[int, int]
     system: str
-    broken_requirements: list[tuple[str, str]] = field(default_factory=list)
-    import_errors: dict[str, str] = field(default_factory=dict)  # module -> what its import raised
+    broken_requirements: list[tuple[str, str]] = field(default_factory=list)  # (requirement, installed version or "")
+    import_errors: dict[str, str] = field(default_factory=dict)  # module -> the error that its import raised
     bundled_model: bool = True
     driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver supports
     driver_error: str = ""
-    device_files: bool = False  # /dev/nvidiactl: a kernel module of NVIDIA's is loaded
+    device_files: bool = False  # /dev/nvidiactl exists: NVIDIA's kernel module is loaded
     toolkit_majors: tuple[int, ...] = ()
     toolkit_versions: dict[str, str] = field(default_factory=dict)  # wheel -> version
     missing_compilers: tuple[str, ...] = ()
     device: Device | None = None
-    kernel_error: str = ""  # what happened when a kernel of ours was tried on the GPU; "" where it went well, or there is none
+    kernel_error: str = ""  # why the trial kernel failed on the GPU; "" if it ran, or if there is no GPU
 
 
 def look(try_kernel: Callable[[], str]) -> Machine:
@@ -86,10 +89,10 @@ def installed_version(distribution: str) -> str:
 
 
 def broken_requirements() -> list[tuple[str, str]]:
-    """Requirements of minllm itself (no extras) that the installed packages do not meet."""
+    """Requirements of minllm, without its extras, that the installed packages do not meet."""
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires("minllm") or []]
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that was never installed
+    except importlib.metadata.PackageNotFoundError:  # minllm runs from a source tree that was never installed
         return []
     broken = []
     for requirement in requirements:
@@ -102,7 +105,7 @@ def broken_requirements() -> list[tuple[str, str]]:
 
 
 def import_errors(*modules: str) -> dict[str, str]:
-    """Which of `modules` cannot be imported, and what they say. A broken binary may raise anything at all."""
+    """{module: error} for those of `modules` that cannot be imported."""
     errors = {}
     for module in modules:
         try:
@@ -113,7 +116,7 @@ def import_errors(*modules: str) -> dict[str, str]:
 
 
 def missing_compilers() -> tuple[str, ...]:
-    """Which compiler libraries of the CUDA toolkit cannot be loaded."""
+    """The compiler libraries of the CUDA toolkit that cannot be loaded."""
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError:
@@ -128,7 +131,7 @@ def missing_compilers() -> tuple[str, ...]:
 
 
 def look_at_device() -> Device:
-    """The first GPU, through a context of our own (its free memory is known to no one else)."""
+    """The first GPU; a context is created, because the driver tells the free memory only within one."""
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:

@@ -17,7 +17,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.ptx import ex2, pack_bf16x2, pack_f16x2, store_128
 
-ALL_LANES = 0xFFFFFFFF
+ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part
 
 
 class Rows(NamedTuple):
@@ -43,8 +43,14 @@ def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
     keeps the rounding error of scale * maximum (at 1e5 to base 2 a part in 300); without it, the difference comes first, and is exact.
     """
     blocks = (padded or columns) // 8
-    mask, maximum, subtract, scale = make_elementwise(blocks)
-    pack, store = make_conversion(columns, blocks, dtype)
+
+    @cuda.jit(device=True)
+    def first_element(row):
+        """Where the lane's part of a row begins in `acc`; blocks of 8 columns follow each other at a distance of 4."""
+        return row // 2 * 4 * blocks + row % 2 * 2
+
+    mask, maximum, subtract, scale = make_elementwise(blocks, first_element)
+    pack, store = make_conversion(columns, blocks, dtype, first_element)
 
     @cuda.jit(device=True)
     def position(row, lane):
@@ -52,11 +58,11 @@ def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
 
     @cuda.jit(device=True)
     def column(lane):
-        return int32(2 * (lane % 4))
+        return 2 * (lane % 4)
 
     @cuda.jit(device=True)
     def exponentials(acc, row, maximum, scale, total):
-        at = row // 2 * 4 * blocks + row % 2 * 2
+        at = first_element(row)
         shift = maximum * scale
         for block in range(blocks):
             if fused:
@@ -75,13 +81,13 @@ def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
     return Rows(position, column, mask, maximum, subtract, exponentials, sum_of_lanes, scale, pack, store)
 
 
-def make_elementwise(blocks):
+def make_elementwise(blocks, first_element):
     """(mask, maximum, subtract, scale) of Rows with 8 * blocks columns."""
 
     @cuda.jit(device=True)
     def mask(acc, row, first, last):
         """Limits that count from the lane's first column are compared with constants: 92 instructions fewer for 64 elements."""
-        at = row // 2 * 4 * blocks + row % 2 * 2
+        at = first_element(row)
         for block in range(blocks):
             for i in range(2):
                 if int32(8 * block + i) > last or int32(8 * block + i) < first:
@@ -89,7 +95,7 @@ def make_elementwise(blocks):
 
     @cuda.jit(device=True)
     def maximum(acc, row, start):
-        at = row // 2 * 4 * blocks + row % 2 * 2
+        at = first_element(row)
         highest = start
         for block in range(blocks):
             highest = max(highest, max(acc[at + 4 * block], acc[at + 4 * block + 1]))
@@ -98,14 +104,14 @@ def make_elementwise(blocks):
 
     @cuda.jit(device=True)
     def subtract(acc, row, amount):
-        at = row // 2 * 4 * blocks + row % 2 * 2
+        at = first_element(row)
         for block in range(blocks):
             acc[at + 4 * block] -= amount
             acc[at + 4 * block + 1] -= amount
 
     @cuda.jit(device=True)
     def scale(acc, row, factor):
-        at = row // 2 * 4 * blocks + row % 2 * 2
+        at = first_element(row)
         for block in range(blocks):
             acc[at + 4 * block] *= factor
             acc[at + 4 * block + 1] *= factor
@@ -113,7 +119,7 @@ def make_elementwise(blocks):
     return mask, maximum, subtract, scale
 
 
-def make_conversion(columns, blocks, dtype):
+def make_conversion(columns, blocks, dtype, first_element):
     """(pack, store) of Rows with 8 * blocks columns, of which `columns` are stored."""
     pack_pair = pack_bf16x2 if dtype == "bfloat16" else pack_f16x2
     stored, whole_groups = columns // 8, columns % 32 == 0
@@ -138,7 +144,7 @@ def make_conversion(columns, blocks, dtype):
     def store(acc, row, factor, out, start, inside, lane):
         """A row's 16 bytes of each 8 columns are spread over four lanes. Transposed among them, four times four words become 16 bytes per
         lane, neighbouring ones side by side: whole sectors, and no shared memory."""
-        at = row // 2 * 4 * blocks + row % 2 * 2
+        at = first_element(row)
         words = cuda.local.array(4, uint32)
         start += int64(8 * (lane % 4))
         for group in range((stored + 3) // 4):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, uint32
 
-from minllm.kernels.vector import load_words, vector_access, vector_unpack, vectors_a_row
+from minllm.kernels.vector import load_words, vector_access, vector_unpack, vectors_per_row
 from minllm.runtime.kernel import kernel, launch
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, bits, random
 
@@ -58,7 +58,7 @@ def test_a_load_in_two_steps(dtype, device):
 def test_rows_of_whole_aligned_vectors():
     memory = np.zeros(64, BFLOAT16)
     assert memory.ctypes.data % 16 == 0
-    assert vectors_a_row(16, memory, memory[8:]) == 2
-    assert vectors_a_row(12, memory) == 0  # one and a half vectors
-    assert vectors_a_row(16, memory, memory[4:]) == 0  # 8 bytes off
-    assert vectors_a_row(4, np.zeros(4, np.float32)) == 1 and vectors_a_row(4, np.zeros(4, FLOAT16)) == 0
+    assert vectors_per_row(16, memory, memory[8:]) == 2
+    assert vectors_per_row(12, memory) == 0  # one and a half vectors
+    assert vectors_per_row(16, memory, memory[4:]) == 0  # 8 bytes off
+    assert vectors_per_row(4, np.zeros(4, np.float32)) == 1 and vectors_per_row(4, np.zeros(4, FLOAT16)) == 0

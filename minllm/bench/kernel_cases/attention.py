@@ -1,4 +1,4 @@
-"""Attention's rungs on a paged cache, its blocks in a random order (or one a sequence): prompts in operations, decode steps in bytes.
+"""Attention's rungs on a paged cache, blocks in random order (or one per sequence): prompts in operations, decode steps in bytes.
 
 Peers get the same keys and values gathered into contiguous memory beforehand, as [sequences, KV heads, keys, head_dim].
 """
@@ -9,12 +9,11 @@ from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLO
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
-from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 
 BLOCK_SIZE = 16
-SAMPLE_ROWS = 32  # of a sequence's queries at each end, that are computed again on the host
+SAMPLE_ROWS = 32  # rows at each end of a sequence that the host computes again
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
-LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # what paging costs is the ratio of the last two
+LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the ratio of the last two is the cost of paging
 # Sequences x keys of decode steps.
 DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
@@ -61,7 +60,7 @@ def decode_case(
     layout: str = "",
     peers: tuple[str, ...] = PEERS,
 ) -> KernelCase:
-    """Attention of one new token a sequence. layout: "" for blocks of 16, "contiguous" for a block a sequence; "ragged" and "ragged
+    """Attention of one new token per sequence. layout: "" for blocks of 16, "contiguous" for a block per sequence; "ragged" and "ragged
     contiguous" are the same with lengths up to `context`, for which there are no peers."""
     ragged = layout.startswith("ragged")
     lengths = ragged_lengths(sequences, context) if ragged else np.full(sequences, context)
@@ -80,13 +79,13 @@ def shared_prefix_case(
     head_dim: int = 128,
     dtype: np.dtype = BFLOAT16,
 ) -> KernelCase:
-    """Attention of one new token a sequence, where all begin with the same `prefix` keys, in the same blocks, and have `own` more each.
+    """Attention of one new token per sequence; all begin with the same `prefix` keys, in the same blocks, and have `own` more each.
 
-    Work is what has to be read at least: the prefix once. What to expect on an H200, at 4.2 TB/s and some 9 us a launch:
-    64 sequences that share 8192 keys and have 512 each: 34 + 134 MB, so 40 us and two launches, 60; kernels that read the prefix for every
-    sequence ask for 2.3 GB, of which the L2 cache delivers most, 350 us or more: six times as long. 16 that share 32768: 134 + 34 MB, the
-    same 60 us, against 2.2 GB that no cache holds, 500 us: eight times as long. Measured on the first occasion: 128 against 252 us, and 122
-    against 416. Shares of the prefix compute for twice as long as they read, and sequences in step find its keys in the L2 cache.
+    Work is the least that has to be read: the prefix once. To expect on an H200, at 4.2 TB/s and some 9 us per launch: 64 sequences that
+    share 8192 keys and have 512 each read 34 + 134 MB, 40 us, or 60 with two launches; kernels that read the prefix for every sequence load
+    2.3 GB, most of it from the L2 cache, in 350 us or more: six times as long. 16 that share 32768 read 134 + 34 MB in the same 60 us, or
+    2.2 GB that no cache holds in 500 us: eight times as long. The recorded rows ("shared prefix" in docs/results/h200.json) are 2.0 and 3.3
+    times as fast: shares of the prefix compute for twice as long as they read, and sequences in step find its keys in the L2 cache.
     """
     work = key_value_bytes(1, prefix + sequences * own, kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, 1, prefix + own, heads, kv_heads, head_dim, dtype)
@@ -127,8 +126,7 @@ def attention_case(
             dict(shared, query=ops.array(queries[i]), out=ops.empty(query.shape, dtype), block_tables=ops.array(tables[i]), context=context)
             for i in range(sets)
         ]
-        cascade, scale = variant == "split_cascade", head_dim**-0.5
-        module = split_cascade if cascade else VARIANTS[variant]
+        cascade, module, scale = variant == "split_cascade", VARIANTS[variant], head_dim**-0.5
         options = dict(prefix_len=prefix) if cascade else dict(max_query_len=tokens)
         shapes = module.workspace_shapes(query, key_cache, tables[0], **(options if cascade else {}))
         workspace = make_workspace(shapes, ops.empty, ops.zeros)
@@ -179,4 +177,12 @@ def cases() -> list[KernelCase]:
     decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
     for sizes in ((64, 8192, 512), (16, 32768, 512)):
         decode += [shared_prefix_case(variant, *sizes) for variant in ("split_cascade", "split_tensor_core")]
-    return [*prefill, *decode]
+    cases = [*prefill, *decode]
+    return cases + [default_case(name) for name in VARIANTS.names() if name not in {case.variant for case in cases}]
+
+
+def default_case(variant: str, tokens: int = 512, context: int = 1024, **heads) -> KernelCase:
+    """The case of a variant for which no other is written: a decode step if it takes no prompts, else a prompt."""
+    if VARIANTS.entry(variant).takes_rows(tokens):
+        return prefill_case(variant, 1, tokens, **heads)
+    return decode_case(variant, 1, context, **heads)

@@ -91,8 +91,8 @@ def quantized_decode_case(
             rival=Rival(RIVAL, launches(split_tensor_core, *plain)),
         )
 
-    num_bytes = 2 * tokens * kv_heads * form.bytes_a_head
-    set_bytes = 2 * sequences * context * kv_heads * form.bytes_a_head
+    num_bytes = 2 * tokens * kv_heads * form.bytes_per_head
+    set_bytes = 2 * sequences * context * kv_heads * form.bytes_per_head
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {name}{layout and ', ' + layout}"
     names = ("attention", "decode attention, quantised", case, "split_quantized", BFLOAT16, TOKENS_US)
     return KernelCase(*names, num_bytes, set_bytes, prepare, tokens=tokens)

@@ -8,7 +8,7 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, KernelCase, Prepared, relative_error
 from minllm.bench.kernel_cases.attention import BLOCK_SIZE, prefill_flops, sampled_rows
 from minllm.bench.kernel_cases.glue import EPSILON, Glue, angles, glue_case, slots_of
-from minllm.kernels.attention import QUANTIZED_VARIANTS
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.kv.append import append, append_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.quantization.cache import QuantizedCache, allocate
@@ -48,7 +48,7 @@ def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase
         expected = lambda sample: written(name, value[sample])  # noqa: E731
         return Glue(lambda: append(*arrays, stream=ops.stream), caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
-    moved = 2 * tokens * kv_heads * (head_dim * ITEM + kv_format(name, head_dim).bytes_a_head)
+    moved = 2 * tokens * kv_heads * (head_dim * ITEM + kv_format(name, head_dim).bytes_per_head)
     return glue_case("kv", "append_quantized", f"{tokens}x{kv_heads}x{head_dim}, {name}", tokens, moved, make, tolerance=0.0)
 
 
@@ -71,7 +71,7 @@ def qkv_rope_append_case(name: str, tokens=10240, heads=32, kv_heads=8, head_dim
 
         return Glue(launch, caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
-    moved = tokens * ((width + heads * head_dim) * ITEM + 2 * kv_heads * kv_format(name, head_dim).bytes_a_head)
+    moved = tokens * ((width + heads * head_dim) * ITEM + 2 * kv_heads * kv_format(name, head_dim).bytes_per_head)
     case = f"{tokens}x({heads}+2x{kv_heads})x{head_dim}, {name}"
     return glue_case("kv", "qkv_rope_append_quantized", case, tokens, moved, make, tolerance=0.0)
 
@@ -94,7 +94,7 @@ def prefill_case(
         query = noise.array((sequences * tokens, heads, head_dim), BFLOAT16)
         start, lengths = np.arange(sequences + 1, dtype=np.int32) * tokens, np.full(sequences, tokens, np.int32)
         arrays, out = [ops.array(array) for array in (query, start, lengths, table)], ops.empty(query.shape, BFLOAT16)
-        module, scale = QUANTIZED_VARIANTS[variant], head_dim**-0.5
+        module, scale = VARIANTS[variant], head_dim**-0.5
 
         def launch():
             module.attention(arrays[0], *caches, out, *arrays[1:], scale, max_query_len=tokens, stream=ops.stream)
@@ -105,7 +105,7 @@ def prefill_case(
         )
 
     work = prefill_flops(sequences, tokens, heads, head_dim)
-    set_bytes = 2 * sequences * tokens * (heads * head_dim * ITEM + kv_heads * kv_format(name, head_dim).bytes_a_head)
+    set_bytes = 2 * sequences * tokens * (heads * head_dim * ITEM + kv_heads * kv_format(name, head_dim).bytes_per_head)
     case = f"{sequences}x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16.name}, {name} cache"
     return KernelCase("attention", "prefill attention", case, variant, BFLOAT16, TFLOP_S, work, set_bytes, prepare)
 

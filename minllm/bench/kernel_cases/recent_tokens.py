@@ -36,7 +36,7 @@ def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> Kernel
 
         return Glue(lambda: quantize_groups(*arrays, max_query_len=tokens, stream=ops.stream), caches[0].codes, expected, rows)
 
-    moved = 2 * tokens * kv_heads * (head_dim * ITEM + form.bytes_a_head)
+    moved = 2 * tokens * kv_heads * (head_dim * ITEM + form.bytes_per_head)
     return glue_case("kv", "quantize_groups", f"{tokens}x{kv_heads}x{head_dim}, {FORM}", tokens, moved, make, tolerance=0.0)
 
 

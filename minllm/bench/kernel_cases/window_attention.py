@@ -72,14 +72,14 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
             rival=rival,
         )
 
-    code_bytes = 2 * sequences * context * kv_heads * form.bytes_a_head
+    code_bytes = 2 * sequences * context * kv_heads * form.bytes_per_head
     recent_bytes = 2 * sequences * recent_len * kv_heads * head_dim * ITEM
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {name}, window {window}"
     names = (case, "residual_window", BFLOAT16)
     if new > 1:
         work, rows_bytes = prefill_flops(sequences, new, heads, head_dim), 4 * sequences * new * heads * head_dim * ITEM
         return KernelCase("attention", "prefill attention", *names, TFLOP_S, work, code_bytes + recent_bytes + rows_bytes, prepare)
-    num_bytes = 2 * sequences * base * kv_heads * form.bytes_a_head + recent_bytes
+    num_bytes = 2 * sequences * base * kv_heads * form.bytes_per_head + recent_bytes
     benchmark = "decode attention, quantised"
     return KernelCase("attention", benchmark, *names, TOKENS_US, num_bytes, code_bytes, prepare, tokens=sequences * context)
 

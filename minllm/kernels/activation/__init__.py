@@ -1,1 +1,1 @@
-"""The elementwise nonlinearities between the two matrix products of a feed-forward layer."""
+"""The element-wise nonlinearities between the two GEMMs of a feed-forward layer."""

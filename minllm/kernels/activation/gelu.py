@@ -3,15 +3,15 @@
     exact    x/2 * (1 + erf(x / sqrt(2))) = x * P(x)                       BERT's and Falcon's; P is the normal distribution
     tanh     x/2 * (1 + tanh(u)) = x * sigmoid(2u),  u = sqrt(2/pi) * (x + 0.044715 x**3)     GPT-2's
 
-The exact form computes x P(x) = max(x, 0) - |x| P(-|x|), where nothing cancels. The tail P(-|x|) is t * polynomial(t) * exp(-x**2 / 2)
-with t = 1 / (1 + 0.3 |x|), the form of Hastings (1955, "Approximations for Digital Computers"); the eight coefficients here were fitted for
-the least relative error, 1.3e-7 of the tail up to |x| = 13. The library's erf takes twice the instructions and two branches, and was slower
-than memory.
+The exact form computes x P(x) = max(x, 0) - |x| P(-|x|), which has no cancellation. The tail P(-|x|) is t * polynomial(t) * exp(-x**2 / 2)
+with t = 1 / (1 + 0.3 |x|), the form of Hastings (1955, "Approximations for Digital Computers"); the eight coefficients were fitted for
+the least relative error, 1.3e-7 of the tail up to |x| = 13. libdevice's erf takes twice the instructions and two branches, which makes
+the kernel compute-bound.
 
 T tokens of F features of b bytes: about 10 T F FLOPs (tanh; 25 exact); reads T F b bytes and writes as many; arithmetic intensity about
-5 / b (2.5 FLOP a byte in bf16), so memory sets the time.
+5 / b (2.5 FLOP per byte in bf16), so it is memory-bound.
 
-A thread computes two 16-byte vectors, both loaded before either is used.
+Each thread computes two 16-byte vectors, and loads both before it uses either.
 """
 
 import functools
@@ -23,20 +23,20 @@ from numba import cuda, float32
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import vector_access, vectors_per_row
 from minllm.ptx import ex2, rcp
 from minllm.runtime.kernel import check, kernel, launch
 
 BLOCK = 128
-VECTORS_A_THREAD = 2
+VECTORS_PER_THREAD = 2
 HALF_LOG2_E = math.log2(math.e) / 2
-# Of the polynomial, from the constant on.
+# Coefficients of the polynomial, the constant first.
 TAIL = (0.11962639, 0.12079839, 0.0996373, 0.1294699, -0.05539533, 0.20820838, -0.15827714, 0.03593203)
-FAR = 16.0  # where the tail is 0 in float32, so that infinity times 0 does not arise
+FAR = 16.0  # the tail is 0 in float32 here; clamping |x| avoids infinity times 0
 TWICE_SQRT_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
 UNKNOWN_FORMULA = 'approximate is {!r}; it must be "none" (the exact GELU) or "tanh"'
 
-_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has no erf of its own
+_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has no erf
 
 
 def gelu_reference(x, approximate="none"):
@@ -47,7 +47,7 @@ def gelu_reference(x, approximate="none"):
     check(approximate in ("none", "tanh"), UNKNOWN_FORMULA.format(approximate))
     values = x.astype(np.result_type(x.dtype, np.float32), copy=False)
     if approximate == "tanh":
-        with np.errstate(over="ignore"):  # the cube of a huge value is inf, and tanh(inf) is the right 1
+        with np.errstate(over="ignore"):  # the cube of a huge value is inf, and tanh(inf) is 1, as it should be
             gate = np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * (values * values * values)))
     else:
         gate = _erf(values * math.sqrt(0.5)).astype(values.dtype)
@@ -77,7 +77,7 @@ FORMULAS = {"none": gelu_exact, "tanh": gelu_tanh}
 
 @functools.cache
 def gelu_kernel(approximate):
-    """Any number of features, an element a thread."""
+    """Any number of features, one element per thread."""
     formula = FORMULAS[approximate]
 
     @kernel(dependent_launch=True)
@@ -92,21 +92,21 @@ def gelu_kernel(approximate):
 
 @functools.cache
 def gelu_vector_kernel(approximate, dtype):
-    """The kernel that computes vectors of `dtype`, for rows that are whole, aligned vectors."""
+    """The kernel for rows that are whole, aligned vectors of `dtype`."""
     formula = FORMULAS[approximate]
     width, load, store = vector_access(dtype)
-    held = VECTORS_A_THREAD * width
+    held = VECTORS_PER_THREAD * width
 
     @kernel(dependent_launch=True)
-    def gelu_vector_kernel(x, out):  # both [T, features], of which the kernel sees T * features elements in a row
+    def gelu_vector_kernel(x, out):  # both [T, features], indexed as T * features elements in a row
         wait_for_predecessors()
         values = cuda.local.array(held, float32)
-        first, size = cuda.blockIdx.x * VECTORS_A_THREAD * BLOCK + cuda.threadIdx.x, out.shape[0] * out.shape[1]
-        for v in range(VECTORS_A_THREAD):
+        first, size = cuda.blockIdx.x * VECTORS_PER_THREAD * BLOCK + cuda.threadIdx.x, out.shape[0] * out.shape[1]
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < size:
                 load(x, i, values, v * width)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < size:
                 for k in range(v * width, (v + 1) * width):
@@ -119,14 +119,14 @@ def gelu_vector_kernel(approximate, dtype):
 def gelu(x, out, approximate="none", stream=None):
     """Write the GELU of `x` [T, features] into `out`, which may be `x`; approximate: "none" or "tanh", see `gelu_reference`.
 
-    Raises KernelArgumentError for other shapes and dtypes than float32, float16 and bfloat16.
+    Raises KernelArgumentError for shapes that differ and for dtypes other than float32, float16 and bfloat16.
     """
     check(approximate in FORMULAS, UNKNOWN_FORMULA.format(approximate))
     check_array("x", x, FLOAT_DTYPES, tokens=None, features=None)
     tokens, features = x.shape
     check_array("out", out, (x.dtype,), tokens=tokens, features=features)
-    if vectors := vectors_a_row(features, x, out):
-        grid = ceil_div(tokens * vectors, VECTORS_A_THREAD * BLOCK)
+    if vectors := vectors_per_row(features, x, out):
+        grid = ceil_div(tokens * vectors, VECTORS_PER_THREAD * BLOCK)
         launch(gelu_vector_kernel(approximate, x.dtype), grid, BLOCK, (x, out), stream)
     else:
         launch(gelu_kernel(approximate), (tokens, ceil_div(features, BLOCK)), BLOCK, (x, out), stream)

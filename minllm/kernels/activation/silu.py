@@ -2,11 +2,11 @@
 
     out = silu(gate) * up,    silu(g) = g / (1 + exp(-g)) = g * sigmoid(g)
 
-T tokens of I intermediate elements of b bytes: 6 T I FLOPs (the reciprocal counted as one, the exponential as two: a product
-and a power of 2); reads 2 T I b bytes and writes T I b; arithmetic intensity 2 / b (1 FLOP a byte in bf16), so memory sets the time.
+T tokens of I intermediate elements of b bytes: 6 T I FLOPs (the reciprocal counts as one, the exponential as two: a multiplication
+and a power of 2); reads 2 T I b bytes and writes T I b; arithmetic intensity 2 / b (1 FLOP per byte in bf16), so it is memory-bound.
 
-A thread computes two 16-byte vectors: four loads that do not wait for each other, and two stores. Blocks are small, so that a single
-token already spreads over many multiprocessors.
+Each thread computes two 16-byte vectors: four independent loads and two stores. Blocks are small, so that even a single token spreads
+over many SMs (streaming multiprocessors).
 """
 
 import functools
@@ -17,11 +17,11 @@ from numba import cuda, float32
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import vector_access, vectors_per_row
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 64
-VECTORS_A_THREAD = 2
+VECTORS_PER_THREAD = 2
 
 
 def silu_and_multiply_reference(gate_up):
@@ -32,13 +32,13 @@ def silu_and_multiply_reference(gate_up):
     wide = np.result_type(gate_up.dtype, np.float32)
     intermediate = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :intermediate].astype(wide, copy=False), gate_up[..., intermediate:].astype(wide, copy=False)
-    with np.errstate(over="ignore"):  # exp(-g) of a very negative gate is inf, and g / inf is the right 0
+    with np.errstate(over="ignore"):  # exp(-g) of a very negative gate is inf, and g / inf is 0, as it should be
         return (gate / (1 + np.exp(-gate)) * up).astype(gate_up.dtype, copy=False)
 
 
 @kernel(dependent_launch=True)
 def silu_and_multiply_kernel(gate_up, out):
-    """Any intermediate size, an element a thread: gate_up [T, 2 * I], out [T, I]."""
+    """Any intermediate size, one element per thread: gate_up [T, 2 * I], out [T, I]."""
     wait_for_predecessors()
     token, intermediate = cuda.blockIdx.x, out.shape[1]
     i = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
@@ -51,22 +51,22 @@ def silu_and_multiply_kernel(gate_up, out):
 
 @functools.cache
 def silu_and_multiply_vector_kernel(dtype):
-    """The kernel that computes vectors of `dtype`, for rows that are whole, aligned vectors."""
+    """The kernel for rows that are whole, aligned vectors of `dtype`."""
     width, load, store = vector_access(dtype)
-    held = VECTORS_A_THREAD * width
+    held = VECTORS_PER_THREAD * width
 
     @kernel(dependent_launch=True)
     def silu_and_multiply_vector_kernel(gate_up, out):
         wait_for_predecessors()
         token, intermediate = cuda.blockIdx.x, out.shape[1]
         gate, up = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        first = cuda.blockIdx.y * VECTORS_A_THREAD * BLOCK + cuda.threadIdx.x
-        for v in range(VECTORS_A_THREAD):
+        first = cuda.blockIdx.y * VECTORS_PER_THREAD * BLOCK + cuda.threadIdx.x
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < intermediate:
                 load(gate_up, token * 2 * intermediate + i, gate, v * width)
                 load(gate_up, (token * 2 + 1) * intermediate + i, up, v * width)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             i = (first + v * BLOCK) * width
             if i < intermediate:
                 for k in range(v * width, (v + 1) * width):
@@ -77,15 +77,16 @@ def silu_and_multiply_vector_kernel(dtype):
 
 
 def silu_and_multiply(gate_up, out, stream=None):
-    """Write silu(gate) * up into `out` [T, intermediate]; gate_up: [T, 2 * intermediate], the gate in its first half, of the same dtype.
+    """Write silu(gate) * up into `out` [T, intermediate].
 
-    Raises KernelArgumentError for other shapes and dtypes than float32, float16 and bfloat16.
+    gate_up: [T, 2 * intermediate], the gate in its first half, same dtype as `out`: float32, float16 or bfloat16. Raises
+    KernelArgumentError for anything else.
     """
     check_array("out", out, FLOAT_DTYPES, tokens=None, intermediate=None)
     tokens, intermediate = out.shape
     check_array("gate_up", gate_up, (out.dtype,), tokens=tokens, gate_and_up=2 * intermediate)
-    if vectors := vectors_a_row(intermediate, gate_up, out):
-        grid = (tokens, ceil_div(vectors, VECTORS_A_THREAD * BLOCK))
+    if vectors := vectors_per_row(intermediate, gate_up, out):
+        grid = (tokens, ceil_div(vectors, VECTORS_PER_THREAD * BLOCK))
         launch(silu_and_multiply_vector_kernel(out.dtype), grid, BLOCK, (gate_up, out), stream)
     else:
         launch(silu_and_multiply_kernel, (tokens, ceil_div(intermediate, BLOCK)), BLOCK, (gate_up, out), stream)

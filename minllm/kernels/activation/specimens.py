@@ -10,7 +10,7 @@ WIDE = ("LDG*128*", "STG*128*")
 
 
 def specimens():
-    """All of them. Memory is the limit: blocks that fill most of a multiprocessor's slots, or half of them with two loads a thread."""
+    """All activation kernels. They are memory-bound: enough blocks to fill most of an SM, or half of it with two loads per thread."""
     for dtype in FLOAT_DTYPES:
         both = (array(dtype.name, 2), array(dtype.name, 2))
         yield Specimen(f"activation/silu/elements/{dtype}", silu_and_multiply_kernel, both, SILU_BLOCK, blocks=24)

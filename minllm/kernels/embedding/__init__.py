@@ -1,1 +1,1 @@
-"""Token ids become vectors: the first stage of the forward."""
+"""Token ids become vectors: the first stage of the forward pass."""

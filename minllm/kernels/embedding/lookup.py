@@ -1,9 +1,10 @@
 """Embedding lookup: hidden[t] = embedding[token_ids[t]] (+ position_embedding[positions[t]], as GPT-2 learns it).
 
 T tokens of H elements of b bytes: no FLOPs (T H with positions); T H b bytes read (twice that with positions) and T H b written;
-arithmetic intensity 0 (1 / 3b with positions), so memory sets the time, and for a few tokens its latency: id first, then row.
+arithmetic intensity 0 (1 / 3b with positions), so it is memory-bound, and latency-bound for a few tokens: the row's address waits for
+the id.
 
-One block a token. Its threads copy the row, 16 bytes each, one after another, so that a warp moves 512 consecutive bytes.
+One block per token. Its threads copy the row in 16-byte vectors, so that each warp access covers 512 consecutive bytes.
 Source: Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equation 2: h0 = U We + Wp.
 """
 
@@ -14,16 +15,16 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import vector_access, vectors_a_row
+from minllm.kernels.vector import vector_access, vectors_per_row
 from minllm.ptx import load_128, store_128
 from minllm.runtime.kernel import check, kernel, launch
 
 BLOCK = 128
-VECTORS_A_THREAD = 4
+VECTORS_PER_THREAD = 4
 
 
 def embedding_reference(token_ids, embedding, positions=None, position_embedding=None):
-    """The rows of `embedding` [vocabulary, hidden] that `token_ids` [T] name, in the table's dtype: [T, hidden].
+    """The rows of `embedding` [vocabulary, hidden] for `token_ids` [T], in the table's dtype: [T, hidden].
 
     With `position_embedding` [max_positions, hidden], the row of each token's position is added in float32 and the sum is rounded once.
     """
@@ -36,7 +37,10 @@ def embedding_reference(token_ids, embedding, positions=None, position_embedding
 
 @kernel(dependent_launch=True)
 def embedding_kernel(token_ids, embedding, positions, position_embedding, has_positions, out):
-    """Any hidden size, an element a thread: token_ids, positions [T]; embedding [vocabulary, H]; position_embedding [P, H]; out [T, H]."""
+    """Any hidden size, one element per thread.
+
+    token_ids, positions [T]; embedding [vocabulary, H]; position_embedding [P, H]; out [T, H].
+    """
     wait_for_predecessors()
     token = cuda.blockIdx.x
     row = token_ids[token]
@@ -53,19 +57,19 @@ def embedding_kernel(token_ids, embedding, positions, position_embedding, has_po
 
 @functools.cache
 def embedding_vector_kernel(dtype, has_positions):
-    """The kernel that moves a vector of `dtype` a thread: the arrays of `embedding_kernel`, their rows whole, aligned vectors."""
+    """The kernel that moves vectors of `dtype`: arrays as in `embedding_kernel`, rows of whole, aligned vectors."""
     width, load, store = vector_access(dtype)
     step = BLOCK * width
-    words = 4 * VECTORS_A_THREAD
+    words = 4 * VECTORS_PER_THREAD
 
     @cuda.jit(device=True)
     def copy_vectors(table, row, out, at, hidden, i):
-        """out[at + i], table[row + i] and every `step` elements on: a thread's vectors, all loaded before the first is stored."""
+        """Copy the thread's vectors, table[row + i] and every `step` elements on, to out[at + i]: all loads before the first store."""
         held = cuda.local.array(words, uint32)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             if i + v * step < hidden:
                 held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3] = load_128(table, row + i + v * step)
-        for v in range(VECTORS_A_THREAD):
+        for v in range(VECTORS_PER_THREAD):
             if i + v * step < hidden:
                 store_128(out, at + i + v * step, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
 
@@ -88,7 +92,7 @@ def embedding_vector_kernel(dtype, has_positions):
                 i += step
             else:
                 copy_vectors(embedding, row, out, token * hidden, hidden, i)
-                i += VECTORS_A_THREAD * step
+                i += VECTORS_PER_THREAD * step
 
     return embedding_vector_kernel
 
@@ -107,9 +111,9 @@ def embedding(token_ids, embedding, out, positions=None, position_embedding=None
     if has_positions:
         check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
         check_array("position_embedding", position_embedding, (embedding.dtype,), positions=None, hidden=hidden)
-    else:  # a kernel's arguments are always arrays: these stand in, and are not read
+    else:  # a kernel's arguments are always arrays: these are not read
         positions, position_embedding = token_ids, embedding
-    if vectors_a_row(hidden, embedding, position_embedding, out):
+    if vectors_per_row(hidden, embedding, position_embedding, out):
         chosen = embedding_vector_kernel(embedding.dtype, has_positions)
         launch(chosen, tokens, BLOCK, (token_ids, embedding, positions, position_embedding, out), stream)
     else:

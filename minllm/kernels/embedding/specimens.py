@@ -6,7 +6,7 @@ from minllm.kernels.specimen import INT32, Specimen, array
 
 
 def specimens():
-    """All of them. Memory is the limit, so most of the multiprocessor is to be filled: 12 blocks of 128 threads."""
+    """All embedding kernels. They are memory-bound, so they should fill most of the SM: 12 blocks of 128 threads."""
     for dtype in FLOAT_DTYPES:
         indices, matrix = array(INT32, 1), array(dtype.name, 2)
         elements = (indices, matrix, indices, matrix, INT32, matrix)

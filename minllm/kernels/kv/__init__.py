@@ -1,1 +1,1 @@
-"""New keys and values enter the cache, at the slots that the cache manager chose."""
+"""Kernels that write new keys and values to the cache, at the slots that the cache manager chose."""

@@ -1,13 +1,13 @@
-"""New keys and values are written into the paged cache, each token at its slot.
+"""Write new keys and values into the paged cache, each token at its slot.
 
     key_cache[slot // block_size, slot % block_size] = key[t],  slot = slot_mapping[t];  values likewise;  slot -1 writes nothing
 
 T tokens of R = kv_heads * head_dim elements of b bytes: no FLOPs; 2 T R b bytes read and as many written; arithmetic intensity 0,
-so memory sets the time.
+so it is memory-bound.
 
-One block a token; threads copy its key and its value, 16 bytes each. The cache is addressed as [slots, kv_heads, head_dim], which
-needs no division, with 64-bit offsets: 32,768 blocks of 16 slots of 8 heads of 128 are more than 2**31 bytes. Its tokens may lie apart
-(layout.py).
+One block per token; each thread copies 16 bytes at a time, of the key and of the value. The cache is addressed as [slots, kv_heads,
+head_dim], which needs no division, with 64-bit offsets: 32,768 blocks of 16 slots of 8 heads of 128 exceed 2**31 bytes. There may be
+gaps between tokens (layout.py).
 Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
 """
 
@@ -18,7 +18,7 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.kv.append_quantized import append_quantized
 from minllm.kernels.kv.layout import check_layout, slot_stride
 from minllm.kernels.quantization.cache import is_quantized
-from minllm.kernels.vector import vectors_a_row
+from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import load_128, store_128, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -42,7 +42,7 @@ def append_reference(key, value, key_cache, value_cache, slot_mapping):
 
 @kernel
 def append_kernel(key, value, key_cache, value_cache, slot_mapping):
-    """Any row, an element a thread: key, value [T, R]; caches [slots, R]; slot_mapping [T]."""
+    """Any row length, one element per thread: key, value [T, R]; caches [slots, R]; slot_mapping [T]."""
     # exercise: kv.append
     token = cuda.blockIdx.x
     slot = slot_mapping[token]
@@ -87,10 +87,8 @@ def check_caches(key_cache, value_cache, dtype, kv_heads, head_dim):
 def append(key, value, key_cache, value_cache, slot_mapping, stream=None):
     """Write key and value [T, kv_heads, head_dim] into the caches; arguments as in `append_reference`, one dtype, slots int32.
 
-    QuantizedCaches go to append_quantized.py.
-
-    Slots must be inside the cache, and no two tokens may share one: the kernel trusts them. Raises KernelArgumentError for shapes
-    and dtypes.
+    QuantizedCaches go to append_quantized.py. The kernel does not check that slots lie inside the cache and that no two tokens share one.
+    Raises KernelArgumentError for shapes and dtypes.
     """
     if is_quantized(key_cache) or is_quantized(value_cache):
         append_quantized(key, value, key_cache, value_cache, slot_mapping, stream)
@@ -102,7 +100,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, stream=None):
     check_caches(key_cache, value_cache, key.dtype, kv_heads, head_dim)
     row, slots = kv_heads * head_dim, key_cache.shape[0] * key_cache.shape[1]
     arrays = key.reshape(tokens, row), value.reshape(tokens, row), key_cache.reshape(slots, row), value_cache.reshape(slots, row)
-    if vectors := vectors_a_row(row, *arrays):
+    if vectors := vectors_per_row(row, *arrays):
         launch(append_vector_kernel, tokens, BLOCK, (*arrays, slot_mapping, ceil_div(row, vectors)), stream)
     else:
         launch(append_kernel, tokens, BLOCK, (*arrays, slot_mapping), stream)

@@ -1,13 +1,13 @@
-"""New keys and values into a quantised cache: read once, quantised in registers, written as codes and scales.
+"""Append keys and values to a quantised cache: read once, quantised in registers, written as codes and scales.
 
     x = (key[t, h] - mean[h]) * factor[h]  or  value[t, h]
     codes, scales of block slot // block_size, position slot % block_size = quantize(x)
 
-T tokens of H heads of D components of b bytes: about 6 FLOPs an element; 2 T H D b bytes read and 2 T H bytes_a_head written (formats.py),
-D + 4 for int8 against 2 D for a plain copy; arithmetic intensity about 2 FLOP a byte, so memory sets the time. Quantising in a kernel of
-its own would write the numbers once more and read them back.
+T tokens of H heads of D components of b bytes: about 6 FLOPs per element; 2 T H D b bytes read and 2 T H bytes_per_head written
+(formats.py), D + 4 per head for int8 against 2 D for a plain copy; arithmetic intensity about 2 FLOPs per byte, so it is memory-bound. A
+separate quantisation kernel would write the numbers once more and read them back.
 
-Threads to data: quantized_head.py; a block takes some heads of one token, its z index says whether keys or values.
+Threads to data: see quantized_head.py; a block takes some heads of one token, and its z index selects keys or values.
 Source: LMDeploy, "INT4/INT8 KV Cache"; Zhang et al. 2024, "SageAttention", section 4.2 (the mean).
 """
 
@@ -20,6 +20,7 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.kernels.vector import VECTOR_BYTES, address, load_4_float32, vector_access
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -81,10 +82,8 @@ def append_quantized_kernel(dtype, kv_format, block_size, is_smooth):
 def append_quantized(key, value, key_cache, value_cache, slot_mapping, stream=None):
     """Quantise key and value [T, kv_heads, head_dim] into QuantizedCaches; slots int32 [T], -1 writes nothing.
 
-    Queries of smoothed keys are multiplied by smoothing[2] by whoever makes them (qkv_rope_append does).
-
-    Slots must be inside the cache, and no two tokens may share one: the kernel trusts them. Raises KernelArgumentError for shapes,
-    dtypes and alignment.
+    The caller multiplies queries of smoothed keys by smoothing[2] (qkv_rope_append does). The kernel does not check that slots lie inside
+    the cache and that no two tokens share one. Raises KernelArgumentError for shapes, dtypes and alignment.
     """
     check_array("key", key, FLOAT_DTYPES, tokens=None, kv_heads=None, head_dim=None)
     tokens, kv_heads, head_dim = key.shape
@@ -107,7 +106,7 @@ def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
     check(is_quantized(key_cache), f"key_cache is an array of {key_cache.dtype}; append takes those")
     found = key_cache.format
     check(found.head_dim == head_dim, f"the caches are for heads of {found.head_dim}, and heads have {head_dim}")
-    check(found.head_dim <= 32 * EACH, f"a head of {head_dim} does not fit a warp, which takes {32 * EACH} components")
+    check(found.head_dim <= WARP * EACH, f"a head of {head_dim} does not fit a warp, which takes {WARP * EACH} components")
     num_blocks, block_size, heads, _ = key_cache.shape
     check(kv_heads in (None, heads), f"the caches hold {heads} KV heads, and there are {kv_heads}")
     rows = dict(num_blocks=num_blocks, kv_heads=heads, block_size=block_size)
@@ -125,13 +124,13 @@ def check_quantized_caches(key_cache, value_cache, kv_heads, head_dim):
 
 
 def check_by_token(key_cache):
-    """Raise KernelArgumentError for keys that are quantised by channel, which takes whole groups of tokens."""
+    """Raise KernelArgumentError for keys quantised by channel, which needs whole groups of tokens."""
     check(
         not key_cache.by_channel, f"keys in {key_cache.format.name} are quantised in groups of tokens: append plain ones, quantize_groups"
     )
 
 
 def check_aligned(**arrays):
-    """Raise KernelArgumentError for an array that does not begin at a multiple of 16 bytes."""
+    """Raise KernelArgumentError for an array whose address is not a multiple of 16 bytes."""
     for name, array in arrays.items():
         check(address(array) % VECTOR_BYTES == 0, f"{name} does not begin at a multiple of {VECTOR_BYTES} bytes; copy it")

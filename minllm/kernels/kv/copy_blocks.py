@@ -1,17 +1,17 @@
-"""Whole blocks of the cache are copied: to other blocks, the copy in copy on write, or to and from a buffer on their way to the host.
+"""Copy whole cache blocks: to other blocks (copy on write), or to and from a buffer for transfers to the host.
 
     to[layer, destination] = cache[layer, source]   for each layer and pair (source, destination)
 
 `to` is the cache itself, or another array of such blocks. Keys and values of all layers lie in one array (cache/kv_cache.py), so one launch
 copies a block in all of them: the third axis of the grid counts these layers.
 
-Two sequences that share a block part when one of them writes into it: it gets a copy first (Kwon et al. 2023, "Efficient Memory Management
+When one of two sequences that share a block writes into it, it first gets its own copy (Kwon et al. 2023, "Efficient Memory Management
 for Large Language Model Serving with PagedAttention", section 4.4). P pairs of blocks of R bytes in L layers: no FLOPs; L P R bytes read
-and as many written; arithmetic intensity 0, so memory sets the time.
+and as many written; arithmetic intensity 0, so it is memory-bound.
 
-What the bytes mean does not matter here, so arrays of every dtype are seen as 32-bit words, or as bytes where a block is not whole words;
-the offset of a block is 64 bits wide. A block of threads copies a piece of 4 KB, 16 bytes a thread at a time. All pairs of a launch are
-copied at the same time: `in_rounds` cuts a list of copies that depend on each other into launches.
+Dtypes do not matter here: all arrays are viewed as 32-bit words, or as bytes if a block is not whole words; offsets of blocks are 64 bits
+wide. A thread block copies a piece of 4 KB, 16 bytes per thread at a time. All pairs of a launch are copied at the same time: `in_rounds`
+splits a list of dependent copies into launches.
 """
 
 import math
@@ -21,29 +21,29 @@ from numba import cuda, int64, uint32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array, is_contiguous
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import load_words, vectors_a_row
+from minllm.kernels.vector import load_words, vectors_per_row
 from minllm.ptx import store_128
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
-VECTORS_A_THREAD = 2
-WORDS_A_VECTOR = 4
-WORDS_HELD = WORDS_A_VECTOR * VECTORS_A_THREAD
-PIECE = THREADS * VECTORS_A_THREAD  # vectors, or bytes where there are no vectors
-MAX_PAIRS = MAX_LAYERS = 65535  # the second and the third axis of a grid end there
+VECTORS_PER_THREAD = 2
+WORDS_PER_VECTOR = 4
+WORDS_HELD = WORDS_PER_VECTOR * VECTORS_PER_THREAD
+PIECE = THREADS * VECTORS_PER_THREAD  # vectors, or bytes if blocks are not whole vectors
+MAX_PAIRS = MAX_LAYERS = 65535  # the limit of a grid's second and third axes
 
 
 def copy_blocks_reference(cache, copies, to=None):
-    """cache [num_blocks, ...], in place, or into `to`; copies [P, 2], pairs of source and destination, copied one after the other."""
+    """Copy blocks of cache [num_blocks, ...] in place, or into `to`: copies [P, 2], pairs (source, destination), one after the other."""
     to = cache if to is None else to
     for source, destination in copies:
         to[destination] = cache[source]
 
 
 def in_rounds(copies):
-    """Cuts a list of (source, destination), meant one after the other, into lists that may be copied at the same time.
+    """Split a list of (source, destination), meant one after the other, into lists that may be copied at the same time.
 
-    In such a list no block is written that is read or written by another copy of it.
+    In such a list no copy writes a block that another copy reads or writes.
     """
     rounds, read, written = [[]], set(), set()
     for source, destination in copies:
@@ -58,7 +58,7 @@ def in_rounds(copies):
 
 @kernel
 def copy_blocks_kernel(cache, to, copies):
-    """Any size of a block, a byte a thread at a time: cache, to uint8 [L, num_blocks, R], copies int32 [P, 2]."""
+    """Blocks of any size, one byte per thread at a time: cache, to uint8 [L, num_blocks, R], copies int32 [P, 2]."""
     # exercise: kv.copy_blocks
     pair, layer = cuda.blockIdx.y, cuda.blockIdx.z
     source, destination, row = copies[pair, 0], copies[pair, 1], cache.shape[2]
@@ -75,37 +75,37 @@ def copy_blocks_vector_kernel(cache, to, copies):
     pair, layer, row = cuda.blockIdx.y, int64(cuda.blockIdx.z), int64(cache.shape[2])
     source = (layer * cache.shape[1] + copies[pair, 0]) * row
     destination = (layer * to.shape[1] + copies[pair, 1]) * row
-    first = (cuda.blockIdx.x * PIECE + cuda.threadIdx.x) * WORDS_A_VECTOR
+    first = (cuda.blockIdx.x * PIECE + cuda.threadIdx.x) * WORDS_PER_VECTOR
     held = cuda.local.array(WORDS_HELD, uint32)
-    for v in range(VECTORS_A_THREAD):
-        i = first + v * THREADS * WORDS_A_VECTOR
+    for v in range(VECTORS_PER_THREAD):
+        i = first + v * THREADS * WORDS_PER_VECTOR
         if i < row:
-            load_words(cache, source + i, held, WORDS_A_VECTOR * v)
-    for v in range(VECTORS_A_THREAD):
-        i = first + v * THREADS * WORDS_A_VECTOR
+            load_words(cache, source + i, held, WORDS_PER_VECTOR * v)
+    for v in range(VECTORS_PER_THREAD):
+        i = first + v * THREADS * WORDS_PER_VECTOR
         if i < row:
             store_128(to, destination + i, held[4 * v], held[4 * v + 1], held[4 * v + 2], held[4 * v + 3])
 
 
 def copy_blocks(cache, copies, stream=None, to=None):
-    """Copy blocks of a cache [num_blocks, ...], one layer by itself; else as `copy_blocks_of_layers`."""
+    """Copy blocks of a cache [num_blocks, ...] of one layer; otherwise as `copy_blocks_of_layers`."""
     check(cache.ndim >= 2, f"cache has shape {tuple(cache.shape)}; it must be [num_blocks, ...]")
     caches, targets = (array if array is None else one_layer(array) for array in (cache, to))
     copy_blocks_of_layers(caches, copies, stream, targets)
 
 
 def one_layer(array):
-    """[num_blocks, ...] as the only layer of [1, num_blocks, ...]."""
+    """View [num_blocks, ...] as [1, num_blocks, ...], a cache of one layer."""
     check_gaps(array)
     return array.reshape(1, *array.shape)
 
 
 def copy_blocks_of_layers(caches, copies, stream=None, to=None):
-    """Copy blocks of caches [layers, num_blocks, ...] of any dtype; copies int32 [P, 2], pairs of source and destination in every layer.
+    """Copy blocks of caches [layers, num_blocks, ...] of any dtype; copies int32 [P, 2], pairs (source, destination), apply to every layer.
 
-    to: as many other layers of blocks of the same size and dtype that they are copied into; by default the caches themselves. Blocks must
-    be inside the arrays, and no block may be written that is read or written by another pair: the kernel trusts them (`in_rounds` makes
-    such lists). Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
+    to: the destination, with as many layers and blocks of the same size and dtype; by default the caches themselves. The kernel does not
+    check that blocks lie inside the arrays and that no pair writes a block that another reads or writes (`in_rounds` makes such lists).
+    Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
     """
     to = caches if to is None else to
     check_array("copies", copies, INDEX_DTYPES, pairs=None, source_and_destination=2)
@@ -120,7 +120,7 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
         check(False, f"blocks of {given} cannot be copied to blocks of {wanted}")
     check(layers == to.shape[0], f"blocks of {layers} layers cannot be copied to blocks of {to.shape[0]} layers")
     rows = [rows_of_words(array) for array in (caches, to)]
-    if vectors := vectors_a_row(rows[0].shape[2], *rows):
+    if vectors := vectors_per_row(rows[0].shape[2], *rows):
         launch(copy_blocks_vector_kernel, (ceil_div(vectors, PIECE), pairs, layers), THREADS, (*rows, copies), stream)
     else:
         rows = [array.view(np.uint8) for array in rows]
@@ -130,7 +130,7 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
 def rows_of_words(array):
     """[layers, num_blocks, ...] as uint32 [layers, num_blocks, R / 4], or as bytes where a block is not whole words.
 
-    Such rows are returned as they are: who copies again and again keeps them.
+    Such rows are returned unchanged: a caller that copies repeatedly keeps them.
     """
     dtype = np.uint8 if math.prod(array.shape[2:]) * array.dtype.itemsize % 4 else np.uint32
     if array.ndim == 3 and array.dtype == dtype:
@@ -139,5 +139,5 @@ def rows_of_words(array):
 
 
 def check_gaps(array):
-    """Raise KernelArgumentError for an array of blocks that do not lie side by side."""
+    """Raise KernelArgumentError for an array with gaps between blocks."""
     check(is_contiguous(array), "cache has gaps: give the array that holds all layers of a block, not a view of one of them")

@@ -1,8 +1,8 @@
-"""How the cache of a layer may lie in memory: [num_blocks, block_size, kv_heads, head_dim], with gaps between one token and the next.
+"""The memory layout of a layer's cache: [num_blocks, block_size, kv_heads, head_dim], possibly with gaps between tokens.
 
-The numbers of one token lie side by side, and tokens at equal distances, across blocks too: token `slot` begins at slot * stride. The
-stride is kv_heads * head_dim where a layer has an array of its own, and num_layers times as much where the layers of a token lie side
-by side, so that a page of memory holds few tokens of all layers rather than many tokens of one (vAttention, arXiv 2405.04437, section 5).
+The numbers of one token are contiguous, and tokens lie at equal distances, across blocks too: token `slot` begins at slot * stride. The
+stride is kv_heads * head_dim if each layer has its own array, and num_layers times as much if the layers of a token lie side by side, so
+that a page of memory holds few tokens of all layers rather than many tokens of one (vAttention, arXiv 2405.04437, section 5).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from minllm.runtime.kernel import check
 
 
 def check_layout(name, cache):
-    """Raise KernelArgumentError unless the array's tokens lie side by side in themselves and at equal distances from each other."""
+    """Raise KernelArgumentError unless each token is contiguous and tokens lie at equal distances."""
     if is_contiguous(cache):
         return
     (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
@@ -29,7 +29,7 @@ def check_layout(name, cache):
 
 
 def slot_stride(cache):
-    """Elements from one token of a cache [num_blocks, block_size, kv_heads, head_dim] to the next; in kernels it is ptx.token_stride."""
+    """Elements from one token of a cache [num_blocks, block_size, kv_heads, head_dim] to the next (in kernels: ptx.token_stride)."""
     return cache.strides[1] // cache.dtype.itemsize
 
 

@@ -1,13 +1,14 @@
-"""Between two decode steps the residual window of every row moves on, without leaving the GPU.
+"""Advance the residual window of every row between two decode steps, without leaving the GPU.
 
-For a row whose next token stands at position p, with a window of R tokens, rings of n = R / G + 1 blocks of G = TOKEN_GROUP tokens, and r
-for its ring's number:
+For a row whose next token stands at position p, with a window of R tokens, rings of n = R / G + 1 blocks of G = TOKEN_GROUP tokens, and
+ring number r:
 
     slot          ← the slot of p:  block r n + (p / G) mod n, offset p mod G
     recent_lens   ← p + 1 - L(p)                            L(p): residual_window/reference.py
     recent_tables ← r n + (L(p) / G + i) mod n              for i from 0 to n - 1
 
-A row that was switched off (advance.py: context length 0) writes nowhere and has no recent tokens. A thread a row, 4 (n + 5) bytes of it.
+A row that was switched off (advance.py: context length 0) writes nowhere and has no recent tokens. One thread per row; 4 (n + 5) bytes
+per row.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ THREADS = 128
 
 
 def window_of_rows(positions, context_lens, rings, residual_window):
-    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, of rows whose next token stands at positions [B]; rings [B]."""
+    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for rows whose next token stands at positions [B]; rings [B]."""
     size = ring_blocks(residual_window)
     starts, is_on = window_start(positions, residual_window), np.asarray(context_lens) > 0
     slots = (rings * size + positions // TOKEN_GROUP % size) * TOKEN_GROUP + positions % TOKEN_GROUP
@@ -33,7 +34,7 @@ def window_of_rows(positions, context_lens, rings, residual_window):
 
 @kernel(dependent_launch=True)
 def move_window_kernel(positions, context_lens, rings, slots, recent_lens, recent_tables, residual_window):
-    """int32 [B] all but recent_tables [B, n]."""
+    """All arrays int32 [B], except recent_tables [B, n]."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     if row < positions.shape[0]:
@@ -48,9 +49,9 @@ def move_window_kernel(positions, context_lens, rings, slots, recent_lens, recen
 
 
 def move_window(positions, context_lens, rings, slots, recent_lens, recent_tables, residual_window, stream=None):
-    """Write slots [B], recent_lens [B] and recent_tables [B, n] as `window_of_rows` has them, from arrays [B]; all int32.
+    """Write slots [B], recent_lens [B] and recent_tables [B, n], as `window_of_rows` computes them, from arrays [B]; all int32.
 
-    Raises KernelArgumentError for shapes and dtypes, and for a window that is no multiple of TOKEN_GROUP.
+    Raises KernelArgumentError for shapes and dtypes, and for a window that is not a multiple of TOKEN_GROUP.
     """
     is_whole = residual_window > 0 and residual_window % TOKEN_GROUP == 0
     check(is_whole, f"residual_window is {residual_window}; it must be a multiple of {TOKEN_GROUP} tokens")

@@ -5,15 +5,15 @@
     q, k    = rope(q, position), rope(k, position)              where the model has rotary positions
     key_cache[slot], value_cache[slot] = k, v                   query = q
 
-T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k; T N D b bytes read and as
-many written, besides T D * 4 of the table and 2 D b of the norms, for which every head asks anew, out of caches (in the form by vectors
-every thread, for its one or two heads, where the table is concerned); arithmetic intensity about 3 / b (1.5 FLOP a byte in bf16), so
-memory sets the time. Five separate kernels would move the queries and keys three times
-more, and at one token each of them would cost a launch.
+T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs per element of q and k; T N D b bytes read and as
+many written, plus T D * 4 bytes of the table and 2 D b of the norms, which each head loads again from L2 (in the vector form each
+thread loads its part of the table once for its one or two heads); arithmetic intensity about 3 / b (1.5 FLOPs per byte in bf16), so it
+is memory-bound. Five separate kernels would move queries and keys three more times, and each would cost a launch, which matters at one
+token.
 
-`qkv_rope_append_vector.py` holds the form for heads whose halves are whole 16-byte vectors, which is almost every model's; here is
-the one for any head. One warp a head, four heads a block. A lane holds pairs of components 32 apart, and both components of a pair: the
-norm is then one warp-wide sum, and the turn needs no exchange at all.
+`qkv_rope_append_vector.py` holds the form for heads whose halves are whole 16-byte vectors, as in almost every model; this file has the
+form for any head. One warp per head, four heads per block. A lane holds pairs of components 32 apart, and both components of a pair: the
+norm is then one warp-wide sum, and the rotation needs no exchange.
 Sources: Su et al. 2021, "RoFormer"; the Qwen team 2025, "Qwen3 Technical Report", section 2 (QK norm); vLLM's slot mapping.
 """
 
@@ -32,10 +32,10 @@ from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
-HEADS_A_BLOCK = 4
+HEADS_PER_BLOCK = 4
 
 
 def qkv_rope_append_reference(
@@ -53,12 +53,12 @@ def qkv_rope_append_reference(
     epsilon=1e-6,
     recent=None,
 ):
-    """Split qkv, normalise and turn its queries and keys, write keys and values into the cache, return the queries.
+    """Split qkv, normalise and rotate its queries and keys, write keys and values into the cache, return the queries.
 
     qkv: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys, then values. q_norm, k_norm: [head_dim] weights of an RMSNorm
     over each head (Qwen3), or None. cos_sin: see `rope_table`; None leaves positions out (GPT-2). Caches and slots as in
-    `append_reference`. recent: (key_cache, value_cache, slot_mapping) of plain caches that hold the tokens too, beside QuantizedCaches,
-    as those would have them but for the codes. Everything between load and store is float32, and rounded once. Returns the queries,
+    `append_reference`. recent: (key_cache, value_cache, slot_mapping) of plain caches that also hold the tokens beside QuantizedCaches,
+    with the same smoothing but not quantised. Everything between load and store is float32, rounded once. Returns the queries,
     [T, heads, head_dim], in the dtype of qkv.
     """
     tokens = qkv.shape[0]
@@ -82,20 +82,20 @@ def qkv_rope_append_reference(
 
 @functools.cache
 def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
-    """The kernel for one shape of head; rotary_dim 0 leaves positions out."""
+    """The kernel for one head shape; rotary_dim 0 leaves positions out."""
     half = rotary_dim // 2
-    rounds = ceil_div(ceil_div(head_dim, 2), WARP)  # pairs a lane; the last pair has one component if head_dim is odd
+    rounds = ceil_div(ceil_div(head_dim, 2), WARP)  # pairs per lane; the last pair has one component if head_dim is odd
 
     @cuda.jit(device=True)
     def components(pair):
-        """The two components of a pair; behind rotary_dim nothing turns, and neighbours make a pair."""
+        """The two components of a pair; beyond rotary_dim, where nothing rotates, neighbours form a pair."""
         if pair < half and not interleaved:
             return pair, pair + half
         return 2 * pair, 2 * pair + 1
 
     @cuda.jit(device=True)
     def load_pairs(row, start, lane, a, b):
-        """This lane's pairs of row[start : start + head_dim]; 0 where there is none."""
+        """Load this lane's pairs of row[start : start + head_dim]; 0 beyond the head."""
         for r in range(rounds):
             first, second = components(r * WARP + lane)
             a[r] = float32(row[start + first]) if first < head_dim else float32(0)
@@ -103,7 +103,7 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
 
     @cuda.jit(device=True)
     def load_turn(angles, lane, cosine, sine):
-        """The turn of each of this lane's pairs; none behind rotary_dim."""
+        """Load the cosine and sine of each of this lane's pairs; beyond rotary_dim 1 and 0."""
         for r in range(rounds):
             pair = r * WARP + lane
             cosine[r] = angles[pair] if pair < half else float32(1)
@@ -136,14 +136,14 @@ def qkv_rope_append_kernel(head_dim, rotary_dim, interleaved, has_norm):
     def qkv_rope_append_kernel(qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache, value_cache, epsilon):
         # qkv [T, (heads + 2 * kv_heads) * head_dim], positions, slot_mapping [T], cos_sin [positions, rotary_dim],
         # q_norm, k_norm [head_dim], query [T, heads, head_dim], caches [slots, kv_heads, head_dim].
-        # Unsigned indices: one that might be negative costs instructions that wrap it around.
+        # Unsigned indices: a signed index costs extra instructions to wrap negative values around.
         wait_for_predecessors()
-        token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & 31
-        head = uint32(cuda.blockIdx.y) * HEADS_A_BLOCK + uint32(cuda.threadIdx.y)
+        token, lane = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x) & (WARP - 1)
+        head = uint32(cuda.blockIdx.y) * HEADS_PER_BLOCK + uint32(cuda.threadIdx.y)
         heads, kv_heads = query.shape[1], key_cache.shape[1]
         if head >= heads + 2 * kv_heads:
             return
-        # All loads come first, so that a single token waits for memory twice (the position, then its angles), not four times.
+        # All loads come first, so that a single token waits for memory twice (for the position, then for its angles), not four times.
         position, slot = positions[token], slot_mapping[token]
         a, b = cuda.local.array(rounds, float32), cuda.local.array(rounds, float32)
         load_pairs(qkv[token], head * head_dim, lane, a, b)
@@ -178,8 +178,8 @@ def qkv_rope_append(
     """Write queries into `query` [T, heads, head_dim], and keys and values into the caches; arguments as in `qkv_rope_append_reference`.
 
     heads and head_dim are those of `query`, kv_heads that of the caches. One dtype, but for the float32 table and the int32 positions
-    and slots, which must be inside the table and the cache: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
-    QuantizedCaches go to qkv_rope_append_quantized.py.
+    and slots, which must be inside the table and the cache: the kernel does not check them. QuantizedCaches go to
+    qkv_rope_append_quantized.py. Raises KernelArgumentError for shapes and dtypes.
     """
     check_array("query", query, FLOAT_DTYPES, tokens=None, heads=None, head_dim=None)
     (tokens, heads, head_dim), dtype = query.shape, query.dtype
@@ -203,7 +203,7 @@ def qkv_rope_append(
         )
         return
     check(recent is None, "recent tokens are kept beside quantised caches; these keep all tokens as they are")
-    if not has_norm:  # a kernel's arguments are always arrays: others stand in, and are not read
+    if not has_norm:  # a kernel's arguments are always arrays: these are not read
         q_norm = k_norm = qkv
     if cos_sin is not None:
         rotary_dim = cos_sin.shape[1]
@@ -212,13 +212,13 @@ def qkv_rope_append(
     by_slot = (num_blocks * block_size, kv_heads, head_dim)
     arrays = (qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache.reshape(by_slot), value_cache.reshape(by_slot))
     operands = (qkv, query, key_cache, value_cache, q_norm, k_norm)
-    turned = rotary_dim or head_dim  # where nothing turns, pairs half a head apart serve as well
+    turned = rotary_dim or head_dim  # without rotation, pairs half a head apart serve as well
     vectors = vectors_of_half_a_head(head_dim, turned, interleaved, cos_sin, *operands)
     if 0 < vectors <= THREADS and (vectors in (1, 2, 4, 8, 16, 32) or not has_norm):
-        blocks, side_by_side, heads_a_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
-        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_a_thread)
+        blocks, side_by_side, heads_per_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
+        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_per_thread)
         launch(chosen, (tokens, blocks), (vectors, side_by_side), (*arrays, float(epsilon)), stream)
         return
-    grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_A_BLOCK))
+    grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_PER_BLOCK))
     chosen = qkv_rope_append_kernel(head_dim, rotary_dim, bool(interleaved), has_norm)
-    launch(chosen, grid, (WARP, HEADS_A_BLOCK), (*arrays, float(epsilon)), stream)
+    launch(chosen, grid, (WARP, HEADS_PER_BLOCK), (*arrays, float(epsilon)), stream)

@@ -1,16 +1,15 @@
-"""From the fused QKV projection to a quantised cache in one step: split, QK norm, RoPE, and codes and scales.
+"""Fused step from the QKV projection to a quantised cache: split, QK norm, RoPE, quantisation.
 
     q, k, v = split(qkv);  q, k = rms_norm(q) * q_norm, rms_norm(k) * k_norm;  q, k = rope(q), rope(k)      as in qkv_rope_append.py
     codes, scales = quantize((k - mean) * factor), quantize(v)           query = q / factor
-    recent_key[recent_slot], recent_value[recent_slot] = (k - mean) * factor, v       where a residual window keeps them as they are
+        recent_key[recent_slot], recent_value[recent_slot] = (k - mean) * factor, v       with a residual window, in full precision
 
-T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs an element of q and k and 6 of k and v; T N D b bytes
-read, T heads D b written as queries and 2 T kv_heads bytes_a_head (formats.py) as cache, and 2 T kv_heads D b as recent tokens where
-there are such; memory sets the time. Nothing is rounded between the projection and the codes: keys are quantised from float32.
-
-Threads to data: as in quantized_head.py, eight components a lane. The partner of a component in its RoPE pair lies half a head away, half
-as many lanes: one exchange a component.
-Sources: as of qkv_rope_append.py and append_quantized.py.
+T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs per element of q and k and 6 per element of k and v;
+T N D b bytes read; T heads D b written as queries, 2 T kv_heads bytes_per_head (formats.py) to the cache, and with a residual window
+2 T kv_heads D b as recent tokens; memory-bound. Nothing is rounded between the projection and the codes: keys are quantised from float32.
+Threads to data: as in quantized_head.py, eight components per lane. A component's partner in its RoPE pair lies half a head away, half
+as many lanes: one exchange per component.
+Sources: those of qkv_rope_append.py and append_quantized.py.
 """
 
 import functools
@@ -24,7 +23,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -40,11 +39,11 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
 
     @cuda.jit(device=True)
     def normalize(values, weight, component, lane, epsilon, is_turned):
-        """RMSNorm over the head, times weight [head_dim], where the head is a query or a key; the whole warp takes part."""
+        """RMSNorm over the head, times weight [head_dim], if the head is a query or a key; the whole warp must call it."""
         total = float32(0)
         for k in range(EACH):
             total += values[k] * values[k]
-        if lane >= active:  # its components are the last lane's, and counted there
+        if lane >= active:  # its components repeat the last lane's, which counts them
             total = float32(0)
         distance = lanes >> 1
         while distance:
@@ -59,9 +58,11 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
 
     @cuda.jit(device=True)
     def turn(values, cos_sin, position, lane, is_turned):
-        """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, where the head is a query or a key; the whole warp takes
-        part."""
-        own = min(lane, uint32(active - 1))  # lanes beyond the head turn what they hold, its last components, as their owner does
+        """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, if the head is a query or a key.
+
+        The whole warp must call it.
+        """
+        own = min(lane, uint32(active - 1))  # lanes beyond the head hold its last components and rotate them as the owning lane does
         first_half = own < half_lanes
         partner = own + half_lanes if first_half else own - half_lanes
         pair = (own if first_half else own - half_lanes) * EACH
@@ -72,14 +73,14 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             for k in range(0, EACH, 4):
                 load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
                 load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
-        source = cuda.threadIdx.x % 32 - lane + partner  # within the warp
+        source = cuda.threadIdx.x % WARP - lane + partner  # within the warp
         for k in range(EACH):
             other = cuda.shfl_sync(ALL_LANES, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]
 
     @cuda.jit(device=True)
     def unsmooth(smoothing, kv_head, component, values):
-        """values *= smoothing[2], what makes up for the factors of the keys that this query meets."""
+        """values *= smoothing[2], which undoes the factors of the keys that this query will meet."""
         factors = cuda.local.array(EACH, float32)
         for k in range(0, EACH, 4):
             load_4_float32(smoothing, (2 * smoothing.shape[1] + kv_head) * head_dim + component + k, factors, k)
@@ -118,7 +119,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             values[k] = float32(0)
         if is_any:
             load_components(qkv, (token * all_heads + head) * head_dim + component, values)
-        # All lanes of a warp normalise, turn and look for scales together, because they exchange; those of values change nothing.
+        # All lanes of a warp normalise, rotate and compute scales together, because they exchange; lanes with values are left unchanged.
         if has_norm:
             normalize(values, q_norm if is_query else k_norm, component, lane, epsilon, is_turned)
         if has_positions:
@@ -146,7 +147,10 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
 def qkv_rope_append_quantized(
     qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, recent, stream
 ):
-    """`qkv_rope_append` for QuantizedCaches, which has checked all other arguments. Raises KernelArgumentError for what it cannot turn."""
+    """`qkv_rope_append` for QuantizedCaches, after it has checked all other arguments.
+
+    Raises KernelArgumentError for heads that it cannot rotate.
+    """
     _, heads, head_dim = query.shape
     check_quantized_caches(key_cache, value_cache, None, head_dim)
     check_by_token(key_cache)
@@ -155,7 +159,7 @@ def qkv_rope_append_quantized(
         "a quantised cache takes rotary positions that turn whole heads, in pairs half a head apart; not interleaved ones, nor a part",
     )
     is_smooth, has_norm = key_cache.smoothing is not None, q_norm is not None
-    norms = (q_norm, k_norm) if has_norm else (qkv, qkv)  # a kernel's arguments are always arrays: others stand in, and are not read
+    norms = (q_norm, k_norm) if has_norm else (qkv, qkv)  # a kernel's arguments are always arrays: these are not read
     check_aligned(qkv=qkv, query=query, q_norm=norms[0], k_norm=norms[1])
     kv_heads, lanes = key_cache.shape[2], lanes_of(head_dim)
     recent_arrays = (query, query, positions) if recent is None else checked_recent(recent, query, kv_heads)
@@ -171,7 +175,7 @@ def qkv_rope_append_quantized(
 
 
 def checked_recent(recent, query, kv_heads):
-    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots. KernelArgumentError where they do not fit."""
+    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots. KernelArgumentError if they do not fit."""
     (key, value, slots), (tokens, _, head_dim) = recent, query.shape
     for name, array in (("recent key", key), ("recent value", value)):
         check_array(name, array, (query.dtype,), blocks=key.shape[0], block_size=key.shape[1], kv_heads=kv_heads, head_dim=head_dim)

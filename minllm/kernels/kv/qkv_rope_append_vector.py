@@ -1,13 +1,13 @@
-"""The same step as `qkv_rope_append.py`, 16 bytes a load and store, for the heads that almost every model has.
+"""The same step as `qkv_rope_append.py` with 16-byte loads and stores, for the head sizes of almost every model.
 
-Threads to data: a thread takes a vector of a head's first half and the one half a head behind it, which holds the partners of its
-pairs; neighbouring threads share a head, and its norm is a sum over them. What a thread needs it asks for at once, heads as words that
-become float32 when all have been asked for (vector.py): a load that waits for another is another latency of memory. Of so many tokens that
-they come from memory a thread has the same place in two heads, and loads the angles once for both; of fewer it has one, so that there are
-more threads to wait side by side.
+Threads to data: a thread takes a vector of a head's first half and the vector half a head further on, which holds the partners of its
+pairs; neighbouring threads share a head, and its norm is a sum over them. A thread issues all its loads at once, the heads as words that
+are converted to float32 once all are issued (vector.py): a load that depends on another adds one memory latency. With so many tokens that
+they exceed the caches, a thread handles the same components of two heads and loads the angles once for both; with fewer tokens it handles
+one head, so that more threads wait in parallel.
 
-On an H200 this makes 92 % of a copy's speed, as three heads a thread do. One head makes 90 % without norms and 86 % with them; a block that
-stays, and loads the next token before it writes this one, 77 to 84 %; loads past L1, which keep it for the angles, 86 to 90 %.
+On an H200 this is the fastest of one, two and three heads per thread, of blocks that loop over tokens, and of loads that bypass L1
+(recorded as "kv" in docs/results/h200.json).
 """
 
 import functools
@@ -19,36 +19,39 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.rope.rotate import make_turn
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
 
-THREADS = 192  # a block, at most
-HEADS_A_THREAD = 2  # of many tokens
+THREADS = 192  # the most threads per block
+HEADS_PER_THREAD = 2  # with many tokens
 MANY_TOKENS = 2048
 
 
 def share_heads(tokens, all_heads, vectors):
-    """(blocks a token, heads side by side in a block, heads a thread) for heads of which a half has so many vectors."""
-    heads_a_thread = HEADS_A_THREAD if tokens >= MANY_TOKENS else 1
-    of_a_warp = max(1, 32 // vectors)
-    most = max(1, THREADS // vectors // of_a_warp * of_a_warp)
-    blocks = ceil_div(all_heads, most * heads_a_thread)
-    side_by_side = ceil_div(ceil_div(all_heads, blocks * heads_a_thread), of_a_warp) * of_a_warp  # whole warps
-    return blocks, side_by_side, heads_a_thread
+    """(blocks per token, heads side by side in a block, heads per thread) for heads whose halves are `vectors` vectors."""
+    heads_per_thread = HEADS_PER_THREAD if tokens >= MANY_TOKENS else 1
+    heads_per_warp = max(1, WARP // vectors)
+    most = max(1, THREADS // vectors // heads_per_warp * heads_per_warp)
+    blocks = ceil_div(all_heads, most * heads_per_thread)
+    side_by_side = ceil_div(ceil_div(all_heads, blocks * heads_per_thread), heads_per_warp) * heads_per_warp  # whole warps
+    return blocks, side_by_side, heads_per_thread
 
 
 @functools.cache
-def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, heads_a_thread):
-    """The kernel for heads of `head_dim` components of `dtype`: half a head is whole vectors, with `has_norm` a power of two of them."""
+def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, heads_per_thread):
+    """The kernel for heads of `head_dim` components of `dtype`.
+
+    Half a head must be whole vectors, and with `has_norm` a power of two of them.
+    """
     width, _, store = vector_access(dtype)
-    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, heads_a_thread * 8  # 4 words for each half
+    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, heads_per_thread * 8  # 4 words per half
     lanes = half // width
     load_angles, turn = make_turn(dtype, head_dim)
 
     @cuda.jit(device=True)
     def sum_over_head(value):
-        """The sum over the `lanes` neighbouring threads that share a head; the whole warp takes part."""
+        """The sum over the `lanes` neighbouring threads that share a head; the whole warp must call it."""
         distance = lanes >> 1
         while distance:
             value += cuda.shfl_xor_sync(ALL_LANES, value, distance)
@@ -57,7 +60,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
 
     @cuda.jit(device=True)
     def load_head(array, start, i, words, at):
-        """words[at : at + 8] = both vectors of a head, which begins at element `start` of the array."""
+        """words[at : at + 8] = both vectors of the head that begins at element `start` of the array."""
         load_words(array, start + i, words, at)
         load_words(array, start + half + i, words, at + 4)
 
@@ -73,7 +76,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
 
     @cuda.jit(device=True)
     def store_head(out, start, i, a, b):
-        """Both vectors of a head, which begins at element `start` of out."""
+        """Store both vectors of the head that begins at element `start` of out."""
         store(out, start + i, a, 0)
         store(out, start + half + i, b, 0)
 
@@ -83,17 +86,17 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
         token, i = cuda.blockIdx.x, cuda.threadIdx.x * width
         heads, kv_heads = query.shape[1], key_cache.shape[1]
         turned_heads, all_heads = heads + kv_heads, heads + 2 * kv_heads
-        first = cuda.blockIdx.y * cuda.blockDim.y * heads_a_thread + cuda.threadIdx.y
+        first = cuda.blockIdx.y * cuda.blockDim.y * heads_per_thread + cuda.threadIdx.y
         weight_words = cuda.local.array(8, uint32)
-        if has_norm and heads_a_thread == 1 and first < turned_heads:
-            # No kernel writes the weights, so their way here may overlap the predecessor.
+        if has_norm and heads_per_thread == 1 and first < turned_heads:
+            # No kernel writes the weights, so this load may overlap the preceding kernel.
             load_head(q_norm if first < heads else k_norm, 0, i, weight_words, 0)
         wait_for_predecessors()
         position, slot = positions[token], slot_mapping[token]
         words = cuda.local.array(words_held, uint32)
         for k in range(words_held):
-            words[k] = uint32(0)  # where there is no head
-        for r in range(heads_a_thread):
+            words[k] = uint32(0)  # absent heads are zeros
+        for r in range(heads_per_thread):
             head = first + r * cuda.blockDim.y
             if head < all_heads:
                 load_head(qkv, (token * all_heads + head) * head_dim, i, words, 8 * r)
@@ -101,8 +104,8 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
         if has_positions and first < turned_heads:
             load_angles(cos_sin, position, i, cosine, sine)
         a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        skipped = slot * (token_stride(key_cache, kv_heads * head_dim) - kv_heads * head_dim)  # what lies between the tokens before
-        for r in range(heads_a_thread):
+        skipped = slot * (token_stride(key_cache, kv_heads * head_dim) - kv_heads * head_dim)  # elements of gaps before this slot
+        for r in range(heads_per_thread):
             head = first + r * cuda.blockDim.y
             is_query, is_turned, is_any = head < heads, head < turned_heads, head < all_heads
             unpack(words, 8 * r, a, 0)
@@ -113,7 +116,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
                     sum_of_squares += a[k] * a[k] + b[k] * b[k]
                 inverse_rms = libdevice.rsqrtf(sum_over_head(sum_of_squares) * float32(1 / head_dim) + epsilon)
                 if is_turned:
-                    if heads_a_thread > 1:  # out of L1: the registers for the weights of every head would cost more than this wait
+                    if heads_per_thread > 1:  # again from L1: holding every head's weights in registers would cost more
                         load_head(q_norm if is_query else k_norm, 0, i, weight_words, 0)
                     normalize(a, b, inverse_rms, weight_words)
             if has_positions and is_turned:

@@ -1,17 +1,17 @@
-"""Groups of recent tokens become codes when their last token has come: keys by channel, values token by token.
+"""Quantise groups of recent tokens once each group is complete: keys by channel, values token by token.
 
     key codes, key scales     = quantize_by_channel(keys of positions G g to G g + G - 1)      a (scale, zero) for each channel
     value codes, value scales = quantize(value) of each of these tokens
 
-for every group g of G = TOKEN_GROUP tokens that ends among a sequence's new tokens. They are read from the plain cache of recent tokens,
-whose blocks hold a group each, and written to the paged cache; until they leave the residual window, attention goes on reading them in
-full precision (residual_window/reference.py).
+for every group g of G = TOKEN_GROUP tokens that ends among a sequence's new tokens. The kernel reads the plain cache of recent tokens,
+whose blocks hold one group each, and writes the paged cache; attention reads these tokens in full precision until they leave the
+residual window (residual_window/reference.py).
 
-A group of one KV head of D components of b bytes: about 10 FLOPs an element; 2 G D b bytes read and 2 G bytes_a_head written; memory sets
-the time, and in 31 of 32 decode steps a row has nothing to do.
+A group of one KV head of D components of b bytes: about 10 FLOPs per element; 2 G D b bytes read and 2 G bytes_per_head written;
+memory-bound. In 31 of 32 decode steps a row has nothing to do.
 
-Threads to data: a block takes the keys, or the values, of a group and a head; eight neighbouring components of some tokens a thread
-(quantized_head.py). The smallest and largest number of a channel are found by exchanges within warps, then through shared memory.
+Threads to data: a block takes the keys, or the values, of one group and head; each thread takes eight neighbouring components of some
+tokens (quantized_head.py). A channel's minimum and maximum are found by exchanges within warps, then through shared memory.
 Source: Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.2.
 """
 
@@ -32,20 +32,21 @@ from minllm.kernels.kv.quantized_head import (
     rounded_code,
 )
 from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.warp import WARP
 from minllm.ptx import pack_f16x2, rcp_rn, store_32, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
-WARPS = THREADS // 32
+WARPS = THREADS // WARP
 
 
 def quantize_groups_reference(
     recent_key, recent_value, key_cache, value_cache, query_start, context_lens, block_tables, recent_lens, recent_tables
 ):  # fmt: skip
-    """Write the groups that the new tokens completed into the QuantizedCaches, in place; arguments as of `quantize_groups`."""
+    """Write the groups that the new tokens completed into the QuantizedCaches, in place; arguments as in `quantize_groups`."""
     block_size = key_cache.shape[1]
     for b, context_len in enumerate(np.asarray(context_lens).tolist()):
-        first = max(0, context_len - int(query_start[b + 1] - query_start[b]))  # a row that pads the batch has a context of 0
+        first = max(0, context_len - int(query_start[b + 1] - query_start[b]))  # a padding row has a context of 0
         recent_start = context_len - int(recent_lens[b])
         for position in range(first // TOKEN_GROUP * TOKEN_GROUP, context_len - TOKEN_GROUP + 1, TOKEN_GROUP):
             group = recent_tables[b, (position - recent_start) // TOKEN_GROUP]
@@ -66,9 +67,9 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
 
     @cuda.jit(device=True)
     def ranges_of_channels(held, low, high):
-        """The smallest and largest of each of this thread's channels over all tokens of the group; the whole block takes part."""
+        """The minimum and maximum of each of this thread's channels over all tokens of the group; the whole block must call it."""
         shared = cuda.shared.array(shared_shape, float32)
-        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        warp, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP
         for k in range(EACH):
             low[k], high[k] = held[k], held[k]
             for i in range(1, tokens):
@@ -88,7 +89,7 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_channels(codes, scales, slot, kv_head, lane, row, held, stores):
-        """Codes of this thread's tokens, from `slot` + row on, and from the first row the pairs of its channels."""
+        """Store the codes of this thread's tokens, from `slot` + row on; first-row threads also store the pairs of their channels."""
         low, high = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         ranges_of_channels(held, low, high)
         block, offset = slot // uint32(block_size), slot % uint32(block_size)
@@ -125,7 +126,7 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
         context_len = context_lens[sequence]
         first = int32(context_len - (query_start[sequence + 1] - query_start[sequence]))
         position = int32((first // TOKEN_GROUP + cuda.blockIdx.x) * TOKEN_GROUP)
-        if position < 0 or position + TOKEN_GROUP > context_len:  # below 0: a row that pads the batch
+        if position < 0 or position + TOKEN_GROUP > context_len:  # position is negative for a padding row
             return
         is_key = cuda.blockIdx.y < kv_heads
         kv_head = cuda.blockIdx.y if is_key else cuda.blockIdx.y - kv_heads
@@ -161,7 +162,7 @@ def quantize_groups(
     int32 [B] and recent_tables int32 [B, blocks]: where the newest tokens of each sequence lie (residual_window/reference.py), those of
     every completed group among them. max_query_len: a bound on the new tokens of one sequence.
 
-    The kernel trusts tables and lengths. Raises KernelArgumentError for shapes, dtypes, alignment and caches whose keys are by token.
+    Tables and lengths are not checked. Raises KernelArgumentError for shapes, dtypes, alignment and caches whose keys are by token.
     """
     check_quantized_caches(key_cache, value_cache, None, key_cache.format.head_dim)
     check(

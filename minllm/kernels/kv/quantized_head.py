@@ -1,12 +1,12 @@
-"""A head's numbers on their way from registers to a quantised cache: the lanes find its scales together, and each stores its codes.
+"""Quantise one head from registers into a quantised cache: lanes compute its scales together, and each stores its codes.
 
-Threads to data: eight neighbouring components a lane, as many as one 128-bit load of 16-bit numbers brings, so that a head of 64, 128 or
-256 takes 8, 16 or 32 lanes and several heads share a warp. A group's smallest and largest number are found by exchanges between its lanes
-(kernels/reduction.py has the same for sums). A head whose lanes are no power of two (80 and 96 components) is filled up with
-lanes that hold its last components once more: they change no minimum, and store nothing.
+Threads to data: eight neighbouring components per lane, one 128-bit load of 16-bit numbers, so that a head of 64, 128 or 256 takes 8, 16
+or 32 lanes and several heads share a warp. A group's minimum and maximum are found by exchanges between its lanes (kernels/reduction.py
+does the same for sums). A head whose lane count is not a power of two (80 and 96 components) is padded with lanes that repeat its last
+components: they change no minimum or maximum, and store nothing.
 
-A lane's codes are 8 bytes (int8, fp8) or 4 (int4); those of a head lie side by side. The first lane of each group stores its scale and
-zero. The arithmetic is that of quantization/reference.py, to the bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.
+A lane's codes are 8 bytes (int8, fp8) or 4 (int4); a head's codes are contiguous. The first lane of each group stores its scale and
+zero. The result equals quantization/reference.py bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.
 """
 
 import functools
@@ -16,12 +16,12 @@ from numba import cuda, float32, int64, uint32
 from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
 
-EACH = 8  # components a lane
-ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 has no bit left for fractions here, so that adding it rounds, ties to even
+EACH = 8  # components per lane
+ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 of this size has no fraction bits, so adding it rounds, ties to even
 
 
 def lanes_of(components):
-    """Lanes that `components` take: a power of two."""
+    """Lanes for this number of components: a power of two."""
     return 1 << (components // EACH - 1).bit_length()
 
 
@@ -34,7 +34,7 @@ def rounded_code(value, zero, inverse, levels):
 
 @cuda.jit(device=True)
 def pack_nibbles_of(bits):
-    """Eight rounded codes of 4 bits as a word: components 2i and 2i + 1 are the nibbles i and i + 4."""
+    """Pack eight rounded 4-bit codes into a word: components 2i and 2i + 1 are nibbles i and i + 4."""
     word = uint32(0)
     for i in range(EACH // 2):
         word |= (prmt(bits[2 * i], bits[2 * i + 1], uint32(0x5410)) & uint32(0x000F000F)) << uint32(4 * i)
@@ -45,8 +45,8 @@ def pack_nibbles_of(bits):
 def make_store_quantized(kv_format, block_size):
     """The device function store_quantized(codes, scales, slot, kv_head, lane, values, stores) for caches of this format.
 
-    codes, scales: arrays of a QuantizedCache. lane: of the head. values: its float32 [EACH]. stores: whether this lane writes. The whole
-    warp must call it, because its lanes exchange.
+    codes, scales: arrays of a QuantizedCache. lane: index within the head. values: the lane's float32 [EACH]. stores: whether this lane
+    writes. The whole warp must call it, because its lanes exchange.
     """
     code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
     group_lanes, active_group_lanes = lanes_of(kv_format.group_size), kv_format.group_size // EACH
@@ -55,13 +55,13 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def row_of(codes, slot, kv_head):
-        """Which of the rows [num_blocks, kv_heads, block_size] is this head's of this slot."""
+        """Index of this head and slot among the rows [num_blocks, kv_heads, block_size]."""
         block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
         return (int64(block) * codes.shape[1] + kv_head) * block_size + offset
 
     @cuda.jit(device=True)
     def range_of_group(values):
-        """(smallest, largest) number of the group that this lane's are part of."""
+        """(minimum, maximum) of the group that this lane's numbers belong to."""
         low, high = values[0], values[0]
         for k in range(1, EACH):
             low, high = min(low, values[k]), max(high, values[k])
@@ -80,7 +80,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_codes(codes, at, values, zero, inverse):
-        """round((value - zero) * inverse), between 0 and the largest code, from byte `at` on."""
+        """Store round((value - zero) * inverse), clamped to the code range, from byte `at` on."""
         bits = cuda.local.array(EACH, uint32)
         for k in range(EACH):
             bits[k] = rounded_code(values[k], zero, inverse, float32(levels))
@@ -91,7 +91,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_integers(codes, scales, slot, kv_head, lane, values, stores):
-        """A lane's codes, and from the first lane of a group its scale and zero, in float16, which the codes are made with."""
+        """Store a lane's codes, computed from float16 scale and zero; the first lane of a group stores that pair."""
         low, high = range_of_group(values)
         pair = pack_f16x2((high - low) * float32(inverse_levels), low)
         scale, zero = unpack_f16x2(pair)
@@ -104,7 +104,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_floats(codes, scales, slot, kv_head, lane, values, stores):
-        """A lane's codes; the head's scale is there already."""
+        """Store a lane's codes; the head's scale is already there."""
         if stores:
             inverse = rcp_rn(scales[kv_head])
             low = pack_pair(values[0] * inverse, values[1] * inverse) | pack_pair(values[2] * inverse, values[3] * inverse) << uint32(16)

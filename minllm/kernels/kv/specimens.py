@@ -7,20 +7,21 @@ from minllm.kernels.kv.copy_blocks import THREADS as COPY_THREADS
 from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector_kernel
 from minllm.kernels.kv.move_window import THREADS as MOVE_THREADS
 from minllm.kernels.kv.move_window import move_window_kernel
-from minllm.kernels.kv.qkv_rope_append import HEADS_A_BLOCK, WARP, qkv_rope_append_kernel
+from minllm.kernels.kv.qkv_rope_append import HEADS_PER_BLOCK, qkv_rope_append_kernel
 from minllm.kernels.kv.qkv_rope_append_quantized import THREADS as QUANTIZED_THREADS
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized_kernel
-from minllm.kernels.kv.qkv_rope_append_vector import HEADS_A_THREAD, THREADS, qkv_rope_append_vector_kernel
+from minllm.kernels.kv.qkv_rope_append_vector import HEADS_PER_THREAD, THREADS, qkv_rope_append_vector_kernel
 from minllm.kernels.kv.quantize_groups import THREADS as GROUP_THREADS
 from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
+from minllm.kernels.warp import WARP
 
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {
     "64": (64, 64, False, False),  # Llama 3.2
     "64_without_positions": (64, 0, False, False),  # GPT-2
-    "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most that a lane holds
+    "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most components per lane
     "80_interleaved_with_norm": (80, 40, True, True),
 }
 # The same for heads whose halves are whole vectors: (head_dim, with positions, with QK norm).
@@ -30,7 +31,7 @@ VECTOR_HEADS = {
     "128": (128, True, False),
     "128_with_norm": (128, True, True),
 }
-# (format, head_dim, dtype) of those that write quantised caches.
+# (format, head_dim, dtype) of the kernels that write quantised caches.
 BFLOAT16 = FLOAT_DTYPES[-1]
 QUANTIZED = (
     ("int8", 128, BFLOAT16),
@@ -43,7 +44,10 @@ QUANTIZED = (
 
 
 def specimens():
-    """All of them. Memory is the limit: 12 blocks of 4 warps, three quarters of a multiprocessor's, or fewer with more loads each."""
+    """All kernels that write the cache.
+
+    They are memory-bound: 12 blocks of 4 warps, three quarters of an SM's warps, or fewer with more loads per thread.
+    """
     for dtype in FLOAT_DTYPES:
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)
         rows = (matrix, matrix, matrix, matrix, indices)
@@ -55,17 +59,17 @@ def specimens():
             norms = (line, line) if head[3] else (matrix, matrix)
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             kernel = qkv_rope_append_kernel(*head)
-            yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_A_BLOCK, blocks=12)
+            yield Specimen(f"kv/qkv_rope_append/{name}/{dtype}", kernel, arguments, WARP * HEADS_PER_BLOCK, blocks=12)
         for name, head in VECTOR_HEADS.items():
             angles = array(FLOAT32, 2) if head[1] else matrix
             norms = (line, line) if head[2] else (matrix, matrix)
             arguments = (matrix, indices, indices, angles, *norms, heads, heads, heads, FLOAT32)
             wide = ("LDG*128*", "STG*128*")
-            for heads_a_thread in (1, HEADS_A_THREAD):
-                kernel = qkv_rope_append_vector_kernel(dtype, *head, heads_a_thread)
-                full_name = f"kv/qkv_rope_append/vectors/{name}/{heads_a_thread}/{dtype}"
+            for heads_per_thread in (1, HEADS_PER_THREAD):
+                kernel = qkv_rope_append_vector_kernel(dtype, *head, heads_per_thread)
+                full_name = f"kv/qkv_rope_append/vectors/{name}/{heads_per_thread}/{dtype}"
                 yield Specimen(full_name, kernel, arguments, THREADS, blocks=4 if head[2] else 5, contains=wide)
-            if name == "128" and dtype.itemsize == 2:  # the layers of a token side by side
+            if name == "128" and dtype.itemsize == 2:  # the layers of a token lie side by side
                 caches = (array(dtype.name, 3, gaps=True),) * 2
                 arguments = (*arguments[:-3], *caches, FLOAT32)
                 yield Specimen(f"kv/qkv_rope_append/strided/{name}/{dtype}", kernel, arguments, THREADS, blocks=5, contains=wide)
@@ -78,7 +82,7 @@ def specimens():
 
 
 def quantized_specimens():
-    """Those that write quantised caches, with smoothed keys; the fused step with positions, and with norms for heads of 128."""
+    """Kernels for quantised caches with smoothed keys; the fused step has positions, and norms for heads of 128."""
     for name, head_dim, dtype in QUANTIZED:
         found, has_norm = kv_format(name, head_dim), head_dim == 128
         line, matrix, heads, indices = array(dtype.name, 1), array(dtype.name, 2), array(dtype.name, 3), array(INT32, 1)

@@ -1,4 +1,4 @@
-"""What every variant of the matrix product accepts: checked in one place, so that all refuse the same mistakes in the same words."""
+"""Argument checks shared by all GEMM variants, so that all reject the same mistakes with the same messages."""
 
 import ml_dtypes
 import numpy as np
@@ -6,6 +6,7 @@ import numpy as np
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 
 FLOAT32 = np.dtype(np.float32)
+MOST_ROWS_OF_GEMV, MOST_ROWS_OF_FLAT = 8, 256  # of x
 HALF_DTYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -13,8 +14,8 @@ def check_arguments(x, weight, out, bias=None, dtypes: tuple[np.dtype, ...] = FL
     """Return (M, N, K) of `out` [M, N] = `x` [M, K] @ `weight` [N, K].T + `bias` [N], or raise KernelArgumentError.
 
     `x` and `weight` share one of `dtypes`: a kernel multiplies one dtype, so weights are converted when they are loaded, not here. `out`
-    and `bias` have that dtype or float32 (what logits need). M, N and K may be 0: an empty `out` is nothing to do, and an empty sum is 0
-    (plus the bias).
+    and `bias` have that dtype or float32 (which logits need). M, N and K may be 0: an empty `out` means nothing to do, and an empty sum
+    is 0 (plus the bias).
     """
     check_array("x", x, dtypes, M=None, K=None)
     m, k = x.shape

@@ -1,15 +1,15 @@
-"""Which product for how many rows of x: the inflection points of this GPU, measured once and looked up ever after.
+"""Which GEMM variant to use for how many rows of x: inflection points measured once per GPU and then looked up.
 
 The same weight is multiplied by 1 row or by 4,000. For few rows threads that load and multiply are fastest (gemv), then tensor cores with x
-on their small side (flat), then tensor cores with x on their large side ("many rows": wgmma or tensor_core). Where one overtakes the other
-depends on the weight's shape and on the GPU, and a model has four or five shapes of weights. So there is a table, with a line a shape:
+on their small side (flat), then tensor cores with x on their large side ("many rows": wgmma or tensor_core). The crossover points depend on
+the weight's shape and on the GPU, and a model has four or five weight shapes. So a table has one line per shape:
 
     rows < flat_from                 gemv
     flat_from <= rows < many_from    flat
     many_from <= rows                many rows
 
-`minllm tune` measures it and keeps it in the user's cache; that of the H200 comes with the package; elsewhere the default holds. A shape
-that is not in the table is treated as the nearest one that is.
+`minllm tune` measures the table and stores it in the user's cache; the H200's comes with the package; other GPUs use the default. A shape
+that is not in the table uses the line of the nearest shape.
 
 Source: FlashDecoding++, section 5, "heuristic dataflow with hardware resource adaption".
 """
@@ -26,11 +26,11 @@ from minllm.errors import InvalidOptionError
 from minllm.runtime.disk_cache import cache_directory
 
 SHIPPED = Path(__file__).parent / "tables"
-NEVER = 1 << 30  # rows from which a product is taken that never is
+NEVER = 1 << 30  # stands for "from no number of rows": the variant is never chosen
 
 
 class Inflection(NamedTuple):
-    """For a weight [n, k]: from how many rows of x flat is faster than gemv, and from how many the product of many rows is."""
+    """For a weight [n, k]: the rows of x from which flat beats gemv, and those from which the many-row variant beats flat."""
 
     n: int
     k: int
@@ -42,7 +42,7 @@ DEFAULT = (Inflection(n=4096, k=4096, flat_from=3, many_from=65),)
 
 
 def choose_dataflow(m: int, n: int, k: int, table: Sequence[Inflection]) -> str:
-    """"gemv", "flat" or "many rows" for x [m, k] and weight [n, k], by the nearest shape of the table."""
+    """The variant for x [m, k] and weight [n, k], by the nearest shape of the table: "gemv", "flat" or "many rows"."""
     nearest = min(table, key=lambda line: abs(math.log(line.n / max(n, 1))) + abs(math.log(line.k / max(k, 1))))
     if m < nearest.flat_from:
         return "gemv"
@@ -50,10 +50,10 @@ def choose_dataflow(m: int, n: int, k: int, table: Sequence[Inflection]) -> str:
 
 
 def inflection_points(rows: Sequence[int], gemv: Sequence[float | None], flat: Sequence[float], many: Sequence[float]) -> tuple[int, int]:
-    """(flat_from, many_from) with which the times at these `rows` (ascending) are the shortest; None where gemv does not take so many.
+    """(flat_from, many_from) that minimise the times at these `rows` (ascending); a time of None means that gemv does not support them.
 
-    Times count relative to the best at the same number of rows, so that short products weigh as much as long ones; one noisy time moves
-    a point by a step at most.
+    Times count relative to the best at the same number of rows, so that short GEMMs weigh as much as long ones; one noisy time moves
+    a point by at most one step.
     """
     best = [min(time for time in times if time is not None) for times in zip(gemv, flat, many, strict=True)]
     points = [*rows, NEVER]
@@ -70,23 +70,23 @@ def inflection_points(rows: Sequence[int], gemv: Sequence[float | None], flat: S
 
 
 def file_name(gpu: str) -> str:
-    """The name of the table of a GPU, by the driver's name of it: "NVIDIA H200" -> "nvidia-h200.json"."""
+    """The file name of a GPU's table, from the driver's name: "NVIDIA H200" -> "nvidia-h200.json"."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json"
 
 
 def cache_file(gpu: str) -> Path:
-    """Where `minllm tune` keeps the table of a GPU, beside the compiled kernels."""
+    """Where `minllm tune` stores the table of a GPU, beside the compiled kernels."""
     return cache_directory().parent / "dataflow" / file_name(gpu)
 
 
 def as_json(gpu: str, table: Sequence[Inflection]) -> str:
-    """A table as its file holds it, a line a shape."""
+    """A table in its file format, one line per shape."""
     lines = ",\n".join(f"  {json.dumps(line._asdict())}" for line in table)
     return f'{{"gpu": {json.dumps(gpu)}, "shapes": [\n{lines}\n]}}\n'
 
 
 def read_table(path: Path) -> tuple[Inflection, ...]:
-    """The table in a file. Raises InvalidOptionError, which says what is wrong with it."""
+    """The table in a file. Raises InvalidOptionError with a description if it is malformed."""
     try:
         lines = json.loads(path.read_text())["shapes"]
         table = tuple(Inflection(*(int(line[name]) for name in Inflection._fields)) for line in lines)
@@ -99,7 +99,7 @@ def read_table(path: Path) -> tuple[Inflection, ...]:
 
 @functools.cache
 def table_of(gpu: str | None) -> tuple[Inflection, ...]:
-    """The table of a GPU by the driver's name: what was tuned here, else what comes with minllm, else the default."""
+    """The table of a GPU, by the driver's name: the locally tuned one, else the packaged one, else the default."""
     if gpu is not None:
         for path in (cache_file(gpu), SHIPPED / file_name(gpu)):
             if path.exists():

@@ -1,4 +1,4 @@
-"""Fragments: the pieces of x, weight and out that a warp holds in its registers for the tensor cores.
+"""Fragments: the parts of x, weight and out that a warp holds in its registers for mma.sync.
 
 mma.sync m16n8k16 multiplies A [16, 16] by B [16, 8] and adds to C [16, 8], spread over the 32 lanes of a warp. With g = lane // 4 and t =
 lane % 4, a lane holds
@@ -8,7 +8,7 @@ lane % 4, a lane holds
     C   4 float32: row g at columns 2t and 2t + 1, row g + 8 at the same
 
 B's columns are rows of the other matrix, because weight is multiplied transposed. Both are read along k, so the plain ldmatrix fits both.
-For many rows of x, A is x and B is weight; for few rows it is the other way round, because 8 is less to fill than 16 (flat.py).
+For many rows of x, A is x and B is weight; for few rows it is the other way round, because padding to 8 wastes less than to 16 (flat.py).
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type", and "ldmatrix".
 """
@@ -22,7 +22,7 @@ MULTIPLY = {"bfloat16": ptx.mma_m16n8k16_bf16, "float16": ptx.mma_m16n8k16_f16}
 
 
 def make_multiply_step(warp_a_rows: int, warp_b_rows: int, tile_k: int, dtype: str):
-    """The device function with which a warp multiplies 16 columns of its rows of two tiles, both in shared memory.
+    """The device function with which a warp multiplies 16 columns of its rows of two tiles in shared memory.
 
     warp_a_rows is a multiple of 16, warp_b_rows of 8.
     """
@@ -33,20 +33,20 @@ def make_multiply_step(warp_a_rows: int, warp_b_rows: int, tile_k: int, dtype: s
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(total, a_address, b_address, warp_a, warp_b, lane, step):
-        """total += the products of 16 columns of k, the `step`-th of the tiles."""
+        """total += the products of the `step`-th 16 columns of k of the tiles."""
         a = cuda.local.array(a_words, uint32)
         b = cuda.local.array(b_words, uint32)
         for i in range(blocks_a):
-            # Lanes 0-15 bring the addresses of 16 rows' left halves, lanes 16-31 of their right halves: the order of operand A's words.
+            # Lanes 0-15 give the addresses of 16 rows' left halves, lanes 16-31 of their right halves: the order of operand A's words.
             row = uint32((warp_a * blocks_a + i) * 16 + (lane & 15))
             chunk = uint32(2 * step + (lane >> 4))
             ptx.ldmatrix_x4(a, 4 * i, uint32(a_address + uint32(16) * place_of_chunk(row, chunk)))
         for j in range(blocks_b // 2):
-            # Lanes 0-7 and 8-15 bring rows 0-7, left and right halves, lanes 16-31 rows 8-15: operand B's words, twice.
+            # Lanes 0-7 and 8-15 give rows 0-7, left and right halves, lanes 16-31 rows 8-15: operand B's words, twice.
             row = uint32(warp_b * warp_b_rows + j * 16 + (lane & 7) + ((lane >> 4) << 3))
             chunk = uint32(2 * step + ((lane >> 3) & 1))
             ptx.ldmatrix_x4(b, 4 * j, uint32(b_address + uint32(16) * place_of_chunk(row, chunk)))
-        if blocks_b % 2:  # once more, for the last 8 rows
+        if blocks_b % 2:  # the last 8 rows
             row = uint32(warp_b * warp_b_rows + (blocks_b - 1) * 8 + (lane & 7))
             chunk = uint32(2 * step + ((lane >> 3) & 1))
             ptx.ldmatrix_x2(b, b_words - 2, uint32(b_address + uint32(16) * place_of_chunk(row, chunk)))
@@ -67,7 +67,7 @@ def make_multiply_tiles(warp_a_rows: int, warp_b_rows: int, tile_k: int, dtype: 
         """total += A's tile . B's tile, which begin at words `a_word` and `b_word` of `shared`."""
         a_address = ptx.shared_address(shared, a_word)
         b_address = ptx.shared_address(shared, b_word)
-        # Written out: the compiler does not unroll a body this long, and a step's loads should overlap the products of the step before.
+        # Unrolled by hand: the compiler does not unroll a body this long, and each step's loads should overlap the preceding mma.sync.
         multiply_step(total, a_address, b_address, warp_a, warp_b, lane, 0)
         if steps > 1:
             multiply_step(total, a_address, b_address, warp_a, warp_b, lane, 1)

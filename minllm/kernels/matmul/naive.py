@@ -1,16 +1,15 @@
-"""Matrix product, first rung: one thread an output element.
+"""GEMM, first rung: one thread per output element.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])
 
-Work: 2 M N K floating-point operations. Every thread walks a whole row of x and a whole row of weight, so the kernel asks for 2 M N K
-elements: one byte or more for every operation, an arithmetic intensity of 1/itemsize (0.25 FLOP a byte in float32) before the caches
-help. An H200 needs about 14 float32 FLOPs a byte of memory traffic to be limited by arithmetic (67 TFLOP/s over 4.8 TB/s), so this kernel
-lives off the caches.
+Work: 2 M N K FLOPs. Every thread walks a whole row of x and a whole row of weight, so the kernel loads 2 M N K elements: an arithmetic
+intensity of 1/itemsize (0.25 FLOPs per byte in float32) before the caches help. An H200 needs about 14 float32 FLOPs per byte of memory
+traffic to be compute-bound (67 TFLOP/s over 4.8 TB/s), so this kernel depends on the caches.
 
 Threads to data: a block is 16 x 16 threads and owns 16 x 16 outputs; threadIdx.x walks n and threadIdx.y walks m. The 32 lanes of a warp
-therefore read two rows of x (the same element for 16 lanes: a broadcast) and sixteen rows of weight, a row apart: sixteen separate
-32-byte sectors for sixteen elements, of which the next loop steps use the rest while it is still in L1. The later rungs mend exactly
-this.
+therefore read two rows of x (the same element for 16 lanes: a broadcast) and sixteen rows of weight, one row apart: sixteen separate
+32-byte sectors for sixteen elements; the next loop steps use the rest of each sector while it is still in L1. The later rungs improve
+exactly this.
 
 Source: the first kernel of any CUDA course; CUDA C++ Programming Guide, section "Shared Memory", shows it beside its tiled form.
 """
@@ -26,7 +25,7 @@ BLOCK = 16
 
 @kernel
 def matmul_naive_kernel(x, weight, bias, out):
-    """One output element a thread: x [M, K], weight [N, K], bias [N] or None, out [M, N]."""
+    """One output element per thread: x [M, K], weight [N, K], bias [N] or None, out [M, N]."""
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x  # n, the output feature
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y  # m, the token
     # exercise: matmul.naive
@@ -45,7 +44,7 @@ def matmul_naive(x, weight, out, bias=None, stream=None) -> None:
 
     x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
-    Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`).
+    Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`).
     """
     m, n, _ = check_arguments(x, weight, out, bias)
     if m == 0 or n == 0:

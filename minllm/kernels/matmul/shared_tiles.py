@@ -1,12 +1,12 @@
-"""Tiles of a matrix in shared memory, for the tensor-core product: where their elements lie, and how they get there.
+"""Tiles of a matrix in shared memory, for the tensor-core GEMM: their swizzled layout, and how they are copied.
 
-A tile is `rows` x tile_k elements of a row-major matrix, in pieces of 16 bytes (chunks: 8 half-precision elements). That is what one
-cp.async copies and what ldmatrix reads: eight rows at once, one chunk of each.
+A tile is `rows` x tile_k elements of a row-major matrix, in chunks of 16 bytes (8 half-precision elements). One cp.async copies one chunk,
+and ldmatrix reads eight rows at once, one chunk of each.
 
-Swizzle. Shared memory has 32 banks of 4 bytes; 8 chunks fill them all. If chunk c of row r lay at place r * chunks + c, the same chunk of
-eight rows of 128 bytes would lie in the same four banks, and ldmatrix would take eight turns. So it lies at c xor (r mod 8) within its
-row: the same chunk of eight neighbouring rows then lies at eight different places. (xor is its own inverse and keeps a row's chunks
-within the row.) Where a row is shorter than 128 bytes, 8 / chunks rows share the banks, and the row counts that much slower.
+Swizzle. Shared memory has 32 banks of 4 bytes; 8 chunks fill them all. If chunk c of row r lay at index r * chunks + c, the same chunk of
+eight rows of 128 bytes would lie in the same four banks, and ldmatrix would be serialised eightfold. So it lies at c xor (r mod 8) within
+its row: the same chunk of eight neighbouring rows then lies in eight different bank groups. (xor is its own inverse and keeps a row's
+chunks within the row.) If a row is shorter than 128 bytes, 8 / chunks rows share the banks, and r is divided by that number first.
 
 Source: PTX ISA, "cp.async" (with src-size: bytes beyond it are filled with zeros) and "ldmatrix"; NVIDIA, "CUTLASS: Efficient GEMM in
 CUDA".
@@ -22,7 +22,7 @@ CHUNK = 8  # elements in 16 bytes
 
 
 def make_place_of_chunk(tile_k: int):
-    """The device function that swizzles: (row, chunk) of a tile -> where the chunk lies, counted in chunks from the tile's start."""
+    """The device function that swizzles: (row, chunk) of a tile -> index of the chunk from the tile's start."""
     chunks = tile_k // CHUNK
     rows_across_the_banks = max(CHUNK // chunks, 1)
     mask = min(chunks, CHUNK) - 1
@@ -37,12 +37,12 @@ def make_place_of_chunk(tile_k: int):
 def make_copy_tile(rows: int, tile_k: int, threads: int):
     """Two device functions for sources whose rows all begin on a multiple of 16 bytes: (find_rows, copy_tile).
 
-    find_rows notes, once, where in the source the rows lie that this thread copies; copy_tile starts the cp.async of one tile. Rows
+    find_rows computes once the source indices of the rows that this thread copies; copy_tile starts the cp.async of one tile. Rows
     beyond the edge repeat the last one: they only reach outputs that are not stored. Columns beyond the edge are zeros, because they are
     summed.
     """
     chunks = tile_k // CHUNK
-    copies = ceil_div(rows * chunks, threads)  # 16-byte copies of each thread
+    copies = ceil_div(rows * chunks, threads)  # 16-byte copies per thread
     all_copy = rows * chunks % threads == 0
     place_of_chunk = make_place_of_chunk(tile_k)
 
@@ -55,10 +55,10 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
 
     @cuda.jit(device=True)
     def copy_tile(source, starts, first_k, shared, first_word, thread):
-        """The tile that begins at column `first_k` of the source -> words from `first_word` on of `shared` (uint32)."""
+        """Copy the tile that begins at column `first_k` of the source to `shared` (uint32), from word `first_word` on."""
         address = ptx.shared_address(shared, first_word)
         chunk = thread % uint32(chunks)
-        # K is a multiple of 8, so a chunk is within the row or beyond it: then nothing is read, and zeros are written.
+        # K is a multiple of 8, so a chunk is inside the row or beyond it; beyond it nothing is read, and zeros are written.
         valid_bytes = uint32(16) if first_k + chunk * CHUNK < source.shape[1] else uint32(0)
         for copy in range(copies):
             row = thread // uint32(chunks) + uint32(copy * threads // chunks)
@@ -70,7 +70,7 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
 
 
 def make_copy_tile_by_elements(rows: int, tile_k: int, threads: int, dtype: str):
-    """The same two for sources whose rows begin anywhere: each thread reads 8 elements one by one, packs them and stores them at once."""
+    """The same two for unaligned sources: each thread reads 8 elements one by one, packs them and stores them at once."""
     chunks = tile_k // CHUNK
     copies = rows * chunks // threads
     place_of_chunk = make_place_of_chunk(tile_k)
@@ -92,7 +92,7 @@ def make_copy_tile_by_elements(rows: int, tile_k: int, threads: int, dtype: str)
 
     @cuda.jit(device=True)
     def copy_tile(source, starts, first_k, shared, first_word, thread):
-        """The tile that begins at column `first_k` of the source -> words from `first_word` on of `shared` (uint32)."""
+        """Copy the tile that begins at column `first_k` of the source to `shared` (uint32), from word `first_word` on."""
         chunk = thread % uint32(chunks)
         for copy in range(copies):
             row = thread // uint32(chunks) + uint32(copy * threads // chunks)

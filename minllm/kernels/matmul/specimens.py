@@ -1,4 +1,4 @@
-"""The matrix products as they are launched: every tiling, every dtype."""
+"""The GEMM and GEMV kernels as they are launched: every tiling, every dtype."""
 
 from dataclasses import replace
 
@@ -16,12 +16,13 @@ from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
+from minllm.kernels.warp import WARP
 
-STREAMED = ("LDG*NA*128*",)  # past L1: a weight is used once
+STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
 COPY_ENGINE = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
-# (rows of x, N, K, with bias): one matrix for each tiling that launches choose.
+# (rows of x, N, K, with bias): one weight shape for each tiling that launchers choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
 GATED_SHAPES = ((1, 16384, 2048), (1, 28672, 4096), (4, 16384, 2048), (8, 28672, 4096))
 
@@ -39,7 +40,7 @@ def gemv_operands(dtype, out_dtype=None, norm=False, residual=False):
 
 
 def specimens():
-    """All of them."""
+    """All GEMM and GEMV kernels."""
     for dtype in FLOAT_DTYPES:
         name = dtype.name
         # 6 blocks of 256 threads: this rung hides latency by threads alone.
@@ -59,9 +60,9 @@ def specimens():
 
 
 def gemv_specimens(dtype):
-    """Decoding: the tilings that launches choose, and rows that are not whole vectors. The more warps, the more bytes in flight."""
+    """Decoding: the tilings that launchers choose, and rows that are not whole vectors. More warps mean more bytes in flight."""
     for m, n, k in GEMV_SHAPES:
-        warps = 24 if m <= 4 else 16  # resident at one time; 8 rows of x take the registers of some
+        warps = 24 if m <= 4 else 16  # resident at one time; 8 rows of x need the registers of some
         tiling = gemv.choose_tiling(m, n, k)
         kernel = gemv.gemv_kernel(m, k, dtype, tiling, True)
         yield gemv_specimen(f"{m}x{n}x{k}", kernel, gemv_operands(dtype, "float32"), tiling, warps, dtype)
@@ -69,15 +70,15 @@ def gemv_specimens(dtype):
         tiling, warps = gemv.choose_gated_tiling(m, n, k), 24 if m <= 4 else 16
         kernel = gemv.gemv_kernel(m, k, dtype, tiling, True, gated=True)
         yield gemv_specimen(f"gated/{m}x{n}x{k}", kernel, gemv_operands(dtype), tiling, warps, dtype)
-    if dtype == "bfloat16":  # the others differ by how words are taken apart
+    if dtype == "bfloat16":  # the other dtypes differ only in how words are unpacked
         yield from gemv_step_specimens(dtype)
     tiling = gemv.choose_tiling(8, 2048, 2047)
     kernel = gemv.gemv_kernel(8, 2047, dtype, tiling, False)
-    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, gemv_operands(dtype), tiling.warps * gemv.WARP, blocks=4)
+    yield Specimen(f"matmul/gemv/elements/{dtype}", kernel, gemv_operands(dtype), tiling.warps * WARP, blocks=4)
 
 
 def gemv_step_specimens(dtype):
-    """The five products of a decode step of one sequence, as they are launched in models of 1B and 8B."""
+    """The five GEMVs of a decode step of one sequence, as they are launched in 1B and 8B models."""
     vector, heads = array(dtype, 1), array(dtype, 3)
     index, table = array(types.int32, 1), array(types.float32, 2)
     for hidden, head_dim, query_and_keys, intermediate in ((2048, 64, 3072, 8192), (4096, 128, 6144, 14336)):
@@ -86,7 +87,7 @@ def gemv_step_specimens(dtype):
         matrix = array(dtype, 2)
         arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, types.float32)
         qkv = gemv_specimen(f"step/{hidden}/qkv", kernel, arguments, tiling, 24, dtype)
-        yield replace(qkv, spills={(8, 0): 40}) if hidden == 4096 else qkv  # four rows of weight a warp, chosen on Hopper
+        yield replace(qkv, spills={(8, 0): 40}) if hidden == 4096 else qkv  # four rows of weight per warp, a tiling chosen on Hopper
         for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
             tiling = gemv.choose_tiling(1, n, k)
             kernel = gemv.gemv_kernel(1, k, dtype, tiling, True)
@@ -100,13 +101,13 @@ def gemv_step_specimens(dtype):
 
 
 def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
-    """One of them, of which so many warps should fit a multiprocessor."""
-    blocks, threads = warps // tiling.warps, tiling.warps * gemv.WARP
+    """One specimen; `warps` of its warps should fit on an SM."""
+    blocks, threads = warps // tiling.warps, tiling.warps * WARP
     return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
 
 
 def tensor_core_specimens(dtype):
-    """Prefill: all tilings. The outputs of a block fill the registers: one large block, or two of the next size, and so on."""
+    """Prefill: all tilings. A block's outputs fill the registers: one large block, or two of the next size, and so on."""
     for tiling, blocks in zip(tensor_core.TILINGS, (1, 2, 2, 3, 4, 5), strict=True):
         kernel = tensor_core.tensor_core_kernel(tiling, dtype, True, True)
         name = f"matmul/tensor_core/{tiling.tile_m}x{tiling.tile_n}/{dtype}"
@@ -119,7 +120,7 @@ def tensor_core_specimens(dtype):
 
 
 def flat_specimens(dtype):
-    """Decoding a batch: the tilings that launches choose, plain and gated."""
+    """Decoding a batch: the tilings that launchers choose, plain and gated."""
     matrix = array(dtype, 2)
     for gated in (False, True):
         kind = "gated/" if gated else ""
@@ -140,7 +141,7 @@ def flat_specimens(dtype):
 
 
 def wgmma_specimens(dtype):
-    """Hopper alone: all tilings, plain, gated, with everything fused, and with outputs that the copy engine cannot store."""
+    """Hopper only: all tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
     matrix, vector = array(dtype, 2), array(dtype, 1)
     for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
         name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
@@ -153,13 +154,13 @@ def wgmma_specimens(dtype):
     large = WGMMA_TILINGS[0]
     yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
     residual = wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
-    yield replace(residual, spills={(9, 0): 64})  # once a tile, beside 128 sums and the addresses of two rows
+    yield replace(residual, spills={(9, 0): 64})  # once per tile, beside 128 sums and the addresses of two rows
     yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
     yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
 
 
 def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
-    """One of them."""
+    """One specimen of wgmma."""
     kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, out == array(dtype, 2))
     arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32, types.int32)
     contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA

@@ -1,27 +1,27 @@
-"""Matrix product on tensor cores: mma.sync, fed through shared memory by asynchronous copies.
+"""GEMM on tensor cores: mma.sync, fed through shared memory by asynchronous copies.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          x and weight bfloat16 or float16, sums in float32
 
-A tensor core multiplies a 16 x 16 by a 16 x 8 matrix in one instruction of a warp: 4,096 floating-point operations, where a warp's fused
-multiply-add makes 64. Everything else now has to be cheap, and each part of this kernel is there to keep those instructions fed:
+A tensor core multiplies a 16 x 16 by a 16 x 8 matrix in one warp instruction: 4,096 FLOPs, compared with 64 for a warp's fused
+multiply-add. Everything else now has to be cheap, and each part of this kernel keeps those instructions fed:
 
     tiles       A block owns tile_m x tile_n outputs and walks K in steps of tile_k. It reads (tile_m + tile_n) tile_k elements of 2
-                bytes for 2 tile_m tile_n tile_k operations: tile_m tile_n / (tile_m + tile_n) FLOP a byte, 85 for 128 x 256. An
-                H200 would need 200 if all that came from memory (990 TFLOP/s over 4.8 TB/s); most of it comes from L2, because
+                bytes for 2 tile_m tile_n tile_k FLOPs: tile_m tile_n / (tile_m + tile_n) FLOPs per byte, 85 for 128 x 256. An
+                H200 would need 200 if all that came from HBM (990 TFLOP/s over 4.8 TB/s); most of it comes from L2, because
                 neighbouring blocks read the same operands.
-    cp.async    copies 16 bytes from global to shared memory past the registers, without waiting. A ring of `stages` tiles is kept:
-                while one is multiplied, stages - 1 are on their way (shared_tiles.py).
-    ldmatrix    loads four 8 x 8 blocks from shared memory straight into the registers where mma.sync wants them (fragments.py),
-                from tiles that are swizzled so that no two rows are in each other's way.
-    registers   A warp multiplies every block of x that it loads with every block of weight: 64 x 64 outputs a warp read 8 x 512
+    cp.async    copies 16 bytes from global to shared memory, bypassing the registers, without waiting. A ring of `stages` tiles:
+                while one is multiplied, stages - 1 are in flight (shared_tiles.py).
+    ldmatrix    loads four 8 x 8 blocks from shared memory straight into the registers that mma.sync reads (fragments.py),
+                from tiles that are swizzled to avoid bank conflicts.
+    registers   A warp multiplies every block of x that it loads with every block of weight: 64 x 64 outputs per warp read 8 x 512
                 bytes for 32 instructions.
 
-Threads to data: warps_m x warps_n warps divide the tile, and each keeps its part of out in registers as 16 x 8 blocks: of a block, lane l
-holds rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Blocks are numbered down groups of 8 tiles of m before n moves on, so that
-those that run together share operands.
+Threads to data: warps_m x warps_n warps divide the tile, and each keeps its part of out in registers as 16 x 8 blocks: lane l holds
+rows l/4 and l/4 + 8 of a block, columns 2 (l mod 4) and the next. Blocks are numbered down groups of 8 tiles of m before n advances, so
+that concurrent blocks share operands in L2.
 
-Any M, N and K: a tile that reaches over an edge is filled with zeros along k and with any row along m and n, whose products are not
-stored. Where rows do not all begin on 16 bytes (K is not a multiple of 8) tiles are copied element by element, correct but slower; where
+Any M, N and K: a tile that crosses an edge is filled with zeros along k and with any row along m and n, whose products are not
+stored. If rows do not all begin on 16 bytes (K is not a multiple of 8), tiles are copied element by element, correct but slower; if
 N is odd or out is float32, outputs are stored one by one instead of in pairs.
 
 Source: PTX ISA, "mma.sync" (fragments of m16n8k16), "ldmatrix", "cp.async"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (the ring, the
@@ -40,10 +40,10 @@ from minllm.kernels.matmul.fragments import make_multiply_tiles
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
 from minllm.kernels.matmul.stores import make_store_pair
 from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
-from minllm.kernels.vector import address, vectors_a_row
+from minllm.kernels.vector import address, vectors_per_row
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
 BLOCKS_TO_FILL_A_GPU = 128
 tile_at = make_tile_order(8)
 
@@ -62,12 +62,12 @@ class TensorCoreTiling(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self.warps_m * self.warps_n * WARP
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the ring of tiles, two an element."""
+        """Bytes of the ring of tiles, two per element."""
         return self.stages * (self.tile_m + self.tile_n) * self.tile_k * 2
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class TensorCoreTiling(NamedTuple):
         check(2 <= self.stages <= 5, f"{self}: a ring has 2 to 5 stages")
 
 
-# Largest first. A ring of 96 KB fits every GPU from compute capability 8.0 on; those of 8.0 and 9.0 have room for more.
+# Largest first. A ring of 96 KB fits every GPU from compute capability 8.0 on; 8.0 and 9.0 have room for more.
 TILINGS = (
     TensorCoreTiling(128, 256, 32, 2, 4, 4),
     TensorCoreTiling(128, 128, 32, 2, 2, 4),
@@ -91,7 +91,7 @@ TILINGS = (
     TensorCoreTiling(32, 64, 64, 1, 4, 4),
     TensorCoreTiling(16, 64, 64, 1, 4, 4),
 )
-TILING_BY_ELEMENTS = TensorCoreTiling(64, 64, 32, 2, 2, 2)  # copies that wait in registers leave less room for outputs, and need no ring
+TILING_BY_ELEMENTS = TensorCoreTiling(64, 64, 32, 2, 2, 2)  # copies through registers leave less room for outputs, and need no ring
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
 
     @kernel(launch_bounds=threads)
     def matmul_tensor_core_kernel(x, weight, bias, out):
-        """x [M, K], weight [N, K], bias [N] or None, out [M, N]; one block a tile, in one dimension."""
+        """x [M, K], weight [N, K], bias [N] or None, out [M, N]; one block per tile, in a one-dimensional grid."""
         ring = cuda.shared.array(0, uint32, alignment=128)  # [stages, tile of x then tile of weight]
         thread = uint32(cuda.threadIdx.x)
         lane, warp = thread & uint32(31), thread >> uint32(5)
@@ -135,20 +135,20 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
         find_weight(weight, first_column, thread, weight_starts)
         steps = int32((x.shape[1] + tile_k - 1) // tile_k)
         for step in range(stages - 1):
-            if step < steps:  # no copy beyond K, not even one that is never used
+            if step < steps:  # no copy beyond K, not even an unused one
                 copy_x(x, x_starts, step * tile_k, ring, uint32(step * stage_words), thread)
                 copy_weight(weight, weight_starts, step * tile_k, ring, uint32(step * stage_words + x_words), thread)
             ptx.cp_async_commit_group()
         step = int32(0)
         while step < steps:
             wait_for_the_oldest()
-            cuda.syncthreads()  # all threads' copies of this step have arrived, and all have finished with the stage that is filled next
+            cuda.syncthreads()  # this step's copies have arrived for all threads, and all are done with the stage that is filled next
             ahead = int32(step + stages - 1)
             if ahead < steps:
                 stage_word = uint32(ahead) % uint32(stages) * uint32(stage_words)
                 copy_x(x, x_starts, int32(ahead * tile_k), ring, uint32(stage_word), thread)
                 copy_weight(weight, weight_starts, int32(ahead * tile_k), ring, uint32(stage_word + x_words), thread)
-            ptx.cp_async_commit_group()  # an empty group where nothing is left to copy: the wait counts groups
+            ptx.cp_async_commit_group()  # an empty group if nothing is left to copy: the wait counts groups
             stage_word = uint32(step) % uint32(stages) * uint32(stage_words)
             multiply_tiles(total, ring, uint32(stage_word), uint32(stage_word + x_words), warp_m, warp_n, lane)
             step = int32(step + 1)
@@ -171,12 +171,12 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
 
 
 def choose_tiling(m: int, n: int) -> TensorCoreTiling:
-    """The largest tiling that makes enough blocks to occupy every multiprocessor, of those that are not mostly padding below row M."""
+    """The largest tiling with enough blocks to occupy every SM (streaming multiprocessor), unless it is mostly padding below row M."""
     candidates = [tiling for tiling in TILINGS if tiling.tile_m < 2 * m] or [TILINGS[-1]]
     for tiling in candidates:
         if ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n) >= BLOCKS_TO_FILL_A_GPU:
             return tiling
-    # Too little work for all: weights are read once for every tile of M, so cover M with as few as may be, in the most blocks.
+    # Too little work for all SMs: each tile of M reads all weights, so cover M with as few tiles as possible, in the most blocks.
     return min(candidates, key=lambda tiling: (ceil_div(m, tiling.tile_m), tiling.tile_n, tiling.tile_m))
 
 
@@ -185,12 +185,12 @@ def matmul_tensor_core(x, weight, out, bias=None, stream=None, tiling: TensorCor
 
     x and weight are float16 or bfloat16; out and bias are of that dtype or float32.
 
-    `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`).
+    `tiling` overrides the choice by shape. Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`).
     """
     m, n, k = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if m == 0 or n == 0:
         return
-    aligned = vectors_a_row(k, x, weight) > 0
+    aligned = vectors_per_row(k, x, weight) > 0
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
     tiling = TensorCoreTiling(*(tiling or (choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
     grid = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n)

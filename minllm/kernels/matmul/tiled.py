@@ -1,19 +1,19 @@
-"""Matrix product, second rung: tiles in shared memory, a small tile of outputs in every thread's registers.
+"""GEMM, second rung: tiles in shared memory, a small tile of outputs in every thread's registers.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])
 
 A block owns TILE x TILE outputs and walks K in steps of TILE_K: it copies TILE x TILE_K elements of x and of weight into shared memory
-(as float32, whatever they were), waits, and multiplies them from there. Every element that comes from memory now serves TILE outputs
-instead of one: the traffic falls from 2 M N K elements to 2 M N K / TILE, and the arithmetic intensity rises from 1/itemsize to
-TILE/itemsize FLOP a byte (32 a byte for float32 tiles of 128, above the 14 that an H200 needs).
+(converted to float32), waits, and multiplies them from there. Every element loaded from memory now serves TILE outputs instead of one:
+the traffic falls from 2 M N K elements to 2 M N K / TILE, and the arithmetic intensity rises from 1/itemsize to
+TILE/itemsize FLOPs per byte (32 for float32 tiles of 128, above the 14 that an H200 needs).
 
-Shared memory would be the next limit: a fused multiply-add eats two operands, and an SM reads 32 words of shared memory a cycle but
-multiplies 128 pairs. So each thread computes PER_THREAD x PER_THREAD outputs: it reads 2 PER_THREAD words for PER_THREAD squared
-multiply-adds, and with 8 the two limits meet.
+Shared memory would be the next limit: a fused multiply-add needs two operands, and an SM (streaming multiprocessor) reads 32 words of
+shared memory per cycle but multiplies 128 pairs. So each thread computes PER_THREAD x PER_THREAD outputs: it reads 2 PER_THREAD words for
+PER_THREAD squared multiply-adds, and with 8 the two limits meet.
 
-Threads to data: (TILE / PER_THREAD) squared threads, `across` = TILE / PER_THREAD of them a row. Thread (ty, tx) owns the outputs (ty + i
+Threads to data: (TILE / PER_THREAD) squared threads, `across` = TILE / PER_THREAD of them per row. Thread (ty, tx) owns the outputs (ty + i
 across, tx + j across): strided, not adjacent, so that the lanes of a warp read neighbouring words of the weight tile (no bank conflicts)
-and the same words of x (a broadcast). The tiles lie in shared memory with k as the slow axis and one word of padding a row: the copy
+and the same words of x (a broadcast). The tiles lie in shared memory with k as the slow axis and one word of padding per row: the copy
 writes a column at a time, and padding moves each element of a column into another bank.
 
 Source: CUDA C++ Programming Guide, "Shared Memory" (tiles); V. Volkov, "Better Performance at Lower Occupancy", GTC 2010 (registers).
@@ -34,7 +34,7 @@ BLOCKS_TO_FILL_A_GPU = 128
 
 @functools.cache
 def tiled_kernel(tile: int, tile_k: int, per_thread: int):
-    """The kernel for `tile` x `tile` outputs a block, steps of `tile_k`, and `per_thread` x `per_thread` outputs a thread."""
+    """The kernel for `tile` x `tile` outputs per block, steps of `tile_k`, and `per_thread` x `per_thread` outputs per thread."""
     across = tile // per_thread
     threads = across * across
     padded = tile + 1
@@ -82,7 +82,7 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
                     weight_value = weight_tile[k, tx + j * across]
                     for i in range(per_thread):
                         total[i, j] += x_values[i] * weight_value
-            cuda.syncthreads()  # nobody may overwrite a tile that another thread still reads
+            cuda.syncthreads()  # no thread may overwrite a tile that another still reads
             first_k += tile_k
         # end exercise
 
@@ -101,7 +101,7 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
 
 
 def choose_tile(m: int, n: int) -> tuple[int, int, int]:
-    """The largest tile that still makes enough blocks to occupy every multiprocessor, else the smallest."""
+    """The largest tile with enough blocks to occupy every SM, else the smallest."""
     for tile, tile_k, per_thread in TILES:
         if ceil_div(m, tile) * ceil_div(n, tile) >= BLOCKS_TO_FILL_A_GPU:
             return tile, tile_k, per_thread
@@ -113,7 +113,7 @@ def matmul_tiled(x, weight, out, bias=None, stream=None, tile: tuple[int, int, i
 
     x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
-    `tile` overrides (tile, tile_k, per_thread). Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`).
+    `tile` overrides (tile, tile_k, per_thread). Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`).
     """
     m, n, _ = check_arguments(x, weight, out, bias)
     if m == 0 or n == 0:

@@ -1,24 +1,24 @@
-"""Matrix product, third rung: the tiled product with every load 128 bits wide, and the next tile on its way while this one is multiplied.
+"""GEMM, third rung: the tiled GEMM with 128-bit loads, and the next tile in flight while this one is multiplied.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])
 
-The tiled product spends its instructions on the way to its multiply-adds: 16 loads of a word from shared memory for 64 multiply-adds, and
-one load, one test of an edge and one store for each element that it copies. Here each of them moves 16 bytes:
+The tiled GEMM spends many instructions per multiply-add: 16 loads of a word from shared memory for 64 multiply-adds, and
+one load, one bounds test and one store for each element that it copies. Here each of them moves 16 bytes:
 
     global to registers      a thread reads 4 float32 or 8 half-precision elements along k at once, all of a step before the first is used
-    registers to shared      as float32, element by element: the tile lies with k as the slow axis, so that what is read along k is
+    registers to shared      as float32, element by element: the tile has k as its slow axis, so that numbers read along k are
                              scattered down a column
     shared to registers      4 neighbouring rows of x, then 4 of weight: 4 loads for 64 multiply-adds
 
-The reads of the next step's tile begin before this step's products, and wait in registers until those are done: the latency of memory
-passes behind 64 TILE_K multiply-adds a thread. The fused multiply-adds stay: 128 a cycle on a multiprocessor, 67 TFLOP/s on an
-H200, is the limit of this rung and of every one that has no tensor cores.
+The loads of the next step's tile are issued before this step's multiplications, and wait in registers until those are done: 64 TILE_K
+multiply-adds per thread hide the memory latency. The number of fused multiply-adds is unchanged: 128 per cycle and SM (streaming
+multiprocessor), 67 TFLOP/s on an H200, is the limit of this rung and of every one without tensor cores.
 
 Threads to data: 16 x 16 threads own 128 x 128 outputs (8 x 8 threads own 64 x 64 of a small product). Thread (ty, tx) has the rows 4 ty to
 4 ty + 3 and the same half a tile further down, and the columns likewise from 4 tx on, so that the 128-bit loads of neighbouring threads
 are neighbours too.
 
-Where rows do not begin on 16 bytes there is nothing to read at once, and the tiled product takes over. Source: V. Volkov, "Better
+If rows do not begin on multiples of 16 bytes, the tiled GEMM takes over. Source: V. Volkov, "Better
 Performance at Lower Occupancy", GTC 2010; CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory".
 """
 
@@ -29,8 +29,8 @@ from numba import cuda, float32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import check_arguments
-from minllm.kernels.matmul.tiled import matmul_tiled
-from minllm.kernels.vector import VECTOR_BYTES, vectors_a_row
+from minllm.kernels.matmul.variants import VARIANTS
+from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -40,11 +40,11 @@ WIDTH, PER_THREAD = 4, 8  # a thread's 8 x 8 outputs are 2 x 2 blocks of 4 x 4
 
 
 def make_copy(tile: int, dtype: str):
-    """Device functions that read a thread's part of a tile into registers, and lay it down in shared memory; and its size."""
+    """Device functions that read a thread's part of a tile into registers and store it to shared memory; and its size."""
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize
-    vectors = TILE_K // vector  # a row of the tile
+    vectors = TILE_K // vector  # vectors per row of the tile
     threads = (tile // PER_THREAD) ** 2
-    reads = tile * vectors // threads  # of each thread
+    reads = tile * vectors // threads  # loads per thread
 
     @cuda.jit(device=True)
     def read_tile(values, source, first_row, first_k, thread):
@@ -52,14 +52,14 @@ def make_copy(tile: int, dtype: str):
         k = first_k + thread % vectors * vector
         for read in range(reads):
             row = first_row + thread // vectors + read * (threads // vectors)
-            inside = row < source.shape[0] and k < source.shape[1]  # K is a multiple of `vector`: all of a vector is inside or none
+            inside = row < source.shape[0] and k < source.shape[1]  # K is a multiple of `vector`: a vector is all inside or all outside
             found = load_float32(source, row * source.shape[1] + k if inside else 0)
             for i in range(vector):
                 values[read * vector + i] = found[i] if inside else float32(0.0)
 
     @cuda.jit(device=True)
     def lay_down(shared, values, thread):
-        """shared [k, row] = the vectors."""
+        """Store the vectors to shared [k, row]."""
         k = thread % vectors * vector
         for read in range(reads):
             row = thread // vectors + read * (threads // vectors)
@@ -71,10 +71,10 @@ def make_copy(tile: int, dtype: str):
 
 @functools.cache
 def vectorized_kernel(tile: int, dtype: str):
-    """The kernel for `tile` x `tile` outputs a block, x and weight of `dtype` whose rows begin on multiples of 16 bytes."""
+    """The kernel for `tile` x `tile` outputs per block, x and weight of `dtype` whose rows begin on multiples of 16 bytes."""
     across, half_tile = tile // PER_THREAD, tile // 2
     threads = across * across
-    pitch = tile + WIDTH  # words a row of a tile in shared memory: still a multiple of 16 bytes, and the next row begins in other banks
+    pitch = tile + WIDTH  # words per row of a tile in shared memory: a multiple of 16 bytes, and the next row begins in other banks
     read_tile, lay_down, elements = make_copy(tile, dtype)
 
     @cuda.jit(device=True)
@@ -116,7 +116,7 @@ def vectorized_kernel(tile: int, dtype: str):
                 for i in range(PER_THREAD):
                     for j in range(PER_THREAD):
                         total[i, j] += x_values[i] * weight_values[j]
-            cuda.syncthreads()  # nobody may overwrite a tile that another thread still reads
+            cuda.syncthreads()  # no thread may overwrite a tile that another still reads
 
         for j in range(PER_THREAD):
             column = first_column + j // WIDTH * half_tile + tx * WIDTH + j % WIDTH
@@ -133,7 +133,7 @@ def vectorized_kernel(tile: int, dtype: str):
 
 
 def choose_tile(m: int, n: int) -> int:
-    """The largest tile that still makes enough blocks to occupy every multiprocessor, else the smallest."""
+    """The largest tile with enough blocks to occupy every SM, else the smallest."""
     return next((tile for tile in TILES if ceil_div(m, tile) * ceil_div(n, tile) >= BLOCKS_TO_FILL_A_GPU), TILES[-1])
 
 
@@ -142,7 +142,7 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
 
     x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
-    `tile`, a multiple of 16, overrides the choice by shape. Raises KernelArgumentError where it is not, and where shapes or dtypes do not
+    `tile`, a multiple of 16, overrides the choice by shape. Raises KernelArgumentError if it is not, or if shapes or dtypes do not
     fit (see `check_arguments`).
     """
     m, n, k = check_arguments(x, weight, out, bias)
@@ -150,8 +150,8 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
     check(tile > 0 and tile % (2 * PER_THREAD) == 0, f"a tile of {tile} x {tile} outputs: it has to be a multiple of {2 * PER_THREAD}")
     if m == 0 or n == 0:
         return
-    if not vectors_a_row(k, x, weight):
-        matmul_tiled(x, weight, out, bias, stream)
+    if not vectors_per_row(k, x, weight):
+        VARIANTS.stand_in("vectorized")(x, weight, out, bias, stream)
         return
     grid = (ceil_div(n, tile), ceil_div(m, tile))
     launch(vectorized_kernel(tile, x.dtype.name), grid, (tile // PER_THREAD) ** 2, (x, weight, bias, out), stream=stream)

@@ -1,1 +1,1 @@
-"""Normalisation of each token's vector, with the addition of the residual fused in."""
+"""Normalisation of each token's vector, fused with the residual addition."""

@@ -1,15 +1,15 @@
-"""LayerNorm with the residual addition fused in (Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4).
+"""LayerNorm fused with the residual addition (Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4).
 
     r = x + residual                                                            rounded to the dtype, and kept
     y = (r - mean(r)) / sqrt(mean((r - mean(r))**2) + epsilon) * weight + bias  statistics in float32
 
 T tokens of H elements of b bytes: about 8 T H FLOPs; reads x, residual, weight and bias, writes residual and y: (4 T H + 2 H) b
-bytes; arithmetic intensity about 2 / b (1 FLOP a byte in bf16), so memory sets the time. Every token asks for weight and bias anew,
-out of caches; the kernel for any H walks its rows three times and asks for 3 T H b more.
+bytes; arithmetic intensity about 2 / b (1 FLOP per byte in bf16), so it is memory-bound. Each token loads weight and bias again, from
+L2; the kernel for any H walks its rows three times and loads 3 T H b more.
 
-One block a token, which holds its row in registers, as in RMSNorm. The variance is that of the centred values, a second sum over what the
-registers hold: the one-pass form E[r**2] - E[r]**2 cancels where the mean is large beside the spread. Each warp centres its part of the
-row by itself, and the warps meet once, for both moments: two meetings, for the mean and then for the variance, were a fifth slower.
+One block per token, which holds its row in registers, as in RMSNorm. The variance is a second sum over the centred values in registers:
+the one-pass form E[r**2] - E[r]**2 cancels when the mean is large compared with the deviation. Each warp centres its own part of the row,
+and one block-wide exchange combines mean and variance.
 """
 
 import functools
@@ -23,6 +23,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_moments, block_sum, warp_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
+from minllm.kernels.warp import WARP
 from minllm.ptx import rcp
 from minllm.runtime.kernel import kernel, launch
 
@@ -40,7 +41,7 @@ def layer_norm_reference(x, weight, bias, epsilon, residual=None):
     new_residual = x if residual is None else (x.astype(wide, copy=False) + residual.astype(wide, copy=False)).astype(x.dtype, copy=False)
     values = new_residual.astype(wide, copy=False)
     centred = values - values.mean(axis=-1, keepdims=True)
-    variance = np.square(centred).mean(axis=-1, keepdims=True)  # of the whole row: divided by hidden, not hidden - 1
+    variance = np.square(centred).mean(axis=-1, keepdims=True)  # population variance: divided by hidden, not hidden - 1
     normalized = centred / np.sqrt(variance + wide.type(epsilon)) * weight.astype(wide, copy=False)
     if bias is not None:
         normalized += bias.astype(wide, copy=False)
@@ -52,14 +53,14 @@ def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, ep
     """Any hidden size: the block walks its row three times. x, residual, out: [T, H]; weight, bias: [H]."""
     wait_for_predecessors()
     token, hidden = cuda.blockIdx.x, x.shape[1]
-    partials, square_partials = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+    partials, square_partials = cuda.shared.array(WARP, float32), cuda.shared.array(WARP, float32)
     total = float32(0)
     i = cuda.threadIdx.x
     while i < hidden:
         value = float32(x[token, i])
         if has_residual:
             residual[token, i] = value + float32(residual[token, i])
-            value = float32(residual[token, i])  # as rounded
+            value = float32(residual[token, i])  # the rounded sum
         total += value
         i += BLOCK
     mean = block_sum(total, partials) / float32(hidden)
@@ -80,7 +81,10 @@ def layer_norm_kernel(x, residual, has_residual, weight, bias, has_bias, out, ep
 
 @functools.cache
 def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
-    """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `layer_norm_kernel`, rows whole, aligned vectors."""
+    """The kernel in which each thread holds `pieces` vectors of the row.
+
+    Arrays as in `layer_norm_kernel`; rows must be whole, aligned vectors.
+    """
     width, load, store = vector_access(dtype)
     unpack, held, words_held = vector_unpack(dtype), pieces * width, pieces * 4
 
@@ -88,7 +92,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
     def layer_norm_vector_kernel(x, residual, weight, bias, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
-        partials = cuda.shared.array((3, 32), float32)
+        partials = cuda.shared.array((3, WARP), float32)
         x_words, residual_words = cuda.local.array(words_held, uint32), cuda.local.array(words_held, uint32)
         values, other = cuda.local.array(held, float32), cuda.local.array(width, float32)
         wait_for_predecessors()
@@ -112,7 +116,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
                     total += values[k]
                 count += float32(width)
         count = warp_sum(count)
-        mean = warp_sum(total) * rcp(max(count, float32(1)))  # of the warp's part of the row, and so its deviations
+        mean = warp_sum(total) * rcp(max(count, float32(1)))  # of this warp's part of the row, and the deviations likewise
         deviations = float32(0)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
@@ -137,10 +141,10 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
 
 
 def layer_norm(x, weight, bias, out, epsilon, residual=None, stream=None):
-    """Write the LayerNorm of `x` [T, hidden] into `out`, which may be `x`; with `residual` [T, hidden], first residual += x, in place.
+    """Write the LayerNorm of `x` [T, hidden] into `out`, which may be `x`.
 
-    weight, bias: [hidden], bias may be None. All arrays share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for
-    anything else.
+    residual [T, hidden]: if given, first residual += x, in place. weight, bias: [hidden], bias may be None. All arrays share one dtype:
+    float32, float16 or bfloat16. Raises KernelArgumentError for anything else.
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     tokens, hidden = x.shape
@@ -151,7 +155,7 @@ def layer_norm(x, weight, bias, out, epsilon, residual=None, stream=None):
         check_array("residual", residual, (x.dtype,), tokens=tokens, hidden=hidden)
     if has_bias:
         check_array("bias", bias, (x.dtype,), hidden=hidden)
-    # A kernel's arguments are always arrays: where there is no residual or bias, another stands in, and is not read.
+    # A kernel's arguments are always arrays: a missing residual or bias is replaced by an array that is not read.
     residual, bias = residual if has_residual else x, bias if has_bias else weight
     if shape := row_in_registers(hidden, x, residual, weight, bias, out):
         block, pieces = shape

@@ -1,13 +1,13 @@
-"""RMSNorm with the residual addition fused in (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4).
+"""RMSNorm fused with the residual addition (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4).
 
     r = x + residual                                       rounded to the dtype, and kept: the next layer adds to it
     y = r / sqrt(mean(r**2) + epsilon) * weight            statistics in float32
 
 T tokens of H elements of b bytes: about 5 T H FLOPs; reads x, residual and weight, writes residual and y: (4 T H + H) b bytes;
-arithmetic intensity about 5 / 4b (0.6 FLOP a byte in bf16), so memory sets the time. Apart, addition and norm would move 5 T H b
-bytes. Every token asks for the weight anew, out of caches; the kernel for any H walks its rows twice and asks for 2 T H b more.
+arithmetic intensity about 5 / 4b (0.6 FLOP per byte in bf16), so it is memory-bound. Unfused, addition and norm would move 5 T H b
+bytes. Each token loads the weight again, from L2; the kernel for any H walks its rows twice and loads 2 T H b more.
 
-One block a token. In the vector kernel each thread holds its part of the row in registers, so that the row is read once; the
+One block per token. In the vector kernel each thread holds its part of the row in registers, so the row is read once; the
 sum of squares goes through warp shuffles and one exchange in shared memory.
 """
 
@@ -22,6 +22,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_sum
 from minllm.kernels.vector import vector_access
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 256
@@ -47,14 +48,14 @@ def rms_norm_kernel(x, residual, has_residual, weight, out, epsilon):
     """Any hidden size: the block walks its row twice. x, residual, out: [T, H]; weight: [H]."""
     wait_for_predecessors()
     token, hidden = cuda.blockIdx.x, x.shape[1]
-    partials = cuda.shared.array(32, float32)
+    partials = cuda.shared.array(WARP, float32)
     sum_of_squares = float32(0)
     i = cuda.threadIdx.x
     while i < hidden:
         value = float32(x[token, i])
         if has_residual:
             residual[token, i] = value + float32(residual[token, i])
-            value = float32(residual[token, i])  # as rounded
+            value = float32(residual[token, i])  # the rounded sum
         sum_of_squares += value * value
         i += BLOCK
     inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
@@ -67,7 +68,10 @@ def rms_norm_kernel(x, residual, has_residual, weight, out, epsilon):
 
 @functools.cache
 def rms_norm_vector_kernel(dtype, pieces, has_residual):
-    """The kernel in which a thread holds `pieces` vectors of the row: arrays as in `rms_norm_kernel`, rows whole, aligned vectors."""
+    """The kernel in which each thread holds `pieces` vectors of the row.
+
+    Arrays as in `rms_norm_kernel`; rows must be whole, aligned vectors.
+    """
     width, load, store = vector_access(dtype)
     held = pieces * width
 
@@ -75,13 +79,13 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
     def rms_norm_vector_kernel(x, residual, weight, out, epsilon):
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row = token * hidden
-        partials = cuda.shared.array(32, float32)
+        partials = cuda.shared.array(WARP, float32)
         values, weights = cuda.local.array(held, float32), cuda.local.array(held, float32)
         addend = cuda.local.array(width, float32)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
-                load(weight, i, weights, at)  # no kernel writes it, so its way here may overlap the predecessor
+                load(weight, i, weights, at)  # no kernel writes the weight, so this load may overlap the preceding kernel
         wait_for_predecessors()
         sum_of_squares = float32(0)
         # exercise: normalization.rms_norm
@@ -109,9 +113,10 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
 
 
 def rms_norm(x, weight, out, epsilon, residual=None, stream=None):
-    """Write the RMSNorm of `x` [T, hidden] into `out`, which may be `x`; with `residual` [T, hidden], first residual += x, in place.
+    """Write the RMSNorm of `x` [T, hidden] into `out`, which may be `x`.
 
-    weight: [hidden]. All arrays share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for anything else.
+    residual [T, hidden]: if given, first residual += x, in place. weight: [hidden]. All arrays share one dtype: float32, float16 or
+    bfloat16. Raises KernelArgumentError for anything else.
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     tokens, hidden = x.shape
@@ -120,7 +125,7 @@ def rms_norm(x, weight, out, epsilon, residual=None, stream=None):
     has_residual = residual is not None
     if has_residual:
         check_array("residual", residual, (x.dtype,), tokens=tokens, hidden=hidden)
-    else:  # a kernel's arguments are always arrays: this one stands in, and is not read
+    else:  # a kernel's arguments are always arrays: this one is not read
         residual = x
     if shape := row_in_registers(hidden, x, residual, weight, out):
         block, pieces = shape

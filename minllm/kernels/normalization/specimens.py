@@ -1,4 +1,7 @@
-"""The normalisation kernels as they are launched; where a constant decides the registers, its smallest and its largest value."""
+"""The normalisation kernels as they are launched.
+
+A constant that decides the register count takes its smallest and its largest value.
+"""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.normalization.layer_norm import BLOCK, layer_norm_kernel, layer_norm_vector_kernel
@@ -11,7 +14,7 @@ WIDE = ("LDG*128*", "STG*128*")
 
 
 def specimens():
-    """All of them. A row is one block's: in the vector kernels up to 1,024 threads, which hold all of it in their registers."""
+    """All normalisation kernels. One block holds a row: the vector kernels use up to 1,024 threads, whose registers hold all of it."""
     for dtype in FLOAT_DTYPES:
         line, matrix, most = array(dtype.name, 1), array(dtype.name, 2), HELD * dtype.itemsize // VECTOR_BYTES
         rms_elements = (matrix, matrix, INT32, line, matrix, FLOAT32)

@@ -1,1 +1,1 @@
-"""Numbers in fewer bits: formats of cached keys and values, and the arithmetic from float32 to codes and back."""
+"""Formats of quantised KV caches, and the arithmetic from float32 to codes and back."""

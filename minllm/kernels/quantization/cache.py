@@ -1,6 +1,6 @@
-"""A quantised cache of keys or of values: the codes, their scales, and the format that says what they mean.
+"""A quantised cache of keys or values: codes, scales, and the format that gives their meaning.
 
-It stands wherever a plain cache array does, as the key_cache or the value_cache of one layer: `shape` is what the plain array's would be.
+It takes the place of a plain cache array as the key_cache or value_cache of one layer: `shape` is the shape of the plain array.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,15 @@ from minllm.kernels.quantization.reference import dequantize_by_channel, dequant
 class QuantizedCache:
     """Keys, or values, of one layer, in NumPy or on a device.
 
-    codes: uint8 [num_blocks, kv_heads, block_size, code_bytes]. scales: of integers float16 [num_blocks, kv_heads, block_size, groups, 2],
-    pairs of scale and zero; of floats float32 [kv_heads]. A head's tokens lie side by side, other than in a plain cache: a kernel reads
-    a block head by head, and memory moves in lines of 128 bytes, which a head's few bytes of one token do not fill.
-    smoothing: of keys float32 [3, kv_heads, head_dim] or None, of values None. What is cached of a key is (key - smoothing[0]) *
-    smoothing[1], and a query is multiplied by smoothing[2] = 1 / smoothing[1] before it meets them, so that their products are as before,
-    but for a number that all keys share, which softmax does not see (engine/calibration.py). Kernels that read know nothing of it.
-    by_channel: of keys whose format says so; then scales are float16 [num_blocks, kv_heads, block_size // token_group, head_dim, 2], pairs
-    for each channel of the token_group tokens of a group, and smoothing is None, because a channel's own scale does as much.
+    codes: uint8 [num_blocks, kv_heads, block_size, code_bytes].
+    scales: for integer formats float16 [num_blocks, kv_heads, block_size, groups, 2], pairs (scale, zero); for floats float32 [kv_heads].
+    Unlike in a plain cache, the tokens of one head are contiguous: a kernel reads a block head by head, and memory moves in lines of
+    128 bytes, which the few bytes of one head and token do not fill.
+    smoothing: float32 [3, kv_heads, head_dim] or None for keys, None for values. The cached key is (key - smoothing[0]) * smoothing[1], and
+    a query is multiplied by smoothing[2] = 1 / smoothing[1], so their products are unchanged, except for a constant shared by all keys,
+    which softmax cancels (engine/calibration.py). Kernels that read the cache ignore it.
+    by_channel: for keys, if the format says so; scales are then float16 [num_blocks, kv_heads, block_size // token_group, head_dim, 2], a
+    pair per channel for each group of token_group tokens, and smoothing is None, because scales per channel have the same effect.
     """
 
     codes: Any
@@ -36,24 +37,31 @@ class QuantizedCache:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(num_blocks, block_size, kv_heads, head_dim), as if nothing were quantised."""
+        """(num_blocks, block_size, kv_heads, head_dim), the shape of the plain array."""
         num_blocks, kv_heads, block_size, _ = self.codes.shape
         return num_blocks, block_size, kv_heads, self.format.head_dim
 
     @property
     def ndim(self) -> int:
-        """Axes of `shape`."""
+        """Number of axes of `shape`."""
         return 4
 
     @property
     def dtype(self) -> str:
-        """The format's name, where a plain array has its dtype."""
+        """The format's name, in place of a plain array's dtype."""
         return self.format.name
 
-    def read(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """float32 [..., kv_heads, head_dim], smoothed as they are (NumPy caches only).
+    def check_values(self, value_cache: "QuantizedCache") -> None:
+        """Raise KernelArgumentError unless these are keys, and value_cache holds values in the same format."""
+        check_same_format(self, value_cache)
+        by_channel, wanted = (self.by_channel, value_cache.by_channel), (self.format.keys_by_channel, False)
+        if by_channel != wanted:
+            raise KernelArgumentError(f"keys and values by channel: {by_channel}; a cache in {self.dtype} must have {wanted}")
 
-        take: picks blocks and tokens from an array [num_blocks, block_size, kv_heads, ...], of codes and scales alike.
+    def read(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Dequantise: float32 [..., kv_heads, head_dim], still smoothed (NumPy caches only).
+
+        take: selects blocks and tokens from an array [num_blocks, block_size, kv_heads, ...], of codes and scales alike.
         """
         if self.by_channel:
             return self._read_by_channel(take)
@@ -61,14 +69,14 @@ class QuantizedCache:
         return dequantize_reference(take(self.codes.swapaxes(1, 2)), scales, self.format)
 
     def _read_by_channel(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """`read` of keys by channel: takes the places of the tokens first, because a group has its scales once."""
+        """`read` for keys by channel: selects token indices first, because scales are stored per group."""
         blocks, _, block_size = self.codes.shape[:3]
         block = take(np.broadcast_to(np.arange(blocks)[:, None], (blocks, block_size)))
         token = take(np.broadcast_to(np.arange(block_size), (blocks, block_size)))
         return dequantize_by_channel(self.codes[block, :, token], self.scales[block, :, token // self.format.token_group])
 
     def put_groups(self, slots: np.ndarray, x: np.ndarray) -> None:
-        """Quantise whole groups x [groups, token_group, kv_heads, head_dim], by channel, and write each from its slot on (NumPy caches)."""
+        """Quantise whole groups x [groups, token_group, kv_heads, head_dim] by channel; write each from its slot on (NumPy caches)."""
         block, token = np.divmod(slots, self.codes.shape[2])
         codes, pairs = quantize_by_channel(x.swapaxes(1, 2), self.format)  # [groups, kv_heads, token_group, code_bytes]
         self.scales[block, :, token // self.format.token_group] = pairs
@@ -76,7 +84,7 @@ class QuantizedCache:
             self.codes[block, :, token + i] = codes[:, :, i]
 
     def smoothed(self, x: np.ndarray) -> np.ndarray:
-        """x [tokens, kv_heads, head_dim] as it is cached but for the codes, float32 (NumPy caches only)."""
+        """x [tokens, kv_heads, head_dim] as cached but before quantisation, float32 (NumPy caches only)."""
         x = x.astype(np.float32)
         return x if self.smoothing is None else (x - self.smoothing[0]) * self.smoothing[1]
 
@@ -97,18 +105,18 @@ def is_quantized(cache: Any) -> bool:
 def allocate(
     kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int, zeros: Callable, array: Callable, by_channel: bool = False
 ) -> QuantizedCache:
-    """An empty cache; zeros(shape, dtype) and array(host_array) make the machine's arrays. Scales of floats begin as 1.
+    """An empty cache; zeros(shape, dtype) and array(host_array) make the machine's arrays. Scales of float formats start at 1.
 
-    by_channel: for keys of a format that has them so. Raises as `arrays_by_block`.
+    by_channel: for keys of a format that quantises them by channel. Raises as `arrays_by_block`.
     """
     found = arrays_by_block(kv_format, num_blocks, block_size, kv_heads)
     return from_arrays(kv_format, [zeros(shape, dtype) for shape, dtype in found], array, by_channel)
 
 
 def arrays_by_block(kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int) -> list[tuple[tuple[int, ...], Any]]:
-    """(shape, dtype) of the arrays that have an entry for every block, of keys as of values: codes, and scales of integers.
+    """(shape, dtype) of the arrays with an entry per block, for keys as for values: codes, and scales of integer formats.
 
-    Raises KernelArgumentError where groups of tokens do not divide block_size.
+    Raises KernelArgumentError unless block_size is a multiple of the format's token_group.
     """
     group = kv_format.token_group
     if block_size % group:
@@ -119,9 +127,9 @@ def arrays_by_block(kv_format: KvFormat, num_blocks: int, block_size: int, kv_he
 
 
 def from_arrays(kv_format: KvFormat, arrays: list[Any], array: Callable, by_channel: bool = False) -> QuantizedCache:
-    """A cache in arrays of the shapes that `arrays_by_block` gives; see `allocate` for the rest.
+    """A cache made of arrays with the shapes of `arrays_by_block`; see `allocate` for the rest.
 
-    Keys by channel have as many scales as others, because a group has as many tokens as channels elsewhere: the same array, seen otherwise.
+    Keys by channel need as many scales as other keys, because a group has as many tokens as it otherwise has channels: a reshape suffices.
     """
     if kv_format.is_float:
         num_blocks, kv_heads, *_ = arrays[0].shape
@@ -134,7 +142,7 @@ def from_arrays(kv_format: KvFormat, arrays: list[Any], array: Callable, by_chan
 
 
 def check_same_format(key_cache: Any, value_cache: Any) -> None:
-    """Raise KernelArgumentError unless both caches are plain, or both are quantised in one format."""
+    """Raise KernelArgumentError unless both caches are plain, or both are quantised in the same format."""
     formats = [cache.format if is_quantized(cache) else None for cache in (key_cache, value_cache)]
     if formats[0] != formats[1]:
         words = [f"{found.name} in groups of {found.group_size}" if found else "not quantised" for found in formats]

@@ -1,20 +1,19 @@
-"""The formats that keys and values are cached in: how many bits a number has, which numbers share a scale, how many bytes that is.
+"""The formats of cached keys and values: bits per number, numbers that share a scale, and bytes.
 
     int8      value = code * scale + zero, codes 0 to 255, a (scale, zero) for each head of each token
     int4      the same with codes 0 to 15, a (scale, zero) for each 32 components
-    fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale a KV head and layer
+        fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale per KV head and layer
     fp8_e5m2  the same with 5 bits of exponent and 2 of fraction, largest 57344
     kivi_int4 values as int4; of keys, 32 tokens share a (scale, zero) for each component, a channel of the head
 
-kivi_int4 is KIVI's form: keys have channels that are large in every token, and a scale of their own keeps them from their neighbours'. A
-group has its codes once its last token is there, so that the newest tokens are kept as they are, in a residual window
-(kernels/attention/residual_window/reference.py). The other formats may have such a window too. What that buys: with the bundled model's
-held-out text on an H200, fp8_e4m3 costs 0.30 % of perplexity without a window and 0.04 % with one of 256 tokens, int4 1.86 % and, with 128,
-0.07 % (`minllm bench accuracy`; int8 0.04 % without, kivi_int4 0.13 % with its 128).
+kivi_int4 is KIVI's format: some key channels are large in every token, and their own scale keeps them from coarsening their neighbours'.
+A group is quantised once its last token has come, so the newest tokens stay in full precision, in a residual window
+(kernels/attention/residual_window/reference.py). The other formats may have such a window too. Recorded as "KV cache accuracy" in
+docs/results/h200.json: fp8_e4m3 costs 0.30 % of perplexity without a window and 0.04 % with one of 256 tokens.
 
-The integers are LMDeploy's form: the smallest number of a group becomes code 0 and the largest the last code, so that no bit is lost on a
-sign or on a range that is not used. Floats need no such care, because their steps grow with the number: a scale that keeps the largest
-below the format's own limit is enough.
+The integer formats are LMDeploy's: the minimum of a group becomes code 0 and the maximum the last code, so that no bit is lost on a
+sign or on an unused range. Floats need no offset, because their steps grow with the number: a scale that keeps the largest number
+below the format's limit is enough.
 
 Sources: LMDeploy, "INT4/INT8 KV Cache"; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1; vLLM, "Quantized KV Cache";
 Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.
@@ -25,23 +24,23 @@ from dataclasses import dataclass
 from minllm.errors import KernelArgumentError
 
 CODE_BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8, "kivi_int4": 4}
-ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's
-TOKEN_FORMATS = ("int8", "int4", "fp8_e4m3", "fp8_e5m2")  # a token's codes are made when it comes
-CHANNEL_FORMATS = ("kivi_int4",)  # a key's codes are made with those of its group
+ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's alias
+TOKEN_FORMATS = ("int8", "int4", "fp8_e4m3", "fp8_e5m2")  # a token is quantised as it arrives
+CHANNEL_FORMATS = ("kivi_int4",)  # a key is quantised together with its group
 KV_FORMATS = (*TOKEN_FORMATS, *CHANNEL_FORMATS)
 INT4_GROUP = 32  # components
-TOKEN_GROUP = 32  # tokens that become codes together where keys are quantised by channel; residual windows are multiples of it
+TOKEN_GROUP = 32  # tokens quantised together if keys are by channel; residual windows are multiples of it
 PAIR_BYTES = 4  # scale and zero in float16
-RESIDUAL_WINDOW = 128  # tokens, where a format needs a window and none is given: KIVI's own
-FP8_SINCE = (8, 9)  # the compute capability from which GPUs convert to and from fp8
-CHUNK_BITS = 128  # of a head's codes, that a thread loads at one time; a group's codes are whole chunks too
+RESIDUAL_WINDOW = 128  # tokens; the default for formats that need a window, as in KIVI
+FP8_SINCE = (8, 9)  # the first compute capability that converts to and from fp8
+CHUNK_BITS = 128  # bits of a head's codes per load; a group's codes are whole chunks too
 
 
 @dataclass(frozen=True)
 class KvFormat:
-    """A format for heads of head_dim components, of which group_size neighbours share a scale (fp8: the whole head).
+    """A format for heads of head_dim components; each group_size neighbours share a scale (fp8: the whole head).
 
-    token_group: where it is above 1, so many tokens share the scales of each channel of their keys, and only values are as group_size says.
+    token_group: if above 1, groups of this many tokens share a scale per key channel, and group_size applies to values only.
     """
 
     name: str
@@ -52,7 +51,7 @@ class KvFormat:
 
     @property
     def keys_by_channel(self) -> bool:
-        """Whether a key's scales are those of its channels, for token_group tokens."""
+        """Whether keys have a scale per channel and token_group tokens."""
         return self.token_group > 1
 
     @property
@@ -62,7 +61,7 @@ class KvFormat:
 
     @property
     def groups(self) -> int:
-        """Groups of a head."""
+        """Number of groups per head."""
         return self.head_dim // self.group_size
 
     @property
@@ -72,12 +71,12 @@ class KvFormat:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a head's scales and zeros that every token has anew; none for floats. A key's share of its group's is as large."""
+        """Bytes of a head's scales and zeros per token; 0 for floats. By channel, a key's share of its group's scales is as large."""
         return 0 if self.is_float else PAIR_BYTES * self.groups
 
     @property
-    def bytes_a_head(self) -> int:
-        """Bytes of one head of one token, of keys or of values."""
+    def bytes_per_head(self) -> int:
+        """Bytes of one head of one token, for keys or for values."""
         return self.code_bytes + self.scale_bytes
 
     @property
@@ -87,12 +86,12 @@ class KvFormat:
 
 
 def default_window(name: str) -> int:
-    """Tokens of the residual window that a cache of this format has where nobody asks for another."""
+    """Default residual window of a cache in this format, in tokens."""
     return RESIDUAL_WINDOW if name in CHANNEL_FORMATS else 0
 
 
 def full_name(name: str) -> str:
-    """The format's own name for a name or an alias; KernelArgumentError where there is none."""
+    """The format's own name for a name or an alias. Raises KernelArgumentError for an unknown one."""
     found = ALIASES.get(name, name)
     if found not in CODE_BITS:
         raise KernelArgumentError(f"there is no KV format {name!r}; there are {', '.join([*KV_FORMATS, *ALIASES])}")
@@ -100,11 +99,11 @@ def full_name(name: str) -> str:
 
 
 def kv_format(name: str, head_dim: int, group_size: int | None = None) -> KvFormat:
-    """The format called `name` for heads of `head_dim`; group_size None is the format's own.
+    """The format called `name` for heads of `head_dim`; group_size None takes the format's default.
 
-    Raises KernelArgumentError for an unknown name, a head_dim whose codes are not whole 16 bytes, a group size that is neither head_dim
-    nor a power of two of whole 16 bytes that divides it, for float formats with a group size other than head_dim, and for keys by channel
-    with one other than INT4_GROUP.
+    Raises KernelArgumentError for an unknown name; for a head_dim whose codes are not whole 16 bytes; for a group size that is neither
+    head_dim nor a power of two of whole 16 bytes that divides it; for float formats, for a group size other than head_dim; and for keys by
+    channel, for one other than INT4_GROUP.
     """
     name = full_name(name)
     chunk = CHUNK_BITS // CODE_BITS[name]  # components in 16 bytes

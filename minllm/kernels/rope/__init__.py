@@ -1,1 +1,1 @@
-"""Rotary position embedding: a position turns pairs of a head's components by an angle."""
+"""Rotary position embedding (RoPE): rotates pairs of a head's components by an angle that depends on the position."""

@@ -1,15 +1,15 @@
-"""Rotary position embedding (Su et al. 2021, "RoFormer", section 3.2.2), in both layouts of the pairs.
+"""Rotary position embedding, RoPE (Su et al. 2021, "RoFormer", section 3.2.2), in both layouts of the pairs.
 
     (a, b) -> (a cos - b sin, b cos + a sin),  angle = position * frequency[pair]
 
-T tokens of N heads of D components of b bytes: 3 T N D FLOPs; reads T N D b bytes and T D * 4 of the table (which the heads share
-through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLOP a byte in bf16), so memory sets the time.
+T tokens of N heads of D components of b bytes: 3 T N D FLOPs; reads T N D b bytes and T D * 4 bytes of the table (shared by the heads
+through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLOP per byte in bf16), so it is memory-bound.
 
-Threads to data: a thread takes 16 bytes of a head's first half and the 16 bytes half a head behind them, which are their partners, and
-holds both before it writes either, so that `out` may be `x`. Its cosines and sines, float32 and so as many bytes as two heads of bf16,
-serve several heads. They wait for the position, so it is asked for first, and the heads meanwhile, as words that become float32 when all
-have been asked for (vector.py). Heads that are not whole vectors, and interleaved pairs, take the first form: one warp a head, an
-element at a time. The forward uses the same turn inside `kv/qkv_rope_append.py`, where it costs no traffic at all.
+Threads to data: a thread takes 16 bytes of a head's first half and their partners, the 16 bytes half a head further on. It loads both
+before it writes either, so `out` may be `x`. The cosines and sines are float32, as many bytes as two bf16 heads, and serve several heads.
+Their address depends on the position, so the position is loaded first; the heads are loaded meanwhile, as words that are converted to
+float32 once all loads are issued (vector.py). Heads that are not whole vectors, and interleaved pairs, take the first form: one warp per
+head, one element at a time. The forward applies the same rotation inside `kv/qkv_rope_append.py`, where it costs no extra traffic.
 """
 
 import functools
@@ -19,19 +19,19 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_a_row
+from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_per_row
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP = 32
-HEADS_A_BLOCK = 4
-THREADS = 128  # a block of the vector kernel, about
-HEADS_A_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
+HEADS_PER_BLOCK = 4
+THREADS = 128  # approximate block size of the vector kernel
+HEADS_PER_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
 
 
 def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_factor=1.0):
     """Cosines and sines of every position's angles: float32 [positions_count, rotary_dim], first half cosines, second half sines.
 
-    inverse_frequencies: [rotary_dim / 2], radians a position. The angles are formed in float64, so that a position of 100,000 still has
+    inverse_frequencies: [rotary_dim / 2], radians per position. The angles are formed in float64, so that a position of 100,000 still has
     an exact angle. `attention_factor` scales both (YaRN's temperature; 1 for the others).
     """
     inverse_frequencies = np.asarray(inverse_frequencies, np.float64)
@@ -45,7 +45,7 @@ def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_facto
 
 
 def rope_reference(x, positions, cos_sin, interleaved=False):
-    """Turn the pairs of each head's first rotary_dim components by their position's angles; the rest passes unchanged.
+    """Rotate the pairs of each head's first rotary_dim components by their position's angles; the rest passes unchanged.
 
     x: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, rotary_dim], see `rope_table`. Pair i is (i, i + rotary_dim/2), the
     half-split layout of Hugging Face's Llama, or (2i, 2i + 1) if `interleaved`, the layout of the paper. Result in the dtype of `x`.
@@ -56,7 +56,7 @@ def rope_reference(x, positions, cos_sin, interleaved=False):
     angles = cos_sin[positions][:, None, :].astype(wide, copy=False)  # [T, 1, rotary_dim]
     cosine, sine = angles[..., :half], angles[..., half:]
     first, second = (slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)) if interleaved else (slice(0, half), slice(half, rotary_dim))
-    out = x.astype(wide)  # a copy always: the input stays as it was
+    out = x.astype(wide)  # always a copy: the input stays unchanged
     a, b = x[..., first].astype(wide, copy=False), x[..., second].astype(wide, copy=False)
     out[..., first] = a * cosine - b * sine
     out[..., second] = b * cosine + a * sine
@@ -66,7 +66,7 @@ def rope_reference(x, positions, cos_sin, interleaved=False):
 @kernel
 def rope_kernel(x, positions, cos_sin, out, interleaved):
     """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, rotary_dim]."""
-    token, head = cuda.blockIdx.x, cuda.blockIdx.y * HEADS_A_BLOCK + cuda.threadIdx.y
+    token, head = cuda.blockIdx.x, cuda.blockIdx.y * HEADS_PER_BLOCK + cuda.threadIdx.y
     if head >= x.shape[1]:
         return
     half = cos_sin.shape[1] >> 1
@@ -82,16 +82,16 @@ def rope_kernel(x, positions, cos_sin, out, interleaved):
         pair += WARP
     # end exercise
     i = 2 * half + cuda.threadIdx.x
-    while i < x.shape[2]:  # what lies behind rotary_dim passes unchanged
+    while i < x.shape[2]:  # components beyond rotary_dim pass unchanged
         out[token, head, i] = x[token, head, i]
         i += WARP
 
 
 def make_turn(dtype, head_dim):
-    """Device functions for a thread that holds a vector of a head's first half and the one half a head behind it.
+    """Device functions (load_angles, turn) for a thread that holds a pair of vectors half a head apart.
 
-    (load_angles(cos_sin, position, i, cosine, sine), turn(a, b, at, cosine, sine)) for components i... of the half: the first fills
-    two local arrays of a vector's width, the second turns a[at : at + width] against b[at : at + width], in place.
+    load_angles(cos_sin, position, i, cosine, sine) fills two local arrays of one vector's width for components i... of the half head;
+    turn(a, b, at, cosine, sine) rotates a[at : at + width] against b[at : at + width], in place.
     """
     width, half = vector_access(dtype)[0], head_dim // 2
 
@@ -111,9 +111,9 @@ def make_turn(dtype, head_dim):
 
 @functools.cache
 def rope_vector_kernel(dtype, head_dim):
-    """The kernel for heads of `head_dim` components of `dtype`, all of which turn, half-split, in whole aligned vectors."""
+    """The kernel for `head_dim` components of `dtype`, all of which rotate, half-split, in whole aligned vectors."""
     width, _, store = vector_access(dtype)
-    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, HEADS_A_THREAD * 8  # 4 words for each half
+    unpack, half, words_held = vector_unpack(dtype), head_dim // 2, HEADS_PER_THREAD * 8  # 4 words per half
     load_angles, turn = make_turn(dtype, head_dim)
 
     @kernel(dependent_launch=True)
@@ -121,11 +121,11 @@ def rope_vector_kernel(dtype, head_dim):
         """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, head_dim]. A block: (vectors of half a head, heads)."""
         wait_for_predecessors()
         token, heads = cuda.blockIdx.x, x.shape[1]
-        position = positions[token]  # the angles wait for it: it comes first, and the heads come while it is waited for
+        position = positions[token]  # loaded first, because the angles depend on it; the loads of the heads overlap with this latency
         i = cuda.threadIdx.x * width
-        first = cuda.blockIdx.y * cuda.blockDim.y * HEADS_A_THREAD + cuda.threadIdx.y
+        first = cuda.blockIdx.y * cuda.blockDim.y * HEADS_PER_THREAD + cuda.threadIdx.y
         words = cuda.local.array(words_held, uint32)
-        for r in range(HEADS_A_THREAD):
+        for r in range(HEADS_PER_THREAD):
             head = first + r * cuda.blockDim.y
             if head < heads:
                 load_words(x, (token * heads + head) * head_dim + i, words, 8 * r)
@@ -133,7 +133,7 @@ def rope_vector_kernel(dtype, head_dim):
         cosine, sine = cuda.local.array(width, float32), cuda.local.array(width, float32)
         load_angles(cos_sin, position, i, cosine, sine)
         a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        for r in range(HEADS_A_THREAD):
+        for r in range(HEADS_PER_THREAD):
             head = first + r * cuda.blockDim.y
             if head < heads:
                 unpack(words, 8 * r, a, 0)
@@ -146,10 +146,13 @@ def rope_vector_kernel(dtype, head_dim):
 
 
 def vectors_of_half_a_head(head_dim, rotary_dim, interleaved, cos_sin, *arrays):
-    """How many vectors half a head has, where pairs lie half a head apart, all of them turn, and all is aligned; else 0."""
-    if interleaved or rotary_dim != head_dim or head_dim % 2 or not vectors_a_row(head_dim // 2, cos_sin):
+    """Vectors per half head, or 0 if the vector kernel does not apply.
+
+    It needs pairs half a head apart, all components rotated, and all arrays aligned.
+    """
+    if interleaved or rotary_dim != head_dim or head_dim % 2 or not vectors_per_row(head_dim // 2, cos_sin):
         return 0
-    return vectors_a_row(head_dim // 2, *arrays)
+    return vectors_per_row(head_dim // 2, *arrays)
 
 
 def check_cos_sin(cos_sin, head_dim):
@@ -163,7 +166,7 @@ def check_cos_sin(cos_sin, head_dim):
 
 
 def rope(x, positions, cos_sin, out, interleaved=False, stream=None):
-    """Write `x` [T, heads, head_dim], turned, into `out`, which may be `x`; arguments as in `rope_reference`, positions int32.
+    """Write `x` [T, heads, head_dim], rotated, into `out`, which may be `x`; arguments as in `rope_reference`, positions int32.
 
     Positions must be inside the table: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
     """
@@ -173,9 +176,9 @@ def rope(x, positions, cos_sin, out, interleaved=False, stream=None):
     check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
     check_cos_sin(cos_sin, head_dim)
     if vectors := vectors_of_half_a_head(head_dim, cos_sin.shape[1], interleaved, cos_sin, x, out):
-        side_by_side = min(max(1, THREADS // vectors), ceil_div(heads, HEADS_A_THREAD))
-        grid, block = (tokens, ceil_div(heads, side_by_side * HEADS_A_THREAD)), (vectors, side_by_side)
+        side_by_side = min(max(1, THREADS // vectors), ceil_div(heads, HEADS_PER_THREAD))
+        grid, block = (tokens, ceil_div(heads, side_by_side * HEADS_PER_THREAD)), (vectors, side_by_side)
         launch(rope_vector_kernel(x.dtype, head_dim), grid, block, (x, positions, cos_sin, out), stream)
         return
-    grid = (tokens, ceil_div(heads, HEADS_A_BLOCK))
-    launch(rope_kernel, grid, (WARP, HEADS_A_BLOCK), (x, positions, cos_sin, out, int(interleaved)), stream)
+    grid = (tokens, ceil_div(heads, HEADS_PER_BLOCK))
+    launch(rope_kernel, grid, (WARP, HEADS_PER_BLOCK), (x, positions, cos_sin, out, int(interleaved)), stream)

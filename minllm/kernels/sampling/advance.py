@@ -1,13 +1,13 @@
-"""Between two decode steps: the new token of every row becomes the next step's input, without leaving the GPU.
+"""Advance a decode batch by one token, without leaving the GPU: each row's new token becomes its next input.
 
 For a row at position p, whose newest token is v:
 
     token_ids ← v,   positions ← p + 1,   slot_mapping ← the slot of p + 1,   context_lens ← p + 2
     step ← step + 1,   counts[v] ← counts[v] + 1
 
-A row whose next position reaches its limit (the end of its cache blocks, or 0 once it was retired) is switched off: slot -1 writes no
-key and value, context length 0 makes its attention zeros; it keeps its place in the batch and its tokens are dropped.
-48 bytes a row, 40 without counts; a thread a row.
+A row whose next position reaches its limit (the end of its cache blocks, or 0 after it was retired) is switched off: slot -1 writes no
+key and value, context length 0 makes its attention output zeros; it stays in the batch and its tokens are dropped.
+48 bytes per row, 40 without counts; one thread per row.
 """
 
 import numpy as np
@@ -21,7 +21,10 @@ THREADS = 128
 
 
 def advance_reference(new_tokens, token_ids, positions, slot_mapping, context_lens, block_tables, limits, sampling, block_size) -> None:
-    """Move a decode batch of B rows on by one token, in place; all int32 [B], block_tables [B, max_blocks]; `sampling` advances too."""
+    """Advance a decode batch of B rows by one token, in place.
+
+    All arrays int32 [B], except block_tables [B, max_blocks]; `sampling` advances too.
+    """
     sampling.advance(new_tokens)
     following = positions + 1
     active = following < limits
@@ -37,7 +40,7 @@ def advance_reference(new_tokens, token_ids, positions, slot_mapping, context_le
 def advance_kernel(
     new_tokens, token_ids, positions, slot_mapping, context_lens, block_tables, limits, step, output_counts, counts_tokens, block_size
 ):  # fmt: skip
-    """int32 [B] all but block_tables [B, max_blocks] and output_counts [B, vocab] (read only if counts_tokens)."""
+    """All arrays int32 [B], except block_tables [B, max_blocks] and output_counts [B, vocab] (read only if counts_tokens)."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     # exercise: sampling.advance
@@ -62,13 +65,13 @@ def advance(
     new_tokens, token_ids, positions, slot_mapping, context_lens, block_tables, limits,
     sampling: SamplingTensors, block_size: int, stream=None,
 ) -> None:  # fmt: skip
-    """Move a decode batch of B rows on by one token, in place; arguments as in `advance_reference`, all in one place."""
+    """Advance a decode batch of B rows by one token, in place; arguments as in `advance_reference`, all NumPy or all on one device."""
     rows = new_tokens.shape[0]
     named = dict(token_ids=token_ids, positions=positions, slot_mapping=slot_mapping, context_lens=context_lens, limits=limits)
     for name, array in named.items():
         fits = tuple(array.shape) == (rows,) and array.dtype == np.int32
         check(fits, f"{name} is {array.dtype} {array.shape}; it must be int32 [{rows}]")
     counts = sampling.output_counts
-    stand_in = block_tables if counts is None else counts  # a kernel's arguments are always arrays; this one is then not touched
+    stand_in = block_tables if counts is None else counts  # a kernel's arguments are always arrays; this one is not accessed
     arrays = (new_tokens, token_ids, positions, slot_mapping, context_lens, block_tables, limits, sampling.step, stand_in)
     launch(advance_kernel, -(-rows // THREADS), THREADS, (*arrays, int(counts is not None), int(block_size)), stream)

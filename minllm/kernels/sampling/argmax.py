@@ -1,23 +1,24 @@
-"""The largest logit of every row: greedy decoding, and the last stage of every draw.
+"""The largest logit of every row: greedy decoding, and the last stage of every random draw.
 
     token = min { v : x_v = max_w x_w }                 (the lowest id among equals; NaN is never chosen; a row of -inf gives 0)
 
-Bytes: 4 per logit, read once; no arithmetic to speak of. One block reads a row of 128,256 logits in some 5 µs, 32 blocks in under 2,
-so a row is split over several blocks: each writes the best of its part, and a second launch, one warp a row, takes the best of those.
-Mapping: a thread reads four neighbouring tokens by one 128-bit load where rows are 16-byte aligned (vocab a multiple of 4).
+4 bytes per logit, read once; almost no arithmetic. A single block would be slow on a row of 128,256 logits, so a row is split over
+several blocks: each writes the best of its part, and a second launch, one warp per row, reduces over the parts (recorded as "sampling",
+variant "greedy", in docs/results/h200.json).
+Threads to data: each thread reads four neighbouring logits with one 128-bit load if rows are 16-byte aligned (vocab a multiple of 4).
 """
 
 import numpy as np
 from numba import cuda, float32, int32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 256
-WARPS = THREADS // 32
-QUADS_PER_THREAD = 4  # tokens of a part: 256 threads x 4 loads x 4 tokens
+WARPS = THREADS // WARP
+QUADS_PER_THREAD = 4  # a part is 256 threads x 4 loads x 4 tokens
 PART = THREADS * QUADS_PER_THREAD * 4
 NO_TOKEN = 2**31 - 1
 
@@ -28,13 +29,13 @@ def argmax_reference(logits: np.ndarray) -> np.ndarray:
 
 
 def parts_of(vocab: int) -> int:
-    """How many blocks share a row."""
+    """Number of blocks that share a row."""
     return -(-vocab // PART)
 
 
 @cuda.jit(device=True)
 def load_quad(logits, row, token):
-    """Four float32 logits from [row, token] on; NaN past the row's end. token is a multiple of 4."""
+    """Four float32 logits from [row, token] on; NaN beyond the end of the row. token is a multiple of 4."""
     vocab = logits.shape[1]
     x0 = x1 = x2 = x3 = float32(np.nan)
     if vocab & 3 == 0:
@@ -77,7 +78,7 @@ def store_block_argmax(value, token, part_values, part_tokens):
         warp_values[thread >> 5] = value
         warp_tokens[thread >> 5] = token
     cuda.syncthreads()
-    if thread < 32:
+    if thread < WARP:
         value = float32(-np.inf)
         token = int32(NO_TOKEN)
         if thread < WARPS:
@@ -109,7 +110,7 @@ def argmax_parts_kernel(logits, part_values, part_tokens):
 
 @kernel(dependent_launch=True)
 def argmax_of_parts_kernel(part_values, part_tokens, out):
-    """part_values float32, part_tokens int32 [R, parts]; out int32 [R]. One warp a row."""
+    """part_values float32, part_tokens int32 [R, parts]; out int32 [R]. One warp per row."""
     wait_for_predecessors()
     row = cuda.blockIdx.x
     best = float32(-np.inf)
@@ -121,20 +122,23 @@ def argmax_of_parts_kernel(part_values, part_tokens, out):
         if value > best or (value == best and token < best_token):
             best = value
             best_token = token
-        part += 32
+        part += WARP
     best, best_token = warp_argmax(best, best_token)
     if cuda.threadIdx.x == 0:
-        if best_token == NO_TOKEN:  # nothing above -inf in the whole row
+        if best_token == NO_TOKEN:  # the whole row is -inf or NaN
             best_token = int32(0)
         out[row] = best_token
 
 
 def argmax(logits, out, part_values, part_tokens, stream=None) -> None:
-    """Write the id of each row's largest logit to out int32 [R]; scratch: part_values float32, part_tokens int32 [R, parts_of(vocab)]."""
+    """Write the id of each row's largest logit to out int32 [R].
+
+    Scratch: part_values float32, part_tokens int32 [R, parts_of(vocab)].
+    """
     check_parts(logits, out, part_values, part_tokens)
     rows, vocab = logits.shape
     launch(argmax_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, part_values, part_tokens), stream)
-    launch(argmax_of_parts_kernel, rows, 32, (part_values, part_tokens, out), stream)
+    launch(argmax_of_parts_kernel, rows, WARP, (part_values, part_tokens, out), stream)
 
 
 def check_logits(logits) -> None:
@@ -144,7 +148,7 @@ def check_logits(logits) -> None:
 
 
 def check_parts(logits, out, part_values, part_tokens) -> None:
-    """Raise KernelArgumentError unless the shapes and dtypes of logits, result and scratch fit each other."""
+    """Raise KernelArgumentError unless logits, output and scratch have matching shapes and the right dtypes."""
     check_logits(logits)
     rows, vocab = logits.shape
     check(tuple(out.shape) == (rows,) and out.dtype == np.int32, f"out is {out.dtype} {out.shape}; it must be int32 [{rows}]")

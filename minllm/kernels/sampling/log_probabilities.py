@@ -2,7 +2,7 @@
 
     log p(v) = x_v - max(x) - log Σ_w exp(x_w - max(x))
 
-in float32. They are asked for rarely and read by people, so NumPy is enough; they describe the model's own distribution, before
+in float32. They are requested rarely and few at a time, so NumPy is fast enough; they describe the model's own distribution, before
 penalties, temperature and thresholds, as in vLLM.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class LogProbabilities(NamedTuple):
-    """Of R rows: the chosen token's log-probability and rank, and the `top` most probable tokens, best first."""
+    """For R rows: the chosen token's log-probability and rank, and the `top` most probable tokens, best first."""
 
     chosen: np.ndarray  # float32 [R]
     rank: np.ndarray  # int32 [R]; 1 = the most probable
@@ -21,7 +21,7 @@ class LogProbabilities(NamedTuple):
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """log softmax over the last axis, float32; a row of -inf alone gives -inf."""
+    """log softmax over the last axis, float32; a row of only -inf gives -inf."""
     x = np.asarray(logits, np.float32)
     # exercise: sampling.log_softmax
     peak = x.max(axis=-1, keepdims=True)
@@ -33,7 +33,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_probabilities(logits: np.ndarray, token_ids: np.ndarray, top: int = 0) -> LogProbabilities:
-    """Log-probabilities for float32 logits [R, vocab], the chosen token_ids [R] and the `top` best tokens (ties: lowest id first)."""
+    """Log-probabilities from float32 logits [R, vocab] for the chosen token_ids [R] and the `top` best tokens (ties: lowest id first)."""
     scores = log_softmax(logits)
     chosen = np.take_along_axis(scores, np.asarray(token_ids, np.int64)[:, None], axis=1)
     rank = (scores > chosen).sum(axis=1) + 1

@@ -1,15 +1,15 @@
-"""Penalties for repeating, and the ban on stopping early.
+"""Penalties for repetition, and min_tokens, which bans stop tokens early on.
 
-With c(v) how often token v was generated so far, and "seen" meaning generated or in the prompt:
+c(v) is how often token v was generated so far; "seen" means generated or in the prompt:
 
     x_v ← x_v / ρ  if x_v > 0  else  x_v · ρ        for seen v         (repetition penalty ρ; Keskar et al. 2019, section 4.1)
     x_v ← x_v - φ · c(v)                                               (frequency penalty φ)
     x_v ← x_v - π                                   for c(v) > 0       (presence penalty π)
     x_v ← -inf        for stop tokens v while step < min_tokens
 
-in this order, as vLLM and Hugging Face define them. Bytes: 4 + 1 + 4 read (the 1 only where c(v) is 0) and 4 written per logit, less
-than one FLOP a byte; the ban, a kernel of its own, reads and writes 4 more.
-Mapping: a thread a token, a grid row a row of the batch, in two kernels. Both may work in place.
+in this order, as vLLM and Hugging Face define them. Bytes per logit: 4 + 1 + 4 read (the 1 only if c(v) is 0) and 4 written, less
+than one FLOP per byte; the ban is a separate kernel that reads and writes 4 more.
+Threads to data: one thread per token, one grid row per batch row, in two kernels. Both may work in place.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ THREADS = 256
 
 
 def penalize_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-    """Penalised logits, float32 [R, vocab]; the input itself if no row asks for anything."""
+    """Penalised logits, float32 [R, vocab]; the input itself if no row has a penalty or a ban."""
     x = logits
     if sampling.penalized:
         counts = sampling.output_counts
@@ -79,7 +79,7 @@ def ban_stop_tokens_kernel(logits, stop_token_ids, step, min_tokens, out):
 
 
 def penalize(logits, sampling: SamplingTensors, out, stream=None) -> None:
-    """Write the penalised logits, float32 [R, vocab], to `out`, which may be `logits` itself. Call it only if a row asks for something."""
+    """Write the penalised logits, float32 [R, vocab], to `out`, which may be `logits`. Call it only if a row has a penalty or a ban."""
     check_logits(logits)
     check(tuple(out.shape) == tuple(logits.shape), f"out is {tuple(out.shape)}; it must be like the logits, {tuple(logits.shape)}")
     rows, vocab = logits.shape

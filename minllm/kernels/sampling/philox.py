@@ -1,13 +1,13 @@
-"""Random numbers without state: Philox-4x32-10, and the Gumbel noise made from it.
+"""Counter-based random numbers: Philox-4x32-10, and Gumbel noise made from them.
 
-Philox is a bijection of a 128-bit counter under a 64-bit key: ten rounds, each of two 32x32-bit products whose halves are exchanged and
-mixed with the key. Whoever knows (key, counter) has the number: no state to keep, to split or to save, the same on every processor.
+Philox is a bijection of a 128-bit counter under a 64-bit key: ten rounds, each with two 32x32-bit products whose halves are exchanged and
+mixed with the key. A number depends only on (key, counter): there is no state to keep, split or save, and every processor agrees.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, sections 3.3 and 4.3.
 
     key = seed,  counter = (token id // 4, step, 0, 0),  word = token id % 4
 
 A 32-bit word w becomes a uniform v = (w + 1/2) / 2^32 and standard Gumbel noise g = -log(-log(1 - v)). Large noise, which decides draws,
-comes from small v, where float32 is finest: the largest value is about 22.9, and its tail keeps the resolution of w.
+comes from small v, where float32 is most precise: the largest value is about 22.9, and the tail keeps the resolution of w.
 """
 
 import math
@@ -25,7 +25,7 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
 def philox_reference(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Philox-4x32-10 of uint32 counters [..., 4] and keys [..., 2] (broadcast): uint32 [..., 4]."""
+    """Philox-4x32-10 of uint32 counters [..., 4] under keys [..., 2] (broadcast): uint32 [..., 4]."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
@@ -38,7 +38,7 @@ def philox_reference(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def gumbel_reference(seed: np.ndarray, step: int, token_ids: np.ndarray) -> np.ndarray:
-    """The noise of the ascending token ids [n] of one row: seed uint32 [2], step the number of tokens generated before; float32 [n]."""
+    """The noise for ascending token ids [n] of one row: seed uint32 [2], step the number of tokens generated before; float32 [n]."""
     quads = token_ids >> 2
     distinct = np.arange(quads[0], quads[-1] + 1) if 4 * len(quads) > quads[-1] - quads[0] else np.unique(quads)
     counter = np.zeros((len(distinct), 4), np.uint32)

@@ -1,12 +1,12 @@
-"""Radix selection: the k-th largest of a row of logits, or the logit at which their probability reaches p, without sorting.
+"""Radix selection: the k-th largest logit of a row, or the logit at which probability reaches p, without sorting.
 
-A float's bits, with the sign folded in, order like the float. A histogram of their first 11 bits says in which bin the k-th largest
-lies; a histogram of the next 11 bits of that bin's members narrows it; the last 10 bits name it. Counting exp((x_v - max x) / T)
+A float's bits, with the sign folded in, order like the float. A histogram of their first 11 bits gives the bin of the k-th largest; a
+histogram of the next 11 bits of that bin's members narrows it down; the last 10 bits identify it. Counting exp((x_v - max x) / T)
 instead of 1 makes the same search find where the probability reaches a share p. These weights are integers, in units of 2^-31 of the
 largest, so sums do not depend on the order of additions: every run and every processor finds the same set.
 
-Mapping: one block of 1,024 threads a row, histograms in shared memory. A bin is two 32-bit words, since shared memory adds 32-bit
-words natively: the thread whose addition overflows the low word adds one to the high word.
+Threads to data: one block of 1,024 threads per row, histograms in shared memory. A bin is two 32-bit words, because shared memory has
+native 32-bit atomic adds: a thread whose addition overflows the low word adds one to the high word.
 """
 
 import math
@@ -15,16 +15,16 @@ import numpy as np
 from numba import cuda, float32, float64, int32, int64, uint32
 
 from minllm.kernels.sampling.argmax import load_quad
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import float_as_uint, uint_as_float
 
 THREADS = 1024
-WARPS = THREADS // 32
+WARPS = THREADS // WARP
 BINS = 2048
-GROUP = 32  # bins that one warp sums at a time
+GROUP = WARP  # bins that a warp sums at a time
 GROUPS = BINS // GROUP
 UNIT = 2.0**31  # the weight of the most probable token
-LOADS = 4  # 128-bit loads that a thread has in flight
+LOADS = 4  # 128-bit loads in flight per thread
 VALUES = 4 * LOADS
 BATCH = THREADS * VALUES  # tokens that the block reads at a time
 
@@ -40,7 +40,7 @@ def ordered(x):
 
 @cuda.jit(device=True)
 def ordered_inverse(key):
-    """The float32 whose `ordered` is key."""
+    """The inverse of `ordered`: the float32 for a key."""
     if key >> uint32(31):
         return uint_as_float(key ^ uint32(0x80000000))
     return uint_as_float(key ^ uint32(0xFFFFFFFF))
@@ -48,7 +48,7 @@ def ordered_inverse(key):
 
 @cuda.jit(device=True)
 def load_batch(logits, row, batch, x):
-    """Fill x[0:16] with the batch's logits of this thread: four loads of four neighbours, all in flight at once; NaN past the end."""
+    """Fill x[0:16] with this thread's logits of the batch: four 128-bit loads, all in flight at once; NaN beyond the end of the row."""
     for load in range(LOADS):
         token = int32(batch * BATCH + load * (THREADS * 4) + cuda.threadIdx.x * 4)
         x[4 * load], x[4 * load + 1], x[4 * load + 2], x[4 * load + 3] = load_quad(logits, row, token)
@@ -56,7 +56,7 @@ def load_batch(logits, row, batch, x):
 
 @cuda.jit(device=True)
 def block_maximum(logits, row, warp_values):
-    """max over logits[row, :], float32, known to every thread; NaN is passed over."""
+    """max over logits[row, :], float32, in every thread; NaN is ignored."""
     x = cuda.local.array(VALUES, float32)
     peak = float32(-np.inf)
     batch = int32(0)
@@ -78,7 +78,7 @@ def block_maximum(logits, row, warp_values):
 
 @cuda.jit(device=True)
 def token_weight(x, peak, temperature, weighted):
-    """What a token counts in the histograms, uint32: 1, or its probability relative to the largest in units of 2^-31."""
+    """A token's weight in the histograms, uint32: 1, or its probability relative to the largest in units of 2^-31."""
     weight = uint32(1)
     if weighted:
         scaled = float32(0.0)
@@ -122,7 +122,7 @@ def bin_sum(low, high, digit):
 
 @cuda.jit(device=True)
 def sum_groups(low, high, group_sums):
-    """The sums of every 32 neighbouring bins, int64 [GROUPS], and returned to every thread: the sum of all."""
+    """Sum each group of 32 neighbouring bins, int64 [GROUPS]; returns the total to every thread."""
     thread = int32(cuda.threadIdx.x)
     group = thread >> 5
     while group < GROUPS:
@@ -141,7 +141,7 @@ def sum_groups(low, high, group_sums):
 
 @cuda.jit(device=True)
 def find_bin(low, high, group_sums, target, found):
-    """found[0]: the bin, coming down from the highest, in which the running sum reaches target; found[1]: the sum above that bin."""
+    """found[0]: the bin, counted down from the highest, at which the running sum reaches target; found[1]: the sum above that bin."""
     if cuda.threadIdx.x == 0:
         above = int64(0)
         group = int32(GROUPS - 1)
@@ -159,7 +159,10 @@ def find_bin(low, high, group_sums, target, found):
 
 @cuda.jit(device=True)
 def select_key(logits, row, floor, peak, temperature, weighted, target, share, low, high, group_sums, found):
-    """The largest key such that tokens with at least that key (and at least floor) weigh target together; target 0 means share of all."""
+    """The largest key such that the tokens with at least that key (and at least floor) weigh target in total.
+
+    target 0 means `share` of the total weight.
+    """
     prefix = uint32(0)
     for level in range(3):
         shift = uint32(max(0, 21 - 11 * level))

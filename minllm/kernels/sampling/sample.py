@@ -8,8 +8,8 @@ which is a draw from softmax(x / T) over those tokens (the Gumbel-max trick: Gum
 2014, section 2). It needs neither the softmax's sum nor a scan, so its result does not depend on the order in which tokens are visited:
 the GPU, the simulator and NumPy pick the same token from the same logits.
 
-Bytes: 4 per logit; about 200 integer and 60 floating-point operations per four tokens, for the noise. Mapping: as argmax, a row over
-several blocks; a thread makes the noise of its four tokens from one call of Philox.
+4 bytes per logit; about 200 integer and 60 floating-point operations per four tokens, for the noise. Threads to data: as in argmax, a
+row spans several blocks; a thread makes the noise of its four tokens with one call of Philox.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,12 @@ from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import gumbel, gumbel_reference, philox_4x32
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel, launch
 
 
 def sample_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-    """Draw one token per row: float32 logits [R, vocab] -> int32 [R]. Neither the logits nor the sampling tensors are changed."""
+    """Draw one token per row: float32 logits [R, vocab] -> int32 [R]. Changes neither the logits nor the sampling tensors."""
     x = penalize_reference(logits, sampling)
     token_ids = argmax_reference(x)
     if sampling.all_greedy:
@@ -85,7 +86,7 @@ def draw_parts_kernel(logits, thresholds, temperature, seed, step, part_values, 
 
 @dataclass
 class SampleScratch:
-    """What `sample` needs besides its arguments; `SampleScratch.allocate` makes it."""
+    """Buffers that `sample` needs besides its arguments; see `SampleScratch.allocate`."""
 
     penalized: Any  # float32 [R, vocab], or None without penalties and bans
     thresholds: Any  # float32 [R], or None if every row is greedy
@@ -94,7 +95,7 @@ class SampleScratch:
 
     @classmethod
     def allocate(cls, empty, rows: int, vocab: int, sampling: SamplingTensors) -> "SampleScratch":
-        """Allocate by `empty(shape, dtype)`, for instance np.empty or a device pool's."""
+        """Allocate with `empty(shape, dtype)`, for instance np.empty or a device pool's."""
         changes_logits = sampling.penalized or sampling.bans_stop_tokens
         return cls(
             penalized=empty((rows, vocab), np.float32) if changes_logits else None,
@@ -105,7 +106,7 @@ class SampleScratch:
 
 
 def sample(logits, sampling: SamplingTensors, out, scratch: SampleScratch, stream=None) -> None:
-    """Write one token per row to out int32 [R]; logits float32 [R, vocab] stay unchanged. All arrays live in one place."""
+    """Write one token per row to out int32 [R]; logits float32 [R, vocab] stay unchanged. All arrays are NumPy, or on one device."""
     check_parts(logits, out, scratch.part_values, scratch.part_tokens)
     rows, vocab = logits.shape
     if scratch.penalized is not None:
@@ -118,4 +119,4 @@ def sample(logits, sampling: SamplingTensors, out, scratch: SampleScratch, strea
     random = (sampling.temperature, sampling.seed, sampling.step)
     parts = (scratch.part_values, scratch.part_tokens)
     launch(draw_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, scratch.thresholds, *random, *parts), stream)
-    launch(argmax_of_parts_kernel, rows, 32, (*parts, out), stream)
+    launch(argmax_of_parts_kernel, rows, WARP, (*parts, out), stream)

@@ -1,4 +1,4 @@
-"""The sampling kernels as they are launched. Logits are float32 always."""
+"""The sampling kernels as they are launched. Logits are always float32."""
 
 from numba.cuda import types
 
@@ -6,12 +6,13 @@ from minllm.kernels.sampling import advance, argmax, penalties, radix_select
 from minllm.kernels.sampling.sample import draw_parts_kernel
 from minllm.kernels.sampling.thresholds import thresholds_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.kernels.warp import WARP
 
 SHARES = "the share p of an int64 sum of weights is formed in float64, once a level and thread"
 
 
 def specimens():
-    """All of them. Where memory is the limit, 6 blocks of 256 threads a multiprocessor."""
+    """All sampling kernels. The memory-bound ones want 6 blocks of 256 threads per SM."""
     ints, floats, int_rows, float_rows = array(INT32, 1), array(FLOAT32, 1), array(INT32, 2), array(FLOAT32, 2)
     mask, seed = array(types.uint8, 2), array(types.uint32, 2)
     parts, wide = (float_rows, int_rows), ("LDG*128*",)
@@ -20,7 +21,7 @@ def specimens():
     arguments = (float_rows, int_rows, ints, ints, float_rows)
     yield Specimen("sampling/ban_stop_tokens", penalties.ban_stop_tokens_kernel, arguments, penalties.THREADS, blocks=6)
     yield Specimen("sampling/argmax_parts", argmax.argmax_parts_kernel, (float_rows, *parts), argmax.THREADS, blocks=5, contains=wide)
-    yield Specimen("sampling/argmax_of_parts", argmax.argmax_of_parts_kernel, (*parts, ints), 32, blocks=16)
+    yield Specimen("sampling/argmax_of_parts", argmax.argmax_of_parts_kernel, (*parts, ints), WARP, blocks=16)
     arguments = (float_rows, floats, ints, floats, floats, floats)
     yield Specimen("sampling/thresholds", thresholds_kernel, arguments, radix_select.THREADS, blocks=1, contains=wide, float64=SHARES)
     arguments = (float_rows, floats, floats, seed, ints, *parts)

@@ -1,8 +1,8 @@
-"""What the sampler has to know about every row of a batch, as arrays.
+"""The sampling parameters of a batch, as arrays.
 
-A request's sampling parameters are Python attributes; a kernel wants one array per parameter with one entry per row. `SamplingTensors`
-holds those arrays, and a few facts that the host must know to leave out the kernels that no row asks for. The noise of a draw is a
-pure function of (seed, step, token id), so a row gives the same tokens whichever rows stand beside it.
+A request's sampling parameters are Python attributes; a kernel needs one array per parameter with one entry per row. `SamplingTensors`
+holds those arrays, and a few facts that let the host skip kernels that no row needs. The noise of a draw is a
+pure function of (seed, step, token id), so a row generates the same tokens in any batch.
 """
 
 import secrets
@@ -17,7 +17,7 @@ from minllm.errors import InvalidRequestError
 
 @dataclass
 class SamplingTensors:
-    """The parameters of R rows, one array each (NumPy's, or a device's after `to`); row r of the logits is sampled by row r of these."""
+    """The parameters of R rows, one array each (NumPy, or on a device after `to`); row r applies to row r of the logits."""
 
     temperature: Any  # float32 [R]; 0 = greedy
     top_k: Any  # int32 [R]; keep the k largest logits; 0 = keep all
@@ -27,7 +27,7 @@ class SamplingTensors:
     presence_penalty: Any  # float32 [R]; 0 = none
     frequency_penalty: Any  # float32 [R]; 0 = none
     seed: Any  # uint32 [R, 2]; low and high half of a 64-bit seed
-    step: Any  # int32 [R]; tokens generated so far: the counter of the random numbers
+    step: Any  # tokens generated so far: the counter of the random numbers; int32 [R]
     min_tokens: Any  # int32 [R]; stop tokens are banned while step < min_tokens
     stop_token_ids: Any = None  # int32 [R, S], padded with -1; None if no row has min_tokens
     prompt_mask: Any = None  # uint8 [R, vocab], 1 where the token occurs in the prompt; None if no row has a penalty
@@ -50,11 +50,11 @@ class SamplingTensors:
         return {name: value for name, value in values.items() if value is not None and not isinstance(value, bool)}
 
     def to(self, convert: Callable[[np.ndarray], Any]) -> "SamplingTensors":
-        """The same rows with every array converted, for instance by `ops.array` to the device."""
+        """A copy with every array converted, for instance by `ops.array` to the device."""
         return replace(self, **{name: convert(array) for name, array in self.arrays().items()})
 
     def advance(self, token_ids: np.ndarray) -> None:
-        """Count one generated token per row, int32 [R], in place (NumPy arrays only; on the device the decode step's kernel does it)."""
+        """Count one generated token per row, int32 [R], in place (NumPy arrays only; on the device `advance_kernel` does it)."""
         self.step += 1
         if self.output_counts is not None:
             self.output_counts[np.arange(len(token_ids)), token_ids] += 1
@@ -70,8 +70,8 @@ def build_sampling_tensors(
     """Build the NumPy arrays of R rows.
 
     parameters: R objects with the attributes temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-    min_tokens and seed (None: a fresh random one). prompts, outputs: each row's token ids so far; outputs also fix `step`.
-    stop_token_ids: what each row may not produce before its min_tokens: end-of-sequence and the request's own stop tokens.
+    min_tokens and seed (None: a fresh random one). prompts, outputs: each row's token ids so far; the lengths of outputs also give `step`.
+    stop_token_ids: tokens that a row may not produce before its min_tokens: end-of-sequence and the request's own stop tokens.
     Raises InvalidRequestError if a row needs its prompt or its stop tokens and they were not given.
     """
     rows = len(parameters)
@@ -104,7 +104,7 @@ def _column(parameters: Sequence[Any], name: str, dtype: type) -> np.ndarray:
 
 
 def _padded(stop_token_ids: Sequence[Sequence[int]] | None, rows: int) -> np.ndarray:
-    """The stop tokens of every row side by side, int32 [R, S], short rows filled with -1."""
+    """The stop tokens of every row, int32 [R, S], short rows padded with -1."""
     if stop_token_ids is None:
         raise InvalidRequestError("a row has min_tokens, but no stop_token_ids were given: pass every row's, end-of-sequence included")
     width = max(1, *(len(ids) for ids in stop_token_ids)) if rows else 1
@@ -115,7 +115,7 @@ def _padded(stop_token_ids: Sequence[Sequence[int]] | None, rows: int) -> np.nda
 
 
 def _histories(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens each prompt holds, uint8 [R, vocab], and how often each token was generated, int32 [R, vocab]."""
+    """Whether each prompt contains each token, uint8 [R, vocab], and how often each token was generated, int32 [R, vocab]."""
     prompt_mask = np.zeros((len(prompts), vocab_size), np.uint8)
     output_counts = np.zeros((len(prompts), vocab_size), np.int32)
     for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):

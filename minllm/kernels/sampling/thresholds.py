@@ -1,13 +1,13 @@
 """Top-k, top-p and min-p as one number per row: the smallest logit that may still be drawn.
 
-All three rules keep the most probable tokens, so each is a threshold on the logit, and together they are the largest of the three:
+All three rules keep the most probable tokens, so each is a threshold on the logit, and their combination is the largest of the three:
 
     top-k:   the k-th largest logit (ties with it are kept)
-    top-p:   of what top-k kept, with p_v ∝ exp((x_v - max x) / T): the smallest set of most probable tokens with Σ p_v ≥ p (ties are kept)
+                    top-p:   the smallest set of most probable kept tokens with Σ p_v ≥ p, p_v ∝ exp((x_v - max x) / T) (ties are kept)
     min-p:   max x + T · log(min_p)
 
 The k-th largest logit and the one at which the probability reaches p are found by radix selection (radix_select.py), not by sorting.
-Bytes: 4 per logit and pass; 1 pass for the maximum, 3 for top-k, 3 for top-p. Mapping: one block of 1,024 threads a row.
+4 bytes per logit and pass; 1 pass for the maximum, 3 for top-k, 3 for top-p. Threads to data: one block of 1,024 threads per row.
 """
 
 import math
@@ -23,7 +23,7 @@ from minllm.runtime.kernel import check, kernel, launch
 
 
 def thresholds_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-    """The smallest logit that each row may draw, float32 [R], -inf where nothing is restricted; logits float32 [R, vocab]."""
+    """The smallest logit that each row may draw, float32 [R], -inf without restrictions; logits float32 [R, vocab]."""
     thresholds = np.full(len(logits), -np.inf, np.float32)
     for row in np.flatnonzero(sampling.temperature > 0):
         x = np.where(np.isnan(logits[row]), np.float32(-np.inf), logits[row])
@@ -62,7 +62,7 @@ def _target(top_p: np.float32, total: np.int64) -> np.int64:
 
 @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
 def thresholds_kernel(logits, temperature, top_k, top_p, min_p, out):
-    """logits float32 [R, vocab]; temperature, top_p, min_p, out float32 [R]; top_k int32 [R]. One block a row."""
+    """logits float32 [R, vocab]; temperature, top_p, min_p, out float32 [R]; top_k int32 [R]. One block per row."""
     wait_for_predecessors()
     warp_values = cuda.shared.array(WARPS, float32)
     low = cuda.shared.array(BINS, uint32)

@@ -46,8 +46,8 @@ def test_two_heads_a_thread_as_for_many_tokens(case, dtype, device, monkeypatch)
 )
 def test_heads_are_shared_among_whole_warps(tokens, all_heads, vectors, expected):
     assert share_heads(tokens, all_heads, vectors) == expected
-    blocks, side_by_side, heads_a_thread = expected
-    assert blocks * side_by_side * heads_a_thread >= all_heads and side_by_side * vectors <= THREADS
+    blocks, side_by_side, heads_per_thread = expected
+    assert blocks * side_by_side * heads_per_thread >= all_heads and side_by_side * vectors <= THREADS
 
 
 @pytest.mark.parametrize("head_dim", [7, 8])

@@ -7,7 +7,7 @@ from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
 
 
 @pytest.mark.parametrize(
-    ("name", "head_dim", "groups", "bytes_a_head"),
+    ("name", "head_dim", "groups", "bytes_per_head"),
     [
         ("int8", 128, 1, 132),
         ("int4", 128, 4, 80),
@@ -19,9 +19,9 @@ from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
         ("kivi_int4", 128, 4, 80),
     ],
 )
-def test_bytes(name, head_dim, groups, bytes_a_head):
+def test_bytes(name, head_dim, groups, bytes_per_head):
     found = kv_format(name, head_dim)
-    assert (found.groups, found.bytes_a_head) == (groups, bytes_a_head)
+    assert (found.groups, found.bytes_per_head) == (groups, bytes_per_head)
 
 
 def test_fp8_is_vllms_name_of_e4m3():
@@ -49,6 +49,6 @@ def test_keys_by_channel_cost_what_values_cost():
     """64 bytes of codes a token, and 4 bytes for each channel of a group of tokens or for each group of a token's components."""
     found = kv_format("kivi_int4", 128)
     assert found.keys_by_channel and not kv_format("int4", 128).keys_by_channel
-    assert found.bytes_a_head == 64 + 4 * 128 / found.token_group
+    assert found.bytes_per_head == 64 + 4 * 128 / found.token_group
     with pytest.raises(KernelArgumentError, match="groups of 32"):
         kv_format("kivi_int4", 128, 64)

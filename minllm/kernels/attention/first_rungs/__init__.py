@@ -1,1 +1,1 @@
-"""The first rungs: attention as one would write it first, and FlashAttention-1."""
+"""The first rungs: attention as one would first write it, and FlashAttention-1."""

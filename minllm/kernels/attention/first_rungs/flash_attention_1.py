@@ -1,46 +1,43 @@
-"""FlashAttention-1: online softmax with the loop over keys outside, Algorithm 1 of the paper that began it.
+"""FlashAttention-1: online softmax with the outer loop over keys, Algorithm 1 of the first FlashAttention paper.
 
-The scores of a whole prompt need T^2 numbers a head; writing and reading them costs more time than computing them. FlashAttention
-(Dao et al., arXiv 2205.14135, Algorithm 1) never writes them: a tile of K and V is brought into shared memory once, then every query
-row passes by, folds the tile into its state, and goes back to memory. A row's state is its maximum m, its sum l and its output o,
-here kept divided by l as in the paper:
+The scores of a prompt take T^2 numbers per head; writing and reading them costs more time than computing them. FlashAttention
+(Dao et al., arXiv 2205.14135, Algorithm 1) never writes them: each tile of K and V is loaded into shared memory once; then every query
+row is loaded, the tile is folded into the row's state, and the state is written back to memory. A row's state is its maximum m, its sum l
+and its output o, here kept divided by l as in the paper:
 
     m' = max(m, max_j s_j)     l' = l exp(m - m') + sum_j exp(s_j - m')     o' = (l exp(m - m') o + sum_j exp(s_j - m') v_j) / l'
 
-FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: K and V once a query head, and for every tile of keys the query and
-the state of each row that sees it: (itemsize + 8) * head_dim + 16 a row and tile; the state's first zeros and the output,
-(2 * itemsize + 4) * head_dim + 8 a row. With tiles of 32 keys that is an intensity of about 4 * 32 / (itemsize + 8) = 12.8 FLOP a byte
-for 16-bit types. Those trips to memory, and the grid that is parallel over heads and sequences alone, are what FlashAttention-2 does
-away with.
+FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: K and V once per query head, and per row and visible tile of keys the
+query and the state: (itemsize + 8) * head_dim + 16; the initial zeros of the state and the output take
+(2 * itemsize + 4) * head_dim + 8 per row. With tiles of 32 keys the intensity is about 4 * 32 / (itemsize + 8) = 12.8 FLOPs per byte
+for 16-bit types. FlashAttention-2 removes these trips to memory, and the restriction to a grid parallel over heads and sequences only.
 
-How threads map to data: grid (heads, sequences). The lanes of a warp are the keys of a tile while scores are computed, and the
+Threads to data: grid (heads, sequences). The lanes of a warp are the keys of a tile while scores are computed, and the
 elements of head_dim while the output is; each warp takes every WARPS-th row. Rows of K are padded by one float, so that 32 keys lie
 in 32 banks.
 """
 
 import functools
-import math
 
 from numba import cuda, float32, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
-MINUS_INFINITY = -math.inf
-KEY_TILE = 32  # one key a lane
+KEY_TILE = WARP  # one key per lane
 WARPS = 8
 
 
 def workspace_shapes(query, key_cache, block_tables):
-    """The rows' states, which travel to memory and back: name -> (shape, dtype)."""
+    """The rows' states, stored in memory between tiles: name -> (shape, dtype)."""
     sizes = sizes_of(query, key_cache, block_tables)
     return {
-        "row_max": ((sizes.tokens, sizes.heads), "float32"),  # to base 2
+        "row_max": ((sizes.tokens, sizes.heads), "float32"),  # base 2
         "row_sum": ((sizes.tokens, sizes.heads), "float32"),
         "row_out": ((sizes.tokens, sizes.heads, sizes.head_dim), "float32"),
     }
@@ -57,15 +54,15 @@ def warp_max(value):
 @functools.cache
 def make_kernel(head_dim, block_size, warps=WARPS):
     """(kernel, threads, shared bytes)."""
-    threads = 32 * warps
+    threads = WARP * warps
     key_stride = head_dim + 1
-    values_at = KEY_TILE * key_stride  # shared memory, in floats: the K tile, the V tile, a query row for each warp
+    values_at = KEY_TILE * key_stride  # shared memory, in floats: the K tile, the V tile, and a query row per warp
     queries_at = values_at + KEY_TILE * head_dim
     shared_bytes = 4 * (queries_at + warps * head_dim)
 
     @cuda.jit(device=True)
     def load_tile(cache, block_tables, sequence, kv_head, first_key, visible_stop, shared, at, stride):
-        """Keys (or values) first_key to first_key + KEY_TILE into shared memory as float32; zeros from visible_stop on."""
+        """Load keys (or values) first_key to first_key + KEY_TILE into shared memory as float32; zeros from visible_stop on."""
         i = cuda.threadIdx.x
         while i < KEY_TILE * head_dim:
             key, dim = i // head_dim, i % head_dim
@@ -89,24 +86,24 @@ def make_kernel(head_dim, block_size, warps=WARPS):
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
     ):
         shared = cuda.shared.array(0, float32, alignment=128)
         head, sequence = cuda.blockIdx.x, cuda.blockIdx.y
         kv_head = kv_head_of(head, query.shape[1], key_cache.shape[2])
-        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        warp, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP
         start, stop = query_start[sequence], query_start[sequence + 1]
         context_len = context_lens[sequence]
-        first_position = context_len - (stop - start)  # of the sequence's first new token
+        first_position = context_len - (stop - start)  # position of the sequence's first new token
 
-        token = start + warp  # lines 2 and 3 of the algorithm: the state of no keys
+        token = start + warp  # lines 2 and 3 of the algorithm: the empty state
         while token < stop:
             dim = lane
             while dim < head_dim:
                 row_out[token, head, dim] = float32(0.0)
-                out[token, head, dim] = float32(0.0)  # what stays of a row that sees no key
-                dim += 32
+                out[token, head, dim] = float32(0.0)  # the final value of a row that sees no key
+                dim += WARP
             if lane == 0:
                 row_max[token, head] = float32(MINUS_INFINITY)
                 row_sum[token, head] = float32(0.0)
@@ -114,7 +111,7 @@ def make_kernel(head_dim, block_size, warps=WARPS):
 
         first_key = max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0
         while first_key < context_len:
-            cuda.syncthreads()  # nobody reads the last tile any more
+            cuda.syncthreads()  # all warps are done with the previous tile
             load_tile(key_cache, block_tables, sequence, kv_head, first_key, context_len, shared, 0, key_stride)
             load_tile(value_cache, block_tables, sequence, kv_head, first_key, context_len, shared, values_at, head_dim)
             cuda.syncthreads()
@@ -126,7 +123,7 @@ def make_kernel(head_dim, block_size, warps=WARPS):
                     dim = lane
                     while dim < head_dim:
                         shared[queries_at + warp * head_dim + dim] = float32(query[token, head, dim])
-                        dim += 32
+                        dim += WARP
                     cuda.syncwarp()
                     score = float32(0.0)
                     for dim in range(head_dim):
@@ -143,8 +140,8 @@ def make_kernel(head_dim, block_size, warps=WARPS):
                     new_sum = kept + warp_sum(weight)
                     inverse = float32(1.0) / new_sum if new_sum > float32(0.0) else float32(0.0)
                     # end exercise
-                    for part in range((head_dim + 31) // 32):
-                        dim = lane + 32 * part
+                    for part in range((head_dim + WARP - 1) // WARP):
+                        dim = lane + WARP * part
                         inside = dim < head_dim
                         total = kept * row_out[token, head, dim] if inside else float32(0.0)
                         for j in range(KEY_TILE):
@@ -153,7 +150,7 @@ def make_kernel(head_dim, block_size, warps=WARPS):
                                 total += key_weight * shared[values_at + j * head_dim + dim]
                         if inside:
                             row_out[token, head, dim] = total * inverse
-                            if last < first_key + KEY_TILE:  # the last tile that this row sees
+                            if last < first_key + KEY_TILE:  # this is the last tile that the row sees
                                 out[token, head, dim] = total * inverse
                     cuda.syncwarp()  # every lane has read the old maximum and sum
                     if lane == 0:

@@ -1,38 +1,36 @@
-"""Attention as one would write it first: scores in memory, softmax in place, times V. The first rung, where the course begins.
+"""Attention as one would first write it: scores in memory, softmax in place, times V. The first rung, where the course begins.
 
-    S = Q K^T          P = softmax(scale * S), row by row, over the keys that a row may see          out = P V
+    S = Q K^T          P = softmax(scale * S), row by row, over the visible keys          out = P V
 
-is three kernels, one a formula. With the two that fill the cache, `fill_new_key_value` for the prompts of new sequences and
-`project_latest` for each further token (materialized_projection.py), they make the five of the course's first inference engine. K is
-kept transposed, [batch, kv_heads, head_dim, max_len]: threads that sit beside each other take neighbouring keys, and read
-neighbouring numbers.
+is three kernels, one per formula. With the two that fill the cache, `fill_new_key_value` for the prompts of new sequences and
+`project_latest` for each further token (materialized_projection.py), they make the five kernels of the course's first inference engine.
+K is stored transposed, [batch, kv_heads, head_dim, max_len]: neighbouring threads take neighbouring keys, and read neighbouring numbers.
 
-FLOPs: 4 * heads * head_dim a visible (query, key) pair. Bytes: K, V and the query row once a pair (caches help), and each score is
-written by the first kernel, read three times and written twice by the second, and read by the third, by the threads of all elements
-together: 4 * 7 bytes a pair. That is some 9 FLOP a byte for head_dim 64, however large the caches: a GPU spends its time on the
-scores and not on arithmetic. And T prompt tokens need T^2 scores a head.
+FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: K, V and the query row once per pair (caches help), and each score is
+written by the first kernel, read three times and written twice by the second, and read by the third, whose threads share the read:
+4 * 7 bytes per pair. That is some 9 FLOPs per byte for head_dim 64, however large the caches: a GPU spends its time on the
+scores and not on arithmetic. And T prompt tokens need T^2 scores per head.
 
-How threads map to data: scores, one thread a key; softmax, one block a row, whose threads stride over the keys; P V, one thread an
-element of head_dim. The launcher with the ladder's common signature copies the paged K into a transposed one first: one thread a key.
+Threads to data: scores, one thread per key; softmax, one block per row, whose threads stride over the keys; P V, one thread per element
+of head_dim. The launcher with the common signature first copies the paged K into a transposed one: one thread per key.
 """
 
 import functools
-import math
 
 from numba import cuda, float32, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
+from minllm.kernels.warp import WARP
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
 
-MINUS_INFINITY = -math.inf
 THREADS = 128
 
 
 def workspace_shapes(query, key_cache, block_tables):
-    """The transposed K and all scores, for contexts as long as the block tables allow: name -> (shape, dtype)."""
+    """The transposed K and all scores, for the longest contexts that the block tables allow: name -> (shape, dtype)."""
     sizes = sizes_of(query, key_cache, block_tables)
     return {
         "key_transposed": ((sizes.sequences, sizes.kv_heads, sizes.head_dim, sizes.max_context_len), key_cache.dtype),
@@ -42,7 +40,7 @@ def workspace_shapes(query, key_cache, block_tables):
 
 @cuda.jit(device=True)
 def row_and_keys(index, sequence, query_start, context_lens, sliding_window):
-    """(token, first key, one past the last key) of the sequence's new token number `index`; no keys if there is no such token."""
+    """(token, first key, one past the last key) for the sequence's new token number `index`; no keys if there is no such token."""
     token = query_start[sequence] + index
     query_len = query_start[sequence + 1] - query_start[sequence]
     if index >= query_len:
@@ -82,7 +80,7 @@ def scores_kernel(
     context_lens,  # [sequences]
     sliding_window,
 ):
-    """S = Q K^T: a thread one score, of a key that its row sees."""
+    """S = Q K^T: one thread per score, for visible keys only."""
     heads = query.shape[1]
     key = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     sequence, head = cuda.blockIdx.z // heads, cuda.blockIdx.z % heads
@@ -102,7 +100,7 @@ def softmax_kernel(
     scores,  # [tokens, heads, max_len]
     query_start,  # [sequences + 1]
     context_lens,  # [sequences]
-    scale,  # times log2(e): exponentials are to base 2
+    scale,  # includes log2(e): exponentials are base 2
     sliding_window,
 ):
     """P = softmax(scale * S) in place, over the keys that the block's row sees: maximum, sum of exponentials, division."""
@@ -127,7 +125,7 @@ def softmax_kernel(
         cuda.syncthreads()
         active //= 2
     shift = finite_or_zero(partial[0])
-    cuda.syncthreads()  # everybody has read it
+    cuda.syncthreads()  # all threads have read it
 
     total = float32(0.0)
     key = first + thread
@@ -158,7 +156,7 @@ def make_weighted_values_kernel(block_size):
 
     @kernel
     def weighted_values_kernel(
-        scores,  # [tokens, heads, max_len], softmax's weights by now
+        scores,  # [tokens, heads, max_len], now softmax weights
         value_cache,  # [num_blocks, block_size, kv_heads, head_dim]
         out,  # [tokens, heads, head_dim]
         query_start,  # [sequences + 1]
@@ -184,9 +182,9 @@ def make_weighted_values_kernel(block_size):
 
 
 def attend(query, key_transposed, value_cache, scores, out, lens, block_tables, scale, sliding_window, longest, stream):
-    """The three launches that attention is made of, once K is transposed: scores, softmax, times V.
+    """The three launches of attention once K is transposed: scores, softmax, times V.
 
-    lens: (query_start, context_lens). longest: the bound on new tokens of one sequence.
+    lens: (query_start, context_lens). longest: a bound on the new tokens of one sequence.
     """
     sequences, _, head_dim, max_len = key_transposed.shape
     rows = (longest, sequences * query.shape[1])  # the grid over query rows and heads
@@ -194,7 +192,7 @@ def attend(query, key_transposed, value_cache, scores, out, lens, block_tables, 
     launch(softmax_kernel, (1, *rows), THREADS, (scores, *lens, float(scale * LOG2_E), sliding_window), stream)
     weighted_values = make_weighted_values_kernel(value_cache.shape[1])
     arguments = (scores, value_cache, out, *lens, block_tables, sliding_window)
-    launch(weighted_values, (1, *rows), -(-head_dim // 32) * 32, arguments, stream)
+    launch(weighted_values, (1, *rows), -(-head_dim // WARP) * WARP, arguments, stream)
 
 
 def attention(
@@ -213,7 +211,7 @@ def attention(
 ):
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    The scratch holds max_blocks * block_size scores a row and head: gigabytes for long contexts. That is the lesson of this rung.
+    The workspace holds max_blocks * block_size scores per row and head: gigabytes for long contexts. That is the lesson of this rung.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

@@ -1,16 +1,16 @@
-"""The other two kernels of the first rung, and the five of them as a pipeline that decodes token after token.
+"""The projection kernels of the first rung, and all five kernels as a pipeline that decodes token after token.
 
     k = Wk x     v = Wv x          for every token x of a new prompt
     k = Wk x     v = Wv x     q = Wq x          for the latest token x of each sequence
 
-FLOPs: 2 * hidden a number of k, v or q. Bytes: a weight once a token, were it not for the caches: 2 FLOP for each `itemsize` bytes,
-the arithmetic intensity of a matrix-vector product (and the token's own numbers once a row of weights, out of caches). How threads
-map to data: one thread a number of the result; threads beside each other read different rows of the weight, far apart in memory. The
-matmul lessons mend that; here it is one loop.
+FLOPs: 2 * hidden per number of k, v or q. Bytes: without caches, each weight once per token: 2 FLOPs per `itemsize` bytes,
+the arithmetic intensity of a GEMV (and the token's own numbers once per row of weights, from caches). Threads to data: one thread per
+number of the result; neighbouring threads read different rows of the weight, far apart in memory. The matmul lessons improve on that; here
+it is one loop.
 
 `MaterializedDecoder` owns the weights and the caches of one attention layer: K transposed, [batch, kv_heads, head_dim, max_len], and
-V as [batch, max_len, kv_heads, head_dim], which is a paged cache of one block a sequence. Lengths say how much of each row is in use,
-so sequences of a batch may be of different lengths, and a finished one is replaced by the prompt of a new one.
+V as [batch, max_len, kv_heads, head_dim], a paged cache with one block per sequence. Lengths give the used part of each row,
+so sequences of a batch may differ in length, and a finished one is replaced by the prompt of a new one.
 """
 
 import numpy as np
@@ -33,13 +33,13 @@ def dot_row(weight, feature, inputs, first, second):
 def fill_new_key_value_kernel(
     inputs,  # [new sequences, max tokens, hidden]
     input_lens,  # [new sequences]
-    rows,  # [new sequences]: which row of the batch each becomes
+    rows,  # the batch row of each new sequence; [new sequences]
     key_weight,  # [kv_heads * head_dim, hidden]
     value_weight,  # the same
     key_transposed,  # [batch, kv_heads, head_dim, max_len]
     value_cache,  # [batch, max_len, kv_heads, head_dim]
 ):
-    """K and V of all tokens of new prompts: a thread one number of k and the same of v."""
+    """K and V of all tokens of new prompts: one number of k and the same of v per thread."""
     feature = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     token, sequence = cuda.blockIdx.y, cuda.blockIdx.z
     if feature < key_weight.shape[0] and token < input_lens[sequence]:
@@ -52,7 +52,7 @@ def fill_new_key_value_kernel(
 @kernel
 def project_latest_kernel(
     inputs,  # [batch, 1, hidden]: the latest token of each sequence
-    context_lens,  # [batch], that token counted; 0: the row is not in use
+    context_lens,  # [batch], including that token; 0: the row is unused
     query_weight,  # [heads * head_dim, hidden]
     key_weight,  # [kv_heads * head_dim, hidden]
     value_weight,  # the same
@@ -60,7 +60,7 @@ def project_latest_kernel(
     key_transposed,  # [batch, kv_heads, head_dim, max_len]
     value_cache,  # [batch, max_len, kv_heads, head_dim]
 ):
-    """q, k and v of the latest token; k and v go to its place in the caches: a thread one number of each."""
+    """q, k and v of the latest token, k and v at its slot in the caches: one number of each per thread."""
     feature = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     row = cuda.blockIdx.y
     head_dim, position = key_transposed.shape[2], context_lens[row] - 1
@@ -75,10 +75,10 @@ def project_latest_kernel(
 
 
 class MaterializedDecoder:
-    """One attention layer that decodes a batch token after token, with five kernels and nothing hidden.
+    """One attention layer that decodes a batch token after token, with five kernels.
 
     query_weight [heads * head_dim, hidden], key_weight and value_weight [kv_heads * head_dim, hidden]: NumPy arrays of one dtype.
-    to_array brings a host array to where kernels run: the simulator by default, a GPU with minllm.runtime.memory.to_device.
+    to_array copies a host array to the device: the simulator by default, a GPU with minllm.runtime.memory.to_device.
     """
 
     def __init__(self, query_weight, key_weight, value_weight, head_dim, batch, max_len, to_array=np.ascontiguousarray):
@@ -90,7 +90,7 @@ class MaterializedDecoder:
         self.value_cache = to_array(np.zeros((batch, max_len, self.kv_heads, head_dim), dtype))
         self.query = to_array(np.zeros((batch, self.heads, head_dim), dtype))
         self.scores = to_array(np.zeros((batch, self.heads, max_len), np.float32))
-        self.lengths = np.zeros(batch, np.int32)  # tokens in the caches, on the host
+        self.lengths = np.zeros(batch, np.int32)  # tokens in the caches, kept on the host
         self.query_start = to_array(np.arange(batch + 1, dtype=np.int32))
         self.block_tables = to_array(np.arange(batch, dtype=np.int32)[:, None])
 
@@ -107,9 +107,9 @@ class MaterializedDecoder:
         launch(fill_new_key_value_kernel, grid, THREADS, (*new, *self.weights[1:], self.key_transposed, self.value_cache))
 
     def decode(self, latest, out, scale=None):
-        """Attention of one more token a sequence: latest [batch, hidden] on the host -> out [batch, heads, head_dim], where kernels run.
+        """Attention of one more token per sequence: latest [batch, hidden] on the host -> out [batch, heads, head_dim] on the device.
 
-        Rows that hold no sequence (never inserted) are zeros.
+        Rows without a sequence (never inserted) are zeros.
         """
         check(self.lengths.max() < self.max_len, f"a sequence has {self.lengths.max()} tokens already; the cache holds {self.max_len}")
         self.lengths[self.lengths > 0] += 1

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, LONG, NO_LSE, SHORT, TENSOR_CORES, inputs
+from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, LONG, NO_LSE, NO_SCALES, SHORT, SM_COUNT, TENSOR_CORES, inputs
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import float32 as flash_attention_2_float32
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
@@ -23,9 +23,10 @@ def specimens():
 def flash_attention_2_specimens(dtype):
     """Prompts on tensor cores: the tiles for short and for long ones."""
     for head_dim in (40, 64, 96, 128, 256):
-        for tiles in sorted({flash_attention_2.tiles_for(head_dim, tokens, 32, 1) for tokens in (SHORT, LONG)}):
+        for tiles in sorted({flash_attention_2.tiles_for(head_dim, tokens, 32, 1, SM_COUNT) for tokens in (SHORT, LONG)}):
             kernel, threads, shared_bytes = flash_attention_2.make_kernel(dtype, head_dim, BLOCK_SIZE, *tiles)
-            arguments = (*inputs(dtype), array(dtype, 3), NO_LSE, *BATCH, FLOAT32, INT32)
+            query, key_cache, value_cache = inputs(dtype)
+            arguments = (query, key_cache, NO_SCALES, value_cache, NO_SCALES, array(dtype, 3), NO_LSE, *BATCH, FLOAT32, INT32)
             name = f"attention/flash_attention_2/{head_dim}/{tiles[0]}x{tiles[1]}/{dtype}"
             blocks = kernel.options["launch_bounds"][1]
             yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, TENSOR_CORES)
@@ -34,17 +35,18 @@ def flash_attention_2_specimens(dtype):
 def strided_specimen(dtype):
     """A cache in which the layers of a token lie side by side."""
     like = next(specimen for specimen in flash_attention_2_specimens(dtype) if "/128/" in specimen.name)
-    name, (query, _, _, *others) = like.name.replace("attention/", "attention/strided/", 1), like.arguments
-    caches = (array(dtype, 4, gaps=True),) * 2
-    return dataclasses.replace(like, name=name, arguments=(query, *caches, *others), targets=((9, 0),))
+    name, (query, *_), cache = like.name.replace("attention/", "attention/strided/", 1), like.arguments, array(dtype, 4, gaps=True)
+    arguments = (query, cache, NO_SCALES, cache, NO_SCALES, *like.arguments[5:])
+    return dataclasses.replace(like, name=name, arguments=arguments, targets=((9, 0),))
 
 
 def flash_attention_2_float32_specimens():
     """Prompts in float32, without tensor cores."""
     for head_dim in (40, 64, 128, 256):
         tiles = flash_attention_2_float32.tiles_for(head_dim)
-        kernel, threads, _, shared_bytes = flash_attention_2_float32.make_kernel(head_dim, BLOCK_SIZE, *tiles)
-        arguments = (*inputs("float32"), array("float32", 3), *BATCH, FLOAT32, INT32)
+        kernel, threads, shared_bytes, _ = flash_attention_2_float32.make_kernel(head_dim, BLOCK_SIZE, *tiles)
+        query, key_cache, value_cache = inputs("float32")
+        arguments = (query, key_cache, NO_SCALES, value_cache, NO_SCALES, query, NO_LSE, *BATCH, FLOAT32, INT32)
         name = f"attention/flash_attention_2_float32/{head_dim}/float32"
         yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, ("LDG*128*", "MUFU.EX2"))
 

@@ -1,1 +1,1 @@
-"""Attention over a quantised cache whose newest tokens are kept in full precision."""
+"""Attention over a quantised cache whose newest tokens are in full precision."""

@@ -1,17 +1,17 @@
-"""Attention over codes and recent tokens, in NumPy: the meaning of a residual window, and the oracle of the kernels that compute it.
+"""Attention over codes and recent tokens, in NumPy: the definition of a residual window, and the oracle of its kernels.
 
-The newest tokens are kept as they are, and older ones as codes. With groups of G tokens (TOKEN_GROUP) and a window of R, a multiple of G,
-the query at position p reads the key and value at position j
+The newest tokens stay in full precision, and older ones are codes. With groups of G tokens (TOKEN_GROUP) and a window of R, a multiple of
+G, the query at position p reads the key and value at position j
 
     as codes           for j < L(p)              L(p) = floor(max(0, p + 1 - R) / G) * G
     in full precision  for L(p) <= j <= p
 
-so that R to R + G - 1 keys are exact, its own among them, as soon as there are as many. The rule asks where a query stands, not when it was
-computed: a prompt means the same whole, in chunks and token by token. One softmax runs over both parts.
+so that, in contexts that are long enough, R to R + G - 1 keys are exact, its own among them. The rule depends on the query's position, not
+on when it was computed: a prompt gives the same result whole, in chunks and token by token. One softmax runs over both parts.
 
-The recent tokens lie in a plain paged cache with blocks of G tokens. A sequence whose first new token stands at position s has those from
-L(s) on there: position j is recent position j - L(s). Because L(s) is a multiple of G, L(p) - L(s) is the rule at position p - L(s): a
-kernel that reads recent tokens alone needs to know nothing else.
+The recent tokens lie in a plain paged cache with blocks of G tokens. If the first new token of a sequence stands at position s, this cache
+holds positions from L(s) on: position j is recent position j - L(s). Because L(s) is a multiple of G, L(p) - L(s) is the rule at position
+p - L(s), so a kernel that reads only recent tokens needs nothing else.
 Source: Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.2.
 """
 
@@ -27,7 +27,7 @@ def window_start(position, residual_window):
 
 
 def ring_blocks(residual_window: int) -> int:
-    """Blocks that hold a window: it begins with a whole group, and its newest group is under way."""
+    """Blocks that hold a window: it begins with a whole group, and its newest group is incomplete."""
     return residual_window // TOKEN_GROUP + 1
 
 
@@ -35,7 +35,7 @@ def attention_with_window_reference(
     query, key_cache, value_cache, recent_key, recent_value, query_start, context_lens, block_tables, recent_lens, recent_tables,
     scale, residual_window, sliding_window=0,
 ):  # fmt: skip
-    """Causal attention of new tokens, codes of the older keys and recent ones together.
+    """Causal attention of new tokens over the codes of older keys and over recent keys.
 
     query, query_start, context_lens, block_tables, scale and sliding_window as in `attention_reference`; key_cache, value_cache:
     QuantizedCaches. recent_key, recent_value: [blocks, TOKEN_GROUP, kv_heads, head_dim] in the query's dtype; recent_tables: int32
@@ -70,13 +70,13 @@ def attention_with_window_reference(
 
 
 def _both_parts(cache, recent, table, recent_table, coded, exact, recent_start):
-    """Keys or values at the positions `coded` from codes, where there are any, and at `exact` from the recent tokens."""
+    """Keys or values at the positions `coded`, from codes if there are any, and at `exact`, from the recent tokens."""
     parts = [gather_context(recent, recent_table, exact[0] - recent_start, exact[1] - recent_start)]
     return [gather_context(cache, table, *coded), *parts] if coded[0] < coded[1] else parts
 
 
 def _visible(positions, starts, coded, exact, sliding_window):
-    """The mask [queries, keys of both parts]: codes before a query's window, exact keys in it."""
+    """The mask [queries, keys of both parts]: codes before a query's window, exact keys inside it."""
     coded, exact = np.arange(*coded), np.arange(*exact)
     visible = np.concatenate([coded < starts[:, None], (exact >= starts[:, None]) & (exact <= positions[:, None])], axis=1)
     if sliding_window > 0:

@@ -1,29 +1,25 @@
-"""Attention over a quantised cache whose newest keys and values are kept as they are: a residual window.
+"""Attention over a quantised cache with a residual window: its newest keys and values are in full precision.
 
-reference.py says which keys are codes for which row, and how the recent ones lie. The two parts are two calls of kernels
-that are there anyway, each bound to its part (window_keys.py), and merge_states.py puts their outputs together:
+reference.py defines which keys each row reads as codes, and where the recent ones lie. The two parts are two calls of existing kernels,
+each bound to its part (window_keys.py), and merge_states.py combines their outputs:
 
                    codes                          recent keys
     decode steps   split_quantized                split_tensor_core
     prompts        flash_attention_2_quantized    flash_attention_2
 
-In a decode step a sequence has one row, so that its recent keys are just those of the recent cache: split_tensor_core needs no bound.
+In a decode step a sequence has one row, and its recent keys are exactly those of the recent cache: split_tensor_core needs no bound.
 
-What was measured on an H200 (32/8 heads of 128, a window of 128, tokens of context a second against split_tensor_core in bfloat16): 64
-contexts of 4096 in kivi_int4 2.34, in int4 2.35, 256 of 1024 in kivi_int4 1.95; one of 8192 0.68, where three launches cost more than codes
-save. A prompt of 4,096 tokens in kivi_int4 175 TFLOP/s.
+Recorded as "decode attention, quantised", variant "residual_window", beside split_tensor_core in bfloat16, in docs/results/h200.json. A
+single short context loses, because three launches cost more than codes save.
 
 FLOPs and bytes: those of both kernels over their keys, and the merge's. A row sees residual_window to residual_window + TOKEN_GROUP - 1
-recent keys, so that their part does not grow with the context.
+recent keys, so the cost of their part does not grow with the context.
 """
 
-from minllm.kernels.attention import choose_quantized
+from minllm.kernels.attention.choice import choose_quantized
 from minllm.kernels.attention.common.arguments import check_arguments, scratch_arrays
 from minllm.kernels.attention.common.merge_states import merge_states
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
-from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.variants import VARIANTS
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
@@ -32,12 +28,12 @@ PARTS = ("codes", "recent")
 
 def kernels_for(max_query_len, key_cache):
     """(module for the codes, module for recent keys)."""
-    modules = {"split_quantized": split_quantized, "flash_attention_2_quantized": flash_attention_2_quantized}
-    return modules[choose_quantized(max_query_len, key_cache)], split_tensor_core if max_query_len == 1 else flash_attention_2
+    recent = "split_tensor_core" if max_query_len == 1 else "flash_attention_2"  # the ones that write the log-sum-exp
+    return VARIANTS[choose_quantized(max_query_len, key_cache)], VARIANTS[recent]
 
 
 def workspace_shapes(query, key_cache, block_tables, recent_key, recent_tables, max_query_len=None):
-    """What `attention` needs beside its arguments: name -> (shape, dtype). Pass the same max_query_len here and there."""
+    """The workspace of `attention`: name -> (shape, dtype). Pass the same max_query_len here and there."""
     tokens, heads, _ = query.shape
     shapes = {"codes_out": (tuple(query.shape), str(query.dtype))} | {f"{part}_lse": ((tokens, heads), "float32") for part in PARTS}
     inputs = ((key_cache, block_tables), (recent_key, recent_tables))
@@ -67,7 +63,7 @@ def attention(
 ):
     """Attention of new tokens over codes and recent keys, written into `out`.
 
-    key_cache, value_cache, context_lens, block_tables: all keys of a sequence count, though only codes are read there (QuantizedCaches).
+    key_cache, value_cache: QuantizedCaches. context_lens, block_tables: as if they held all keys of a sequence, though only codes are read.
     recent_key, recent_value, recent_lens, recent_tables: as in attention_with_window_reference. residual_window: R, a positive multiple of
     TOKEN_GROUP. The others as in kernels/attention/__init__.py. Raises KernelArgumentError for float32, and for arguments that do not fit.
     """
@@ -89,5 +85,5 @@ def attention(
 
 
 def part_of(scratch, prefix):
-    """The workspace of one part under the names that its kernel knows."""
+    """The workspace of one part, under the names that its kernel uses."""
     return {name.removeprefix(prefix): array for name, array in scratch.items() if name.startswith(prefix)}

@@ -4,11 +4,11 @@ import numpy as np
 from numba.cuda import types
 
 from minllm.kernels.attention.common import merge_states
+from minllm.kernels.attention.common.specimen_types import NO_SCALES, SM_COUNT
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import shape_for as code_shape_for
-from minllm.kernels.attention.split_quantized.code_tensor_ring import can_fetch
+from minllm.kernels.attention.split_quantized.tma_ring import can_fetch
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format
@@ -49,7 +49,7 @@ def code_specimens(form):
     by_tma = can_fetch(form, BLOCK_SIZE)
     arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_tma else types.none,) * 2)
     for line_heads in (8, 1024):
-        shape = code_shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
+        shape = split_quantized.shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
         spills = SPILLS.get((form.name, form.head_dim, shape.warps), {})
@@ -58,9 +58,9 @@ def code_specimens(form):
 
 def recent_specimens(head_dim):
     """Over recent keys: the tiles of long prompts, and a decode step."""
-    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1)
+    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, SM_COUNT)
     kernel, threads, shared_bytes = flash_attention_2.make_kernel(DTYPE, head_dim, BLOCK_SIZE, *tiles, WINDOW)
-    arguments, blocks = (ROWS, CACHE, CACHE, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
+    arguments, blocks = (ROWS, CACHE, NO_SCALES, CACHE, NO_SCALES, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
     name = f"attention/residual_window/recent/prompt/{head_dim}/{DTYPE}"
     yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
     shape = SplitShape(4, 16, 2 if head_dim == 256 else 4, 1, tensor_copies=True)

@@ -1,1 +1,1 @@
-"""Flash-Decoding with CUDA cores: the context split over blocks, and a merge."""
+"""Flash-Decoding on CUDA cores: the context split over blocks, and a merge."""

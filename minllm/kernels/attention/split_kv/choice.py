@@ -1,27 +1,27 @@
-"""How a decode step is cut into blocks (split_kv.py): over query heads that share a KV head, and over the context."""
+"""How a decode step is split into blocks (split_kv.py): over query heads that share a KV head, and over the context."""
 
 import functools
 import math
 
 MAX_SPLITS = 256
-HEADS_PER_BLOCK = 8  # more query heads of one KV head than this are spread over several blocks
-BLOCKS_PER_MULTIPROCESSOR = 3  # what the registers of this kernel allow to run at one time
+HEADS_PER_BLOCK = 8  # more query heads per KV head than this are spread over several blocks
+BLOCKS_PER_SM = 3  # resident blocks per SM (streaming multiprocessor) that the registers of this kernel allow
 
 
 def head_tiles_of(group):
-    """(blocks that share a KV head's query heads, heads of each block)."""
+    """(blocks that share a KV head's query heads, heads per block)."""
     tiles = -(-group // HEADS_PER_BLOCK)
     return tiles, -(-group // tiles)
 
 
 @functools.cache
 def choose_splits(sequences, kv_heads, group, max_context_len, sm_count=132):
-    """Splits of a context: the fewest that come within 15 % of the best use of the GPU's block slots.
+    """Number of splits per context: the fewest within 15 % of the best use of the GPU's block slots.
 
-    `blocks` blocks on `slots` slots run in ceil(blocks / slots) waves; the last wave is rarely full. A split shorter than 64 keys is not
-    worth its block. (The rule is that of FlashAttention's num_splits_heuristic.)
+    `blocks` blocks on `slots` slots run in ceil(blocks / slots) waves; the last wave is rarely full. Splits shorter than 64 keys do not
+    pay. (The rule is that of FlashAttention's num_splits_heuristic.)
     """
-    slots = BLOCKS_PER_MULTIPROCESSOR * sm_count
+    slots = BLOCKS_PER_SM * sm_count
     blocks = max(1, sequences * kv_heads * head_tiles_of(group)[0])
     limit = max(1, min(MAX_SPLITS, -(-max_context_len // 64), -(-slots // blocks)))
 

@@ -1,30 +1,28 @@
-"""The second half of Flash-Decoding: merge the states that the splits of a context left behind (split_kv.py).
+"""The second half of Flash-Decoding: merge the states of a context's splits (split_kv.py).
 
     M = max_s m_s          out = sum_s 2^(m_s - M) o_s / sum_s 2^(m_s - M) l_s          (online_softmax.py, for any number of states)
 
-FLOPs: 2 * head_dim a state. Bytes: 4 * (head_dim + 2) a state that is not empty, read once (its maximum by every warp, out of
-caches). How threads map to data: one block a query head and sequence. Each warp finds M and the weights for itself, a lane a split;
-then warp w adds up the outputs of splits w, w + WARPS, ..., its lanes beside each other along head_dim; the warps' sums meet in
+FLOPs: 2 * head_dim per state. Bytes: 4 * (head_dim + 2) per non-empty state, read once (its maximum again by every warp, from
+L2). Threads to data: one block per query head and sequence. Each warp computes M and the weights itself, one lane per split;
+then warp w adds up the outputs of splits w, w + WARPS, ..., its lanes along head_dim; the warps' sums meet in
 shared memory.
 """
 
 import functools
-import math
 
 from numba import cuda, float32
 
-from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel
 
-MINUS_INFINITY = -math.inf
 MERGE_WARPS = 4
 
 
 @cuda.jit(device=True)
 def share_of_split(split, splits, context_len, sliding_window, step):
-    """(first, one past the last) key of a split: equal shares of the visible keys, rounded up to `step`; only the last is ragged."""
+    """(first, one past the last) key of a split: equal shares of the visible keys, rounded up to `step`; the last may be shorter."""
     first_visible = max(0, context_len - sliding_window) if sliding_window > 0 else 0
     share = (context_len - first_visible + splits - 1) // splits
     share = (share + step - 1) // step * step
@@ -35,8 +33,8 @@ def share_of_split(split, splits, context_len, sliding_window, step):
 @functools.cache
 def make_merge_kernel(head_dim, warps=MERGE_WARPS):
     """(kernel, threads)."""
-    dims_each = -(-head_dim // 32)
-    threads = 32 * warps
+    dims_each = -(-head_dim // WARP)
+    threads = WARP * warps
     out_shape = (warps, head_dim)
 
     @kernel
@@ -48,18 +46,18 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         sliding_window,
-        step,  # keys that a split's share is a multiple of
+        step,  # each split's share is a multiple of this many keys
     ):
         head, sequence = cuda.blockIdx.x, cuda.blockIdx.y
         row = query_start[sequence]
         if query_start[sequence + 1] == row:
             return  # a sequence without a new token
         thread = cuda.threadIdx.x
-        warp, lane = thread // 32, thread % 32
+        warp, lane = thread // WARP, thread % WARP
         splits = split_max.shape[2]
         context_len = context_lens[sequence]
         first_start, first_stop = share_of_split(0, splits, context_len, sliding_window, step)
-        used = 0  # splits that hold keys: the first so many
+        used = 0  # the first `used` splits hold keys
         if first_stop > first_start:
             used = min(splits, (context_len - first_start + first_stop - first_start - 1) // (first_stop - first_start))
 
@@ -67,7 +65,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         split = lane
         while split < used:
             maximum = max(maximum, split_max[sequence, head, split])
-            split += 32
+            split += WARP
         for distance in (16, 8, 4, 2, 1):
             maximum = max(maximum, cuda.shfl_xor_sync(ALL_LANES, maximum, distance))
         shift = finite_or_zero(maximum)
@@ -82,7 +80,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
             weight = ex2(split_max[sequence, head, split] - shift)
             total += weight * split_sum[sequence, head, split]
             for i in range(dims_each):
-                dim = lane + 32 * i
+                dim = lane + WARP * i
                 if dim < head_dim:
                     acc[i] += weight * split_out[sequence, head, split, dim]
             split += warps
@@ -93,7 +91,7 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         if lane == 0:
             warp_total[warp] = total
         for i in range(dims_each):
-            dim = lane + 32 * i
+            dim = lane + WARP * i
             if dim < head_dim:
                 warp_out[warp, dim] = acc[i]
         cuda.syncthreads()

@@ -1,7 +1,7 @@
-"""Rows of the cache in the registers of split_kv.py: which lane holds what of them, and how they come there.
+"""How split_kv.py loads rows of the cache into registers: which lane holds which part.
 
 A warp is cut into subgroups of `lanes` lanes. A subgroup reads one key's row, each lane 16 bytes of it (a chunk), and for `keys_each` keys
-all loads are issued before the first is needed. Lanes beyond a row's chunks idle along.
+all loads are issued before the first is needed. Lanes beyond a row's chunks repeat the last chunk.
 """
 
 import functools
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64, uint32
 
 from minllm.kernels.attention.split_kv.choice import head_tiles_of
+from minllm.kernels.warp import WARP
 from minllm.ptx import load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
 
 
 @dataclass(frozen=True)
 class LaneShape:
-    """keys_each: keys whose loads a lane has in flight at one time; None is what suits the group."""
+    """The division of rows among lanes. keys_each: keys per lane whose loads are in flight at a time; None chooses by group."""
 
     dtype: str
     head_dim: int
@@ -30,48 +31,48 @@ class LaneShape:
 
     @property
     def heads(self):
-        """Query heads of a block."""
+        """Query heads per block."""
         return head_tiles_of(self.group)[1]
 
     @property
     def elements(self):
-        """Numbers of a chunk of 16 bytes."""
+        """Numbers in a chunk of 16 bytes."""
         return 4 if self.dtype == "float32" else 8
 
     @property
     def chunks(self):
-        """Of a row."""
+        """Chunks per row."""
         return self.head_dim // self.elements
 
     @property
     def lanes(self):
-        """Of a subgroup: a power of two."""
-        return min(32, 1 << (self.chunks - 1).bit_length())
+        """Lanes per subgroup: a power of two."""
+        return min(WARP, 1 << (self.chunks - 1).bit_length())
 
     @property
     def chunks_each(self):
-        """Chunks of a row that a lane holds."""
+        """Chunks of a row per lane."""
         return -(-self.chunks // self.lanes)
 
     @property
     def numbers_each(self):
-        """Elements of a row that a lane holds."""
+        """Elements of a row per lane."""
         return self.chunks_each * self.elements
 
     @property
     def subgroups(self):
-        """Of a warp."""
-        return 32 // self.lanes
+        """Subgroups per warp."""
+        return WARP // self.lanes
 
     @property
     def step(self):
-        """Keys that a block takes at one time."""
+        """Keys that a block processes at a time."""
         return self.warps * self.subgroups * self.keys_each
 
 
 @functools.cache
 def make_unpack(dtype):
-    """unpack: the numbers of a chunk."""
+    """The device function that converts a chunk to float32."""
 
     @cuda.jit(device=True)
     def unpack(words, at, numbers):
@@ -89,14 +90,14 @@ def make_unpack(dtype):
 
 @functools.cache
 def make_row_loads(shape):
-    """(load_query, load_rows)."""
+    """The device functions (load_query, load_rows)."""
     unpack = make_unpack(shape.dtype)
     head_dim, heads_here, keys_each = shape.head_dim, shape.heads, shape.keys_each
     elements, chunks, lanes, chunks_each, numbers_each = shape.elements, shape.chunks, shape.lanes, shape.chunks_each, shape.numbers_each
 
     @cuda.jit(device=True)
     def load_query(numbers, query, row, first_head, heads_left, lane, scale):
-        """This lane's elements of all query heads, scaled; zeros for heads and chunks that do not exist."""
+        """Load this lane's elements of all query heads, scaled; zeros for absent heads and chunks."""
         words = cuda.local.array(4, uint32)
         chunk_numbers = cuda.local.array(elements, float32)
         heads = query.shape[1]
@@ -113,10 +114,10 @@ def make_row_loads(shape):
 
     @cuda.jit(device=True)
     def load_rows(words, cache, rows, lane):
-        """This lane's chunks of `keys_each` rows of the cache; rows[] holds the flat index of each row's first element."""
+        """Load this lane's chunks of `keys_each` rows of the cache; rows[] holds the flat index of each row's first element."""
         for key in range(keys_each):
             for chunk_index in range(chunks_each):
-                chunk = min(lane % lanes + lanes * chunk_index, chunks - 1)  # an idle lane reads what its neighbour reads
+                chunk = min(lane % lanes + lanes * chunk_index, chunks - 1)  # a lane beyond the row repeats its last chunk
                 at = 4 * (key * chunks_each + chunk_index)
                 words[at], words[at + 1], words[at + 2], words[at + 3] = load_128_streaming(cache, rows[key] + chunk * elements)
 

@@ -1,44 +1,41 @@
-"""Flash-Decoding: attention of one new token a sequence, with the context split over many blocks. The kernel of decode steps.
+"""Flash-Decoding, attention of decode steps: one new token per sequence, with the context split over many blocks.
 
-A decode step has one query row a sequence, so FlashAttention-2, which is parallel over tiles of queries, would leave most of the GPU
+A decode step has one query row per sequence, so FlashAttention-2, which is parallel over tiles of queries, would leave most of the GPU
 idle. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023, "Flash-Decoding for long-context inference") splits the keys as well: each
 block takes one share of one sequence's context for one KV head and leaves the state (m, l, o) of its share (online_softmax.py); a
 second kernel merges the states of all splits. All query heads of one KV head are packed into the same block, so that K and V are read
 once for the group.
 
-FLOPs: 4 * heads * head_dim a key. Bytes: 2 * kv_heads * head_dim * itemsize a key, read once. Arithmetic intensity: 2 * group /
-itemsize, that is `group` FLOP a byte for 16-bit caches: far below what it takes to keep a GPU's arithmetic busy (some 200), so all
-that counts is to keep enough bytes in flight. Bytes of scratch: splits * heads * (head_dim + 2) * 4 a sequence, written and read
-once. Each subgroup of lanes asks for the query of its heads, out of caches.
+FLOPs: 4 * heads * head_dim per key. Bytes: 2 * kv_heads * head_dim * itemsize per key, read once. Arithmetic intensity: 2 * group /
+itemsize, that is `group` FLOPs per byte for 16-bit caches: far below the 200 or so that make a GPU compute-bound, so all
+that counts is to keep enough bytes in flight. Workspace: splits * heads * (head_dim + 2) * 4 bytes per sequence, written and read
+once. Each subgroup of lanes loads the query of its heads, from caches.
 
-How threads map to data: grid (splits, KV heads x head tiles, sequences). A subgroup of a warp's lanes reads one key's row, each lane 16
+Threads to data: grid (splits, KV heads x head tiles, sequences). A subgroup of a warp's lanes reads one key's row, each lane 16
 bytes of it, and keeps those elements of all query heads in registers (rows.py). For `keys_each` keys at once a lane loads K and
 V (all loads are issued before the first is needed), multiplies, and sums over its subgroup by shuffles; then every lane folds the same
-scores into its own part of the output. A subgroup has its own m and l, so the loop needs no exchange between subgroups; their states
+scores into its own part of the output. Each subgroup has its own m and l, so the loop needs no exchange between subgroups; their states
 merge at the end (states.py).
 
 The number of splits is fixed by the grid, because a CUDA graph captures it; the size of a share is computed on the device from the
-context's length. Splits that are left without keys write the identity (m = -inf, l = 0) and the merge kernel does not read their
-output.
+context's length. Splits left without keys write the identity (m = -inf, l = 0), and the merge kernel does not read their output.
 """
 
 import functools
-import math
 
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.split_kv.choice import MAX_SPLITS, choose_splits, head_tiles_of
 from minllm.kernels.attention.split_kv.merge import make_merge_kernel, share_of_split
 from minllm.kernels.attention.split_kv.rows import LaneShape, make_row_loads, make_unpack
 from minllm.kernels.attention.split_kv.states import make_states
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2, token_stride
 from minllm.runtime.kernel import check, kernel, launch
 
-MINUS_INFINITY = -math.inf
 WARPS = 4
 
 
@@ -47,7 +44,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
     sizes = sizes_of(query, key_cache, block_tables)
     splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count)
     return {
-        "split_max": ((sizes.sequences, sizes.heads, splits), "float32"),  # to base 2
+        "split_max": ((sizes.sequences, sizes.heads, splits), "float32"),  # base 2
         "split_sum": ((sizes.sequences, sizes.heads, splits), "float32"),
         "split_out": ((sizes.sequences, sizes.heads, splits, sizes.head_dim), "float32"),  # not divided by the sum
     }
@@ -55,7 +52,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
 
 @functools.cache
 def make_folds(shape):
-    """(score_keys, mask_keys, fold_keys): what a subgroup does with the keys of a step."""
+    """The device functions (score_keys, mask_keys, fold_keys) that process the keys of a step in a subgroup."""
     unpack = make_unpack(shape.dtype)
     heads_here, keys_each, lanes, subgroups = shape.heads, shape.keys_each, shape.lanes, shape.subgroups
     elements, chunks_each, numbers_each = shape.elements, shape.chunks_each, shape.numbers_each
@@ -87,7 +84,7 @@ def make_folds(shape):
 
     @cuda.jit(device=True)
     def mask_keys(scores, base, stop):
-        """Scores of keys past the end become -inf; the subgroup's keys are base, base + subgroups, ..."""
+        """Set the scores of keys past the end to -inf; the subgroup's keys are base, base + subgroups, ..."""
         for i in range(keys_each):
             if base + subgroups * i >= stop:
                 for head in range(heads_here):
@@ -125,7 +122,7 @@ def make_folds(shape):
 
 @functools.cache
 def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each=None):
-    """(kernel, threads, keys of a step, blocks that share a KV head). keys_each: keys whose loads a lane has in flight at one time."""
+    """(kernel, threads, keys per step, blocks that share a KV head). keys_each: keys per lane whose loads are in flight at a time."""
     shape = LaneShape(dtype, head_dim, group, warps, keys_each or (4 if head_tiles_of(group)[1] <= 4 else 2))
     block_of, element_of = make_lookup(block_size)
     load_query, load_rows = make_row_loads(shape)
@@ -146,7 +143,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
     ):
         split, sequence = cuda.blockIdx.x, cuda.blockIdx.z
@@ -154,10 +151,10 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         first_head = kv_head * group + head_tile * heads_here
         heads_left = min(heads_here, group - head_tile * heads_here)
         thread = cuda.threadIdx.x
-        warp, lane = thread // 32, thread % 32
+        warp, lane = thread // WARP, thread % WARP
         row = query_start[sequence]
         start, stop = share_of_split(split, cuda.gridDim.x, context_lens[sequence], sliding_window, step)
-        if start >= stop or query_start[sequence + 1] == row:  # no keys are left for this split, or there is no query
+        if start >= stop or query_start[sequence + 1] == row:  # the split has no keys, or the sequence has no query
             if thread < heads_left:
                 split_max[sequence, first_head + thread, split] = float32(MINUS_INFINITY)
                 split_sum[sequence, first_head + thread, split] = float32(0.0)
@@ -177,7 +174,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         key_stride = token_stride(key_cache, int32(key_cache.shape[2]) * head_dim)
         last_key = int32(stop - 1)
         base = start + warp * subgroups * keys_each + lane // lanes
-        while base - lane // lanes < stop:  # the same for all lanes of a warp, which shuffle together
+        while base - lane // lanes < stop:  # warp-uniform, because the lanes of a warp shuffle together
             for i in range(keys_each):
                 position = min(int32(base + subgroups * i), last_key)  # past the end: the last key again, masked below
                 rows[i] = element_of(block_of(block_table, position), position, key_stride, within)
@@ -197,7 +194,7 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
         cuda.syncthreads()
         merge_warps(warp_states, split_states, sequence, first_head, heads_left, split)
 
-    return split_kernel, 32 * warps, step, head_tiles
+    return split_kernel, WARP * warps, step, head_tiles
 
 
 def attention(
@@ -218,10 +215,10 @@ def attention(
     warps=WARPS,
     keys_each=None,
 ):
-    """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
+    """Attention of one new token per sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    splits: shares of a context, at most 256; by default chosen for a GPU of `sm_count` multiprocessors (a data sheet's "SMs").
-    Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
+    splits: shares per context, at most 256; by default chosen for a GPU with `sm_count` SMs (streaming multiprocessors).
+    Raises KernelArgumentError for more than one new token per sequence, which flash_attention_2 supports.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

@@ -1,31 +1,28 @@
-"""The states (m, l, o) of split_kv.py, from those of subgroups to that of a block's share of a context (online_softmax.py).
+"""Merge the states (m, l, o) of split_kv.py, from subgroups to warps to a block's share of a context (online_softmax.py).
 
-Every subgroup of a warp has a state of its own, so that the loop over keys needs no exchange between them. At the end the subgroups of a
-warp merge by shuffles, and the warps of a block through shared memory. What is written is not divided by the sum: merge.py does that.
+Every subgroup of a warp has its own state, so that the loop over keys needs no exchange between them. At the end the subgroups of a
+warp merge by shuffles, and the warps of a block through shared memory. The output is not yet divided by the sum: merge.py does that.
 """
 
 import functools
-import math
 
 from numba import cuda, float32
 
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.vector import store_4_float32
-from minllm.kernels.warp import ALL_LANES
+from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2
-
-MINUS_INFINITY = -math.inf
 
 
 @functools.cache
 def make_states(shape):
-    """(clear, merge_subgroups, share_state, merge_warps)."""
+    """The device functions (clear, merge_subgroups, share_state, merge_warps)."""
     heads_here, numbers_each, lanes, warps, head_dim = shape.heads, shape.numbers_each, shape.lanes, shape.warps, shape.head_dim
-    elements, chunks, chunks_each, threads = shape.elements, shape.chunks, shape.chunks_each, 32 * shape.warps
+    elements, chunks, chunks_each, threads = shape.elements, shape.chunks, shape.chunks_each, WARP * shape.warps
 
     @cuda.jit(device=True)
     def clear(maxima, sums, acc):
-        """The state of no keys, for every head."""
+        """Set the state of every head to that of no keys."""
         for i in range(heads_here * numbers_each):
             acc[i] = float32(0.0)
         for head in range(heads_here):
@@ -34,11 +31,11 @@ def make_states(shape):
 
     @cuda.jit(device=True)
     def merge_subgroups(maxima, sums, acc):
-        """Merge the states of the warp's subgroups: afterwards every subgroup holds the warp's."""
+        """Merge the states of the warp's subgroups; afterwards every subgroup holds the result."""
         for head in range(heads_here):
             maximum = maxima[head]
             distance = lanes
-            while distance < 32:
+            while distance < WARP:
                 maximum = max(maximum, cuda.shfl_xor_sync(ALL_LANES, maximum, distance))
                 distance *= 2
             correction = ex2(maxima[head] - finite_or_zero(maximum))
@@ -47,7 +44,7 @@ def make_states(shape):
             for i in range(numbers_each):
                 acc[head * numbers_each + i] *= correction
             distance = lanes
-            while distance < 32:
+            while distance < WARP:
                 sums[head] += cuda.shfl_xor_sync(ALL_LANES, sums[head], distance)
                 for i in range(numbers_each):
                     acc[head * numbers_each + i] += cuda.shfl_xor_sync(ALL_LANES, acc[head * numbers_each + i], distance)
@@ -55,7 +52,7 @@ def make_states(shape):
 
     @cuda.jit(device=True)
     def share_state(maxima, sums, acc, warp_states, warp, lane):
-        """A warp's state to shared memory, by its first subgroup."""
+        """Store a warp's state in shared memory, by its first subgroup."""
         warp_max, warp_sum, warp_out = warp_states
         if lane < lanes:
             for head in range(heads_here):
@@ -71,7 +68,7 @@ def make_states(shape):
 
     @cuda.jit(device=True)
     def merge_warps(warp_states, split_states, sequence, first_head, heads_left, split):
-        """Merge the warps' states, and write that of the split to memory."""
+        """Merge the warps' states, and write the split's state to memory."""
         warp_max, warp_sum, warp_out = warp_states
         split_max, split_sum, split_out = split_states
         i = cuda.threadIdx.x

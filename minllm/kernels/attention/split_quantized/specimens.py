@@ -4,7 +4,7 @@ from numba.cuda import types
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import shape_for
+from minllm.kernels.attention.split_quantized.split_quantized import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, Specimen, array
@@ -39,7 +39,7 @@ def split_quantized_specimens(dtype):
 
 
 def split_quantized_specimen(form, dtype, group, shape, targets):
-    """Decoding over caches of one format by blocks of one CodeShape, filled by cp.async or by the TMA."""
+    """Decoding over caches of one format by blocks of one SplitShape, filled by cp.async or by the TMA."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
     maps = (types.uint64 if shape.tensor_copies else types.none,) * 2

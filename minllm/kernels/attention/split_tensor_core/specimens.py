@@ -5,8 +5,9 @@ import dataclasses
 from numba.cuda import types
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES, inputs, states
-from minllm.kernels.attention.split_tensor_core import cascade, cluster, split_tensor_core
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape, shape_for
+from minllm.kernels.attention.split_tensor_core import cascade, cluster, split_tensor_core, unified_maximum
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.split_tensor_core import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 from minllm.machine.occupancy import MULTIPROCESSORS
@@ -58,7 +59,8 @@ def tensor_copies_specimens(dtype):
 def unified_maximum_specimen(dtype):
     """One maximum for all scores."""
     shape = shape_for(128, 4, 8, BLOCK_SHARED_BYTES)
-    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, unified=True)
+    softmax = unified_maximum.make_unified_softmax
+    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
     name = f"attention/split_unified_maximum/128/group_4/{dtype}"
     return Specimen(name, kernel, arguments_of(dtype), threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=HOPPER)
 
@@ -78,7 +80,8 @@ def cluster_specimens(dtype):
 def cascade_specimens(dtype):
     """A shared prefix, and decode steps that start from its states."""
     shape = dataclasses.replace(shape_for(128, 4, 8, BLOCK_SHARED_BYTES), tensor_copies=True)
-    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, seeded=True)
+    softmax = cascade.make_seeded_softmax
+    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
     name, arguments = f"attention/split_cascade/suffix/128/group_4/{dtype}", arguments_of(dtype, states(3), MAPS)
     yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES[:3], targets=HOPPER)
     for head_dim in (64, 128):

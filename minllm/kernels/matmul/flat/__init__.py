@@ -1,1 +1,1 @@
-"""Flat GEMM: up to 256 rows, on tensor cores at the speed of memory."""
+"""Flat GEMM: up to 256 rows, memory-bound, on tensor cores."""

@@ -1,8 +1,8 @@
-"""How a flat product's sums become outputs: added over the parts of K, plus the bias, or SiLU-and-multiply, and written row by row of out.
+"""Epilogue of the flat GEMMs: add the parts of split-K, apply bias or SiLU-and-multiply, and store out row by row.
 
-A tensor core leaves a lane two tokens of one output feature, but neighbours in memory are features of one token. So the sums pass through
-shared memory, as float32 [tokens, rows + PADDING]; there too those meet that divided K among themselves. They are added in the order of
-their parts of K, always the same, and never by atomics: two runs give the same bits.
+A tensor core leaves each lane two tokens of one output feature, but neighbours in memory are features of one token. So the sums pass
+through shared memory, as float32 [tokens, rows + PADDING]; there the parts of split-K are added too, always in the same order and never
+by atomics: two runs give the same bits.
 
 Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
 """
@@ -12,13 +12,13 @@ from numba import cuda, float32, int32, uint32
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.stores import PACK, make_store_pair
-from minllm.kernels.vector import address, vectors_a_row
+from minllm.kernels.vector import address, vectors_per_row
 
-PADDING = 4  # float32 behind the sums of a token, so that the 32 lanes of a warp write to 32 different banks
+PADDING = 4  # float32 of padding per token, so that the 32 lanes of a warp write to 32 different banks
 
 
 def make_keep_sums(rows: int, blocks_n: int):
-    """The device function by which a lane lays its sums of 16 rows of weight and 8 * blocks_n tokens into shared memory."""
+    """The device function that stores a lane's sums of 16 rows of weight and 8 * blocks_n tokens in shared memory."""
     stride = rows + PADDING
 
     @cuda.jit(device=True, forceinline=True)
@@ -34,7 +34,7 @@ def make_keep_sums(rows: int, blocks_n: int):
 
 
 def make_store_eight(dtype: str, together: int):
-    """The device function that stores eight neighbouring outputs of a row: 8 of them `together`, 2, or 1 (see `stored_together`)."""
+    """The device function that stores eight neighbouring outputs of a row, 8, 2 or 1 `together` (see `stored_together`)."""
     pack, store_pair = PACK[dtype], make_store_pair(dtype, together == 2)
 
     @cuda.jit(device=True, forceinline=True)
@@ -53,32 +53,32 @@ def make_store_eight(dtype: str, together: int):
 
 
 def stored_together(out, dtype) -> int:
-    """How many outputs of a row kernels can store at once: 8 of `dtype` where rows begin on multiples of 16 bytes, 2 on 4, else 1."""
+    """Outputs of a row that one store can hold: 8 of `dtype` if rows are aligned to 16 bytes, 2 if aligned to 4, else 1."""
     if out.dtype != dtype:
         return 1
-    if vectors_a_row(out.shape[1], out):
+    if vectors_per_row(out.shape[1], out):
         return 8
     return 2 if out.shape[1] % 2 == 0 and address(out) % 4 == 0 else 1
 
 
 def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, added):
-    """The device function with which `writers` threads write what `rows` rows of weight come to.
+    """The device function with which `writers` threads write the outputs of `rows` rows of weight.
 
     added(sums, start, place): the device function that adds four neighbouring sums over the parts of K. gated: the first half of the rows
-    is a gate's, the second what it gates. together: as in make_store_eight. A thread reads 16 bytes of sums at a time and stores as many
-    of outputs: it takes as long to ask for 4.
+    is the gate, the second half the values it multiplies. together: as in make_store_eight. A thread reads 16 bytes of sums and stores 16
+    bytes of outputs at a time.
     """
     columns, stride = rows // 2 if gated else rows, rows + PADDING
     store_eight = make_store_eight(dtype, together)
 
     @cuda.jit(device=True, forceinline=True)
     def bias_at(bias, column):
-        """What lies beyond the edge gets any number: it is not stored."""
+        """The bias, or any number beyond the edge, where outputs are not stored."""
         return float32(bias[min(column, bias.shape[0] - 1)])
 
     @cuda.jit(device=True, forceinline=True)
     def outputs(sums, start, place, bias, column):
-        """Four outputs: from the sums at `place`, in this column of out and the next three."""
+        """Four outputs, in this column of out and the next three, from the sums at `place`."""
         a, b, c, d = added(sums, start, place)
         if gated:
             e, f, g, h = added(sums, start, place + columns)

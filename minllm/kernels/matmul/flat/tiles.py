@@ -1,10 +1,10 @@
-"""Flat matrix product from compute capability 8.0 on: weights by cp.async, through a ring in shared memory, for mma.sync.
+"""Flat GEMM from compute capability 8.0 on: cp.async loads weights into a ring in shared memory, mma.sync multiplies.
 
 A block owns `rows` rows of weight and up to 128 tokens, and walks K in tiles of 64. Its `warps` are `splits` groups: each group takes its
-share of a tile's four steps of 16 columns, and the warps of a group share the rows. So a block is busy even where it has few rows, and
-blocks of few rows are many: enough to fill the machine without dividing K among blocks.
+share of a tile's four steps of 16 columns, and the warps of a group share the rows. So a block stays busy even with few rows, and small
+blocks are numerous enough to fill the machine without splitting K among blocks.
 
-The copies of `stages` - 1 tiles are under way at any moment. Those of the first ring of weights start before the kernels that compute x
+The copies of `stages` - 1 tiles are in flight at any moment. The weights of the first ring are loaded before the kernels that compute x
 have ended (programmatic dependent launch).
 
 Source: PTX ISA, "cp.async", "mma"; CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
@@ -19,10 +19,10 @@ from minllm import ptx
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_write
 from minllm.kernels.matmul.fragments import make_multiply_step
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel
 
-WARP = 32
-TILE_K, STEPS = 64, 4  # columns of a tile, and how many mma.sync they take
+TILE_K, STEPS = 64, 4  # columns of a tile, and its mma.sync steps
 MOST_TOKENS = 128
 MOST_STAGES = 9
 WAIT_FOR_ALL_BUT = (
@@ -38,7 +38,7 @@ WAIT_FOR_ALL_BUT = (
 
 
 class FlatTiling(NamedTuple):
-    """`rows` of weight a block, `warps` that are `splits` groups, each with its part of K, and `stages` tiles in the ring."""
+    """`rows` of weight per block, `warps` in `splits` groups, each with its part of K, and `stages` tiles in the ring."""
 
     rows: int
     warps: int
@@ -47,15 +47,15 @@ class FlatTiling(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self.warps * WARP
 
     def stage_words(self, tokens: int) -> int:
-        """32-bit words of a tile of weight and one of x."""
+        """32-bit words of a weight tile plus an x tile."""
         return (self.rows + tokens) * TILE_K // 2
 
     def shared_bytes(self, tokens: int) -> int:
-        """The ring, or the sums that later lie in its place."""
+        """Bytes of the ring, or of the sums that later replace it."""
         return 4 * max(self.stages * self.stage_words(tokens), self.splits * tokens * (self.rows + PADDING))
 
     def check(self, tokens: int) -> None:
@@ -70,7 +70,7 @@ class FlatTiling(NamedTuple):
 
 
 def make_added(splits: int, split_words: int):
-    """The device function that adds four neighbouring sums over the groups of warps that divide K."""
+    """The device function that adds four neighbouring sums over the groups of warps that split K."""
 
     @cuda.jit(device=True, forceinline=True)
     def added(sums, start, place):
@@ -85,9 +85,9 @@ def make_added(splits: int, split_words: int):
 
 @functools.cache
 def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, together: int):
-    """The kernel for x and weight of `dtype` and `tokens` rows of x a block, a multiple of 8.
+    """The kernel for x and weight of `dtype` and `tokens` rows of x per block, a multiple of 8.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs stored at a time, as `stored_together` says.
+    gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs per store, see `stored_together`.
     """
     tiling.check(tokens)
     rows, warps, splits, stages = tiling
@@ -106,14 +106,14 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
 
     @cuda.jit(device=True, forceinline=True)
     def copy_weights(weight, starts, second_starts, step, ring, word, thread):
-        """Start copying a tile of weight: neighbouring rows, or half of them of the gate and half of what it gates."""
+        """Start copying a tile of weight: neighbouring rows, or half gate rows and half up rows."""
         copy_weight(weight, starts, step * TILE_K, ring, uint32(word), thread)
         if gated:
             copy_weight(weight, second_starts, step * TILE_K, ring, uint32(word + weight_words // 2), thread)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(total, ring, word, group, split, lane):
-        """total += the split's steps of a stage."""
+        """total += this split's steps of a stage."""
         weight_address, x_address = ptx.shared_address(ring, word), ptx.shared_address(ring, word + weight_words)
         multiply_step(total, weight_address, x_address, group, 0, lane, split)
         if splits < 4:
@@ -152,16 +152,16 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
         step = int32(0)
         while step < steps:
             wait_for_the_oldest()
-            cuda.syncthreads()  # all threads' copies of this step have arrived, and all have finished with the stage that is filled next
+            cuda.syncthreads()  # this step's copies have arrived for all threads, and all are done with the stage that is filled next
             next_step = int32(step + ahead)
             if next_step < steps:
                 word = uint32(next_step) % uint32(stages) * uint32(stage_words)
                 copy_weights(weight, weight_starts, second_starts, next_step, ring, word, thread)
                 copy_x(x, x_starts, next_step * TILE_K, ring, uint32(word + weight_words), thread)
-            ptx.cp_async_commit_group()  # an empty group where nothing is left to copy: the wait counts groups
+            ptx.cp_async_commit_group()  # an empty group if nothing is left to copy: the wait counts groups
             multiply(total, ring, uint32(uint32(step) % uint32(stages) * uint32(stage_words)), group, split, lane)
             step = int32(step + 1)
-        cuda.syncthreads()  # all tiles have been multiplied: the sums may lie in their place
+        cuda.syncthreads()  # all tiles have been multiplied: the sums may overwrite them
         sums = cuda.shared.array(0, float32, alignment=128)
         for i in range(blocks_a):
             keep_sums(total, 4 * blocks_b * i, sums, split * split_words, group * warp_rows + 16 * i, lane)
@@ -173,7 +173,7 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
 
 
 def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatTiling:
-    """The fastest of a dozen for `tokens` padded rows of x and n columns of out; a ring has up to 96 KB, which all generations have."""
+    """The fastest of a dozen tilings for `tokens` padded rows of x and n columns of out; the ring is at most 96 KB, which all GPUs have."""
     if tokens <= 32:
         return FlatTiling(64, 4, 4, 8) if tokens > 16 and n >= 16384 else FlatTiling(32, 4, 4, 9)
     return FlatTiling(64, 4, 2, 6) if tokens <= 64 else FlatTiling(64, 4, 1, 4)

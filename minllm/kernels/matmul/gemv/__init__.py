@@ -1,1 +1,1 @@
-"""GEMV: up to 8 rows at the speed of memory, with fused neighbours."""
+"""GEMV: up to 8 rows, memory-bound, with the neighbouring operations fused in."""

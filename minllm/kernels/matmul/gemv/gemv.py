@@ -1,30 +1,30 @@
-"""Matrix product of a few rows, which is what decoding does: 1 to 8 rows of activations against every weight of the model, once a token.
+"""GEMV: 1 to 8 rows of activations times a weight matrix, as in decoding, where every token reads every weight of the model.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          M <= 8
 
-Work: 2 M N K floating-point operations on N K weights, each read once: M operations a byte in bfloat16, where an H200 could do 200.
-Nothing but the speed of memory counts, so the kernel is built to keep as many bytes in flight as it can. By Little's law, 4.8 TB/s times
-a latency of about 0.8 µs is 3.8 MB, or 29 KB for each of 132 multiprocessors, at every moment.
+Work: 2 M N K FLOPs on N K weights, each read once: M FLOPs per byte in bfloat16, where an H200 could do 200. So the kernel is
+memory-bound, and built to keep as many bytes in flight as it can. By Little's law, 4.8 TB/s times a latency of about 0.8 µs is 3.8 MB,
+or 29 KB for each of 132 SMs (streaming multiprocessors), at every moment.
 
 Threads to data: a warp computes `rows` neighbouring output features. Its lanes lie along k: a lane loads 16 bytes (8 bfloat16, 4
-float32) of each row, so that a warp's load is 512 contiguous bytes. `rows` x `unroll` such loads are issued one after another before
-the first is used: that many times 512 bytes in flight a warp. The loads bypass L1, because a weight is used once; x stays in L1,
-because every warp reads all of it: M N K / rows numbers. Each lane multiplies in float32, and at the end the 32 partial sums are
-added by shuffles, in an order that does not depend on the machine.
+float32) of each row, so that a warp's load is 512 contiguous bytes. `rows` x `unroll` such loads are issued before the first is used:
+that many times 512 bytes in flight per warp. The loads bypass L1, because a weight is used once; x stays in L1, because every warp reads
+all of it: M N K / rows numbers. Each lane multiplies in float32, and at the end shuffles add the 32 partial sums, always in the same
+order.
 
-`splits` warps of a block may share the same output features and divide K among them; their sums meet in shared memory. That is for matrices
-with few, long rows, where a warp a row would leave the machine half empty.
+Split-K: `splits` warps of a block may share the same output features and split K among them; their sums meet in shared memory. That is for
+matrices with few, long rows, where one warp per row would leave the machine half empty.
 
-The kernel may start before its predecessor has ended (`dependent_launch`): its first loads of weights, which nobody writes, are then in
-flight while the activations are still being computed, and only the first look at x waits.
+The kernel may start before its predecessor has ended (`dependent_launch`): its first loads of weights, which no kernel writes, are then in
+flight while the activations are still being computed, and only the first read of x waits.
 
-RMSNorm in front of the product and the residual behind it are done on the way (`norm`, `residual`), and cost no kernel: see sums.py.
+RMSNorm before the GEMV and the residual addition after it are fused in (`norm`, `residual`), and cost no kernel: see sums.py.
 
-With `gated`, `weight` holds a gate's rows and behind them as many rows of what it gates: a warp computes features of both, and writes
+With `gated`, `weight` holds the gate's rows followed by as many up rows: a warp computes features of both, and writes
 silu(gate) * up. A feed-forward then needs one kernel less, and its widest activations never reach memory.
 
-K is a constant of the kernel, as are the other numbers above: the loop then has a known length and the row offsets fold into the
-addresses. Where the rows of K elements do not all begin on a multiple of 16 bytes, a 128-bit load would fault, and a second form reads
+K is a compile-time constant of the kernel, as are the other numbers above: the loop then has a known length and the row offsets fold into
+the addresses. If rows of K elements do not all begin on multiples of 16 bytes, 128-bit loads would fault, and a second form reads
 element by element.
 
 Source: PTX ISA, "ld" (vectors of 128 bits, L1::no_allocate, L2::256B); bytes in flight by Little's law: V. Volkov, "Better Performance at
@@ -37,33 +37,33 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div, check_array
-from minllm.kernels.matmul.arguments import check_arguments, check_gated_arguments
-from minllm.kernels.matmul.gemv.sums import WARP, GemvTiling, make_sums
-from minllm.kernels.vector import vectors_a_row
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
+from minllm.kernels.vector import vectors_per_row
+from minllm.kernels.warp import WARP
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 
-WARP_SHIFT = 5  # a warp's number is its thread's, shifted
-MAX_ROWS_OF_X = 8
+WARP_SHIFT = 5  # log2(WARP): a warp's number is its thread's, shifted right by this
 
 
 @cuda.jit(device=True)
 def row_of_feature(first, r, last):
-    """Which row of weight is the `r`-th of a warp whose first output feature is `first`; features beyond `last` repeat it."""
+    """The row of weight that is the `r`-th of a warp whose first output feature is `first`; features beyond `last` repeat it."""
     return min(int64(first + r), last)
 
 
 @cuda.jit(device=True)
 def row_of_gated_feature(first, r, last):
-    """The same where rows come in pairs, one of the gate in the upper half of weight and one of the lower half."""
+    """The same for pairs of rows: one of the gate in the upper half of weight, one of the lower half."""
     return min(int64(first + (r >> 1)), last) + (r & 1) * (last + 1)
 
 
 @functools.cache
 def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, gated: bool = False):
-    """The kernel for `m` rows of `k` elements of `dtype`; `vectorized` where every row begins on a multiple of 16 bytes."""
+    """The kernel for `m` rows of `k` elements of `dtype`; `vectorized` if every row begins on a multiple of 16 bytes."""
     rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
-    groups = warps // splits  # of warps that share output features
+    groups = warps // splits  # groups of warps that share output features
     features = rows // 2 if gated else rows
     begin, finish = make_sums(m, k, dtype, tiling, vectorized, row_of_gated_feature if gated else row_of_feature)
 
@@ -84,7 +84,7 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
         griddepcontrol_launch_dependents()
         lane = int32(cuda.threadIdx.x) & (WARP - 1)
         warp = int32(cuda.threadIdx.x) >> WARP_SHIFT
-        first = (cuda.blockIdx.x * groups + warp // splits) * features  # the first output feature of this warp
+        first = (cuda.blockIdx.x * groups + warp // splits) * features  # first output feature of this warp
         last = out.shape[1] - 1
         total, squares = cuda.local.array((m, rows), float32), cuda.local.array(m, float32)
         begin(x, norm, weight, total, squares, first, last, warp, lane)
@@ -107,10 +107,10 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
 
 
 def choose_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
-    """The fastest of 22 tilings, or within 3 % of it, at the matrices of models of 1B and 8B on an H200, within their decode steps.
+    """The fastest of 22 tilings, or within 3 % of it, for the weights of 1B and 8B models on an H200, measured in whole decode steps.
 
-    More rows of x leave registers for fewer loads in flight, and so does a norm; its work on x is worth sharing between two rows of weight.
-    Where a weight has few rows, more warps share each.
+    More rows of x leave registers for fewer loads in flight, and so does a norm, whose work on x is worth sharing between two rows of
+    weight. If a weight has few rows, more warps share each.
     """
     if m == 1 and k >= 4096:
         return GemvTiling(rows=2, warps=8, unroll=2 if normed else 4, splits=4 if n <= 2048 else 2)
@@ -122,7 +122,7 @@ def choose_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
 
 
 def choose_gated_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
-    """The same for a gated product, whose warps take rows in pairs."""
+    """The same for a gated GEMV, whose warps take rows in pairs."""
     tiling = choose_tiling(m, n, k, normed)
     return tiling._replace(rows=max(2, tiling.rows))
 
@@ -131,9 +131,9 @@ def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | Non
     """Write x @ weight.T + bias into `out`: x [M, K] with M <= 8, weight [N, K], bias [N], out [M, N].
 
     x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32. norm [K] and epsilon: multiply by the RMSNorm
-    of x instead, in float32. residual [M, N]: add it, before the sum is rounded; it may be `out`.
+    of x instead, in float32. residual [M, N]: added before the sum is rounded; it may be `out`.
 
-    `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
+    `tiling` overrides the choice by shape. Raises KernelArgumentError if shapes or dtypes do not fit, or M is more than 8.
     """
     m, n, k = check_arguments(x, weight, out, bias)
     check_norm(norm, x)
@@ -145,8 +145,8 @@ def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | Non
 def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, norm=None, epsilon=0.0) -> None:
     """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]: x [M, K] with M <= 8, gate_up [2 * I, K], the gate in its first half.
 
-    One dtype: float32, float16 or bfloat16. Sums and gate are float32, and rounded once. norm, epsilon: as in matmul_gemv. `tiling`
-    overrides the choice by shape; its rows are even. Raises KernelArgumentError where shapes or dtypes do not fit, or M is more than 8.
+    One dtype: float32, float16 or bfloat16. Sums and gate are float32, rounded once. norm, epsilon: as in matmul_gemv. `tiling`
+    overrides the choice by shape; its rows are even. Raises KernelArgumentError if shapes or dtypes do not fit, or M is more than 8.
     """
     check_gated_arguments(x, gate_up, out)
     check_norm(norm, x)
@@ -162,13 +162,14 @@ def check_norm(norm, x) -> None:
 
 
 def launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, gated):
-    """Check what is common to both products, and launch over the columns of `out`."""
+    """Check what is common to plain and gated GEMV, and launch over the columns of `out`."""
     (m, n), k, tiling = out.shape, x.shape[1], GemvTiling(*tiling)
-    check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of x, not {m}: choose tensor_core or tiled, or variant='auto'")
+    few = m <= MOST_ROWS_OF_GEMV
+    check(few, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: choose tensor_core or tiled, or variant='auto'")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     if m == 0 or n == 0:
         return
-    vectorized = vectors_a_row(k, x, weight, *(() if norm is None else (norm,))) > 0
+    vectorized = vectors_per_row(k, x, weight, *(() if norm is None else (norm,))) > 0
     grid = ceil_div(n, tiling.rows // (2 if gated else 1) * (tiling.warps // tiling.splits))
     chosen = gemv_kernel(m, k, x.dtype.name, tiling, vectorized, gated)
     launch(chosen, grid, tiling.warps * WARP, (x, norm, weight, bias, residual, out, float(epsilon)), stream=stream)

@@ -1,15 +1,14 @@
-"""From the residual stream to attention in one kernel, for the few rows of a decode step: norm, QKV projection, RoPE, append to the cache.
+"""GEMV fused with its neighbours, from the residual stream to attention in one decode kernel: norm, QKV projection, RoPE, append.
 
     q, k, v = split(rms_norm(x) @ weight.T + bias)
     q, k    = rope(q, position), rope(k, position)
     key_cache[slot], value_cache[slot] = k, v            query = q
 
-Apart, these are three kernels, and in a decode step two of them move a few kilobytes and cost a gap each. The product is gemv's (gemv.py),
-and so is its traffic: every weight once. What is different is which rows a warp computes: RoPE turns component d of a head against
-component d + D / 2, so a warp takes rows in such pairs, has both when its sums are done, and writes them where attention will look for
-them. Position, slot and angles are asked for when x is, long before they are needed. Nothing is rounded between the norm and the end.
-
-For RMSNorm, positions that turn the halves of a head (not interleaved pairs), and no norm over single heads, which needs a head's sum.
+Unfused, these are three kernels, and in a decode step two of them move only a few kilobytes and cost a launch gap each. The GEMV is that of
+gemv.py, with the same traffic: every weight once. Only the assignment of rows to warps differs: RoPE rotates component d of a head against
+component d + D / 2, so a warp takes rows in such pairs, has both when its sums are done, and writes them to the query or cache. Position,
+slot and angles are loaded with x, long before they are needed. Nothing is rounded between the norm and the end.
+Supports RMSNorm, and RoPE on the halves of a head (not interleaved pairs); no norm per head, which needs a head's sum.
 Source: kernels/kv/qkv_rope_append.py, kernels/matmul/gemv/gemv.py.
 """
 
@@ -20,22 +19,24 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.kv.append import check_caches
-from minllm.kernels.matmul.gemv.gemv import MAX_ROWS_OF_X, WARP_SHIFT, check_norm
-from minllm.kernels.matmul.gemv.sums import WARP, GemvTiling, make_sums
-from minllm.kernels.vector import vectors_a_row
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT, check_norm
+from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
+from minllm.kernels.vector import vectors_per_row
+from minllm.kernels.warp import WARP
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 
-RESIDENT_WARPS = 24  # on a multiprocessor: so many have registers for the loads that they keep in flight
+RESIDENT_WARPS = 24  # warps per SM that have registers for their loads in flight
 
 
 def make_row_of_pair(half: int):
-    """The device function that says which row of weight is a warp's r-th: of pair r // 2, the component in the first or second half."""
+    """The device function that gives a warp's r-th row of weight: of pair r // 2, the component in the first or second half."""
 
     @cuda.jit(device=True)
     def row_of_pair(first, r, last):
         pair = min(int64(first + (r >> 1)), last)
-        return pair + (pair // half + (r & 1)) * half  # `half` pairs a head
+        return pair + (pair // half + (r & 1)) * half  # `half` pairs per head
 
     return row_of_pair
 
@@ -93,7 +94,7 @@ def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTilin
 
 
 def choose_qkv_tiling(m: int, n: int, k: int) -> GemvTiling:
-    """The fastest of ten on an H200, within the decode steps of models of 1B and 8B."""
+    """The fastest of ten tilings on an H200, measured in whole decode steps of 1B and 8B models."""
     if m > 1:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
     return GemvTiling(rows=4, warps=8, unroll=2, splits=2) if k >= 4096 else GemvTiling(rows=2, warps=8, unroll=4, splits=2)
@@ -104,13 +105,13 @@ def gemv_qkv_rope_append(
 ) -> None:
     """Write the queries of x [M, hidden] into `query` [M, heads, head_dim], and its keys and values into the caches; M is at most 8.
 
-    norm [hidden] and epsilon: of the RMSNorm. weight [(heads + 2 kv_heads) * head_dim, hidden], queries first, then keys, then values; bias
-    its rows' or None. positions, slot_mapping int32 [M], which are trusted; a slot of -1 writes nothing. cos_sin float32 [positions,
-    head_dim], see rope_table. All else is of one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and dtypes.
+    norm [hidden] and epsilon: the RMSNorm's. weight [(heads + 2 kv_heads) * head_dim, hidden], queries first, then keys, then values; bias:
+    one per row of weight, or None. positions, slot_mapping int32 [M], not checked; a slot of -1 writes nothing. cos_sin float32 [positions,
+    head_dim], see rope_table. All else has one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and dtypes.
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     (m, k), dtype = x.shape, x.dtype
-    check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of x, not {m}: project, turn and append apart")
+    check(m <= MOST_ROWS_OF_GEMV, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: project, turn and append apart")
     check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
     _, heads, head_dim = query.shape
     check_caches(key_cache, value_cache, dtype, None, head_dim)
@@ -129,7 +130,7 @@ def gemv_qkv_rope_append(
     check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")
     if m == 0 or n == 0:
         return
-    vectorized = vectors_a_row(k, x, weight, norm) > 0
+    vectorized = vectors_per_row(k, x, weight, norm) > 0
     by_slot = (num_blocks * block_size, kv_heads, head_dim)
     caches = key_cache.reshape(by_slot), value_cache.reshape(by_slot)
     chosen = gemv_qkv_kernel(m, k, head_dim, dtype.name, tiling, vectorized)

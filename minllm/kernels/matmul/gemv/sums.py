@@ -1,12 +1,11 @@
-"""The sums of gemv: how a warp multiplies its rows of weight by the rows of x, and how the parts of a sum meet.
+"""The sums of GEMV: how a warp multiplies its rows of weight by the rows of x, and how partial sums are combined.
 
-A step of a warp is `unroll` vectors of each of its rows, all asked for before the first is used. Where x is still to be normalised (RMSNorm
-in front of a product), that happens on the way: a warp multiplies by x * norm, adds up the squares of x as it passes, and divides its sums
-by the root of their mean at the end, because
+A step of a warp is `unroll` vectors of each of its rows, all loaded before the first is used. An RMSNorm of x before the GEMV is fused
+in: a warp multiplies by x * norm, accumulates the squares of x, and divides its sums by the root of their mean at the end, because
 
     sum of (x / rms) * norm * w  =  (sum of x * norm * w) / rms
 
-so that the norm costs neither a kernel nor a pass over x of its own.
+so that the norm costs neither a kernel nor a separate pass over x.
 """
 
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from numba.cuda import libdevice
 
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES
+from minllm.kernels.warp import WARP
 from minllm.ptx import (
     griddepcontrol_wait,
     load_128,
@@ -26,11 +26,9 @@ from minllm.ptx import (
     unpack_f16x2,
 )
 
-WARP = 32
-
 
 class GemvTiling(NamedTuple):
-    """How a block divides the weights: output features a warp, warps a block, loads in flight a row, and warps that share a row."""
+    """How a block divides the weights: output features per warp, warps per block, loads in flight per row, and warps that share a row."""
 
     rows: int
     warps: int
@@ -89,20 +87,20 @@ SCALED_DOT_OF_WORDS = {"float32": scaled_dot_float32, "bfloat16": scaled_dot_bf1
 
 
 def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row, guarded: bool = False, waits: bool = False):
-    """The device function of one step of a warp along K; weight_row(first, r, last): the device function that says which row of weight is
-    the warp's r-th.
+    """The device function of one step of a warp along K.
 
-    guarded: it may reach beyond the rows' end. waits: x may not be written yet, so wait for it once the loads of weights are on their way.
+    weight_row(first, r, last): the device function that gives the warp's r-th row of weight.
+    guarded: the step may reach beyond the rows' end. waits: x may not be written yet, so wait for it after issuing the loads of weights.
     """
     rows, unroll = tiling.rows, tiling.unroll
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize
-    warp_step = WARP * vector  # elements of a row that one load of a warp covers
+    warp_step = WARP * vector  # elements of a row per load of a warp
     words_in_flight = rows * unroll * 4
     dot, scaled_dot = DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
 
     @cuda.jit(device=True)
     def accumulate_step(x, norm, weight, total, squares, first, last, element):
-        """total[i, r] += x[i, :] (* norm) . (the warp's r-th row) over `unroll` vectors, a warp's load apart, from `element` on."""
+        """total[i, r] += x[i, :] (* norm) . (the warp's r-th row) over `unroll` vectors, spaced one warp load apart, from `element` on."""
         words = cuda.local.array(words_in_flight, uint32)
         for u in range(unroll):
             if not guarded or element + u * warp_step < k:
@@ -112,8 +110,8 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
                         words[(u * rows + r) * 4 + word] = w[word]
         if waits:
             griddepcontrol_wait()
-        # Without this ptxas would save registers by moving each load down to where its value is used, and one load would be in flight
-        # at a time. It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
+        # Without this ptxas would save registers by moving each load down to its first use, and only one load would be in flight at a time.
+        # It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
         cuda.syncwarp()
         for u in range(unroll):
             if not guarded or element + u * warp_step < k:
@@ -135,9 +133,9 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
 
 
 def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row):
-    """The device functions (begin, go_on) that add a warp's share of the products to its sums by 128-bit loads; rows are whole vectors.
+    """The device functions (begin, go_on) that accumulate a warp's share of the products with 128-bit loads; rows are whole vectors.
 
-    begin() waits for x; what a kernel needs at its end, it should ask for between the two.
+    begin() waits for x; a kernel should load what it needs at its end between the two.
     """
     unroll, splits = tiling.unroll, tiling.splits
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize
@@ -155,19 +153,19 @@ def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weig
 
     @cuda.jit(device=True)
     def go_on(x, norm, weight, total, squares, first, last, split, lane):
-        """All steps behind the first."""
+        """All steps after the first."""
         element = int64(split * step + lane * vector + step * splits)
         for _ in range(full_steps - 1):
             accumulate_step(x, norm, weight, total, squares, first, last, element)
             element += step * splits
-        if some_are_left and full_steps:  # constants: no code at all where K is whole steps
+        if some_are_left and full_steps:  # compile-time constants: no code if K is whole steps
             accumulate_last_step(x, norm, weight, total, squares, first, last, element)
 
     return begin, go_on
 
 
 def make_accumulate_elements(m: int, k: int, tiling: GemvTiling, weight_row):
-    """The same device functions by single elements, for rows that do not begin on a multiple of 16 bytes."""
+    """The same device functions for single elements, for rows that do not begin on a multiple of 16 bytes."""
     rows, splits = tiling.rows, tiling.splits
 
     @cuda.jit(device=True)
@@ -195,13 +193,13 @@ def make_accumulate_elements(m: int, k: int, tiling: GemvTiling, weight_row):
 
 
 def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, weight_row):
-    """The device functions (begin, finish) of a block of gemv: after both, every lane has the sums of its warp's rows in total [m, rows].
+    """The device functions (begin, finish) of a GEMV block: after both, every lane has the sums of its warp's rows in total [m, rows].
 
     begin(x, norm, weight, total, squares, first, last, warp, lane) does the first step and waits for x; norm is a row of weights or None.
-    finish(..., epsilon) does the others, adds what lanes and warps have, and divides by the root mean square of x.
+    finish(..., epsilon) does the other steps, adds up lanes and warps, and divides by the root mean square of x.
     """
     rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
-    columns = rows + 1  # beside the sums of a row of x, that of its squares
+    columns = rows + 1  # the sums of a row of x, and the sum of its squares
     shared_columns = m * columns
     make = make_accumulate_vectors(m, k, dtype, tiling, weight_row) if vectorized else make_accumulate_elements(m, k, tiling, weight_row)
     first_step, other_steps = make

@@ -35,7 +35,7 @@ from numba import cuda, float32, int32, uint8, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
-from minllm.kernels.matmul.tensor_core import matmul_tensor_core
+from minllm.kernels.matmul.variants import HOPPER, VARIANTS
 from minllm.kernels.matmul.wgmma.epilogue import Output, make_epilogue
 from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
@@ -48,7 +48,6 @@ from minllm.tiles.shared import first_tile_address, make_clear_rows
 from minllm.tiles.warpgroup import ROWS, THREADS
 from minllm.tiles.wgmma import make_wgmma
 
-HOPPER = (9, 0)
 SIMULATED_SMS = 4  # few, so that blocks compute several tiles
 
 
@@ -295,7 +294,7 @@ def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | N
         run(x, weight, out, bias, residual, stream, tiling, gated=False)
     else:
         check(residual is None, f"x is {x.dtype} {list(x.shape)}; for a residual its rows must begin on multiples of 16 bytes")
-        matmul_tensor_core(x, weight, out, bias, stream)
+        VARIANTS.stand_in("wgmma")(x, weight, out, bias, stream)
 
 
 def matmul_silu_and_multiply(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:

@@ -1,24 +1,22 @@
 """The query heads as operands for products with codes of keys (split_quantized.py): float16 for 8-bit floats, two int8 for integers.
 
-Codes that are integers are operands of integer tensor cores as they are. A query becomes integers too: a head's components are divided by
-a unit that makes the largest LARGEST_INTEGER, rounded, and split into an upper and a lower byte of a sign each,
+Integer codes are operands of integer tensor cores as they are. A query becomes integers too: a head's components are divided by a unit that
+makes the largest LARGEST_INTEGER, rounded, and split into an upper and a lower signed byte,
 
     q = (256 upper + lower) * unit
 
 which are two columns of one product, neighbours in the same lane. So a product of bytes is exact, and a query is kept to nearly 16 bits of
-its largest component, where bfloat16 has 8 bits of each.
-For 8-bit floats, and for keys by channel, whose scales the query is multiplied by first (channel_scores.py), queries are brought
-into float16's range by a power of two.
-
-The units are what products are to be multiplied by.
+its largest component, where bfloat16 has 8 bits of each. For 8-bit floats, and for keys by channel, whose scales the query is multiplied by
+first (channel_scores.py), a power of two brings queries into float16's range. Products are multiplied by the units afterwards.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.code_lanes import lanes_of
-from minllm.kernels.attention.split_quantized.codes import operands_of
+from minllm.kernels.attention.split_quantized.codes import lanes_of, operands_of
+from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, load_32, pack_f16x2, prmt, rcp, uint_as_float, unpack_bf16x2, unpack_f16x2
 
@@ -28,6 +26,15 @@ LARGEST_INTEGER = 32000.0  # within two bytes, and 256 times 255 times as much, 
 LEAST, MOST = 2.0**-64, 2.0**64  # the largest component is taken to be at least, and at most
 INTEGER = 1.5 * 2.0**23  # an integer added to it stands in the lowest bits of the sum
 UPPER_BYTES, LOWER_BYTES = 0x51, 0x40  # prmt: bytes 1, or bytes 0, of two words
+
+
+class QueryOperands(NamedTuple):
+    """Query heads in registers."""
+
+    fragments: Any  # uint32: B operands, of floats [columns, steps of 16 channels, 2], of integers [a lane's heads, words of 4 channels]
+    loaded: Any  # uint32: the queries of the next head of the line, as they lie in memory
+    units: Any  # float32 [a lane's heads]: what products are multiplied by
+    sums: Any  # float32 [groups, a lane's heads]: for integers, sum(q) in the same units
 
 
 @cuda.jit(device=True)
@@ -60,39 +67,35 @@ def query_counts(kv_format, heads_here):
     return 2 * words * lanes.heads, (words + words % 2) * lanes.heads
 
 
-def make_query_preparation(kv_format, dtype, heads_here):
-    """(load_query, prepare_query) for a block of `heads_here` query heads of 16-bit `dtype`: device functions.
-
-    load_query(loaded, query, row, first_head, heads_left, lane) gets the queries as they lie in memory, zeros for heads that do not
-    exist. prepare_query(fragments, loaded, units, query_sums, lane) makes B operands, the units that their products come in, and for
-    integers sum(q) by group in the same units: [groups, a lane's heads].
-    """
+def make_query_preparation(kv_format, dtype, heads_here, head_tiles):
+    """(load_query, prepare_query) as walk.Products has them, for a block of `heads_here` query heads of 16-bit `dtype`."""
     make = make_float_query if kv_format.is_float or kv_format.keys_by_channel else make_integer_query
-    return make(kv_format, dtype, heads_here)
+    return make(kv_format, dtype, heads_here, head_tiles)
 
 
 @functools.cache
-def make_float_query(kv_format, dtype, heads_here):
-    """make_query_preparation for 8-bit floats, and for keys by channel; operands [columns, steps of 16 channels, 2]."""
+def make_float_query(kv_format, dtype, heads_here, head_tiles):
+    """make_query_preparation for 8-bit floats, and for keys by channel."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format, heads_here)
-    steps, columns, halves = head_dim // 16, lanes.columns, lanes.halves
-    query_channel = operands_of(kv_format.name).query_channel
+    steps, columns, halves, unit_count = head_dim // 16, lanes.columns, lanes.halves, lanes.heads
+    query_channel, floats = operands_of(kv_format.name).query_channel, kv_format.is_float
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
 
     @cuda.jit(device=True)
-    def load_query(loaded, query, row, first_head, heads_left, lane):
+    def load_query(operands, query, heads, lane):
         for column in range(columns):
             head = int32(8 * column + lane // 8 + lane // 4 % 2 * 4)
-            base = (int64(row) * query.shape[1] + first_head + head) * head_dim
+            base = (int64(heads.row) * query.shape[1] + heads.first + head) * head_dim
             for step in range(steps):
                 for half in range(2):
                     word = uint32(0)
-                    if head < heads_left:
+                    if head < heads.left:
                         word = load_32(query, base + query_channel(step, half, lane))
-                    loaded[2 * (column * steps + step) + half] = word
+                    operands.loaded[2 * (column * steps + step) + half] = word
 
     @cuda.jit(device=True)
-    def prepare_query(fragments, loaded, units, query_sums, lane):
+    def prepare_query(operands, state, cursor, cache, lane):
+        fragments, loaded, units, _ = operands
         for column in range(columns):
             at = 2 * column * steps
             largest = float32(0.0)
@@ -105,14 +108,19 @@ def make_float_query(kv_format, dtype, heads_here):
             for i in range(2 * steps):
                 low, high = unpack(loaded[at + i])
                 fragments[at + i] = pack_f16x2(low * inverse, high * inverse)
+        if floats:  # scales of the whole KV head
+            kv_head = uint32(quotient(cursor.head, head_tiles))
+            state.ceiling[0] = cache.value_scales[kv_head]
+            for i in range(unit_count):
+                units[i] *= cache.key_scales[kv_head]
 
     return load_query, prepare_query
 
 
 @functools.cache
-def make_integer_query(kv_format, dtype, heads_here):
-    """make_query_preparation for integers; operands [a lane's heads, words of 4 channels]."""
-    head_dim, groups, heads = kv_format.head_dim, kv_format.groups, lanes_of(kv_format, heads_here).heads
+def make_integer_query(kv_format, dtype, heads_here, head_tiles):
+    """make_query_preparation for integers."""
+    head_dim, groups, lane_heads = kv_format.head_dim, kv_format.groups, lanes_of(kv_format, heads_here).heads
     operands = operands_of(kv_format.name)
     query_channel, byte_order = operands.query_channel, operands.byte_order
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
@@ -120,16 +128,16 @@ def make_integer_query(kv_format, dtype, heads_here):
     pitch, group_words = words + words % 2, words // groups
 
     @cuda.jit(device=True)
-    def load_query(loaded, query, row, first_head, heads_left, lane):
-        for j in range(heads):
+    def load_query(operands, query, heads, lane):
+        for j in range(lane_heads):
             head = int32(4 * j + lane // 8)
-            base = (int64(row) * query.shape[1] + first_head + head) * head_dim
+            base = (int64(heads.row) * query.shape[1] + heads.first + head) * head_dim
             for word in range(words):
                 for half in range(2):
                     number = uint32(0)
-                    if head < heads_left:
+                    if head < heads.left:
                         number = load_32(query, base + query_channel(word, half, lane))
-                    loaded[2 * (j * words + word) + half] = number
+                    operands.loaded[2 * (j * words + word) + half] = number
 
     @cuda.jit(device=True)
     def pick_bytes(bits, lower):
@@ -139,12 +147,13 @@ def make_integer_query(kv_format, dtype, heads_here):
         return prmt(left, right, uint32(byte_order))
 
     @cuda.jit(device=True)
-    def prepare_query(fragments, loaded, units, query_sums, lane):
+    def prepare_query(operands, state, cursor, cache, lane):
+        fragments, loaded, units, sums = operands
         lower = lane // 4 % 2 == 1  # this column's half of the query
-        mine = int32(8 * (lane % 4))  # a lane that has the queries of this lane's head
+        mine = int32(8 * (lane % 4))  # a lane that holds the queries of this lane's head
         integer = float32(INTEGER) if lower else float32(INTEGER + 128.0)  # the lower byte is of a sign: the upper one is rounded
         bits = cuda.local.array(4, uint32)
-        for j in range(heads):
+        for j in range(lane_heads):
             largest = float32(0.0)
             for i in range(2 * words):
                 low, high = unpack(loaded[2 * j * words + i])
@@ -162,7 +171,7 @@ def make_integer_query(kv_format, dtype, heads_here):
                         bits[2 * half] = float_as_uint(first * factor + integer)
                         bits[2 * half + 1] = float_as_uint(second * factor + integer)
                     fragments[j * pitch + at] = pick_bytes(bits, lower)
-                query_sums[group * heads + j] = cuda.shfl_sync(ALL_LANES, over_row(total) * factor, mine)
+                sums[group * lane_heads + j] = cuda.shfl_sync(ALL_LANES, over_row(total) * factor, mine)
             if pitch > words:
                 fragments[j * pitch + words] = uint32(0)
 
