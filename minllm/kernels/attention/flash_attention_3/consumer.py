@@ -144,7 +144,7 @@ def make_consume(dtype, shape):
 
     @cuda.jit(device=True, forceinline=True)
     def store_item(acc, shared, out, item, own):
-        """The rows of a work item. The compiler knows nothing of `opaque`: it would keep addresses made of `own` and `item` over the walk."""
+        """The rows of a work item. `opaque` hides own and item from the compiler: it would keep addresses made of them over the walk."""
         opaque = cuda.local.array(2, int32)
         opaque[0], opaque[1] = own, item
         ptx.keep_registers(opaque, 2)
