@@ -2,8 +2,8 @@
 
     pytest tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
 
-tests/conftest.py turns the detectors on for every test. What is allowed is time on the clock with two cores to itself; the processors'
-own seconds are given too, since a machine that does other work stretches the first and not the second. Needs a clone of the repository
+tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU seconds are recorded
+too, because other load on the machine stretches only the former. Needs a clone of the repository
 and what `make test` installs.
 """
 
@@ -21,7 +21,7 @@ from minllm.errors import InvalidOptionError
 
 try:
     import resource
-except ImportError:  # only Unix counts the seconds of other processes
+except ImportError:  # only Unix counts the CPU seconds of other processes
     resource = None
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def tests_importable() -> Iterator[None]:
 
 
 def require_suite(root: Path = ROOT) -> None:
-    """Raise InvalidOptionError where the tests, or what runs them, are missing."""
+    """Raise InvalidOptionError if the tests, or the packages that run them, are missing."""
     if not has_tests(root):
         raise InvalidOptionError(f"--suite runs the tests, and there are none in {root}: run it from a clone of the repository.")
     missing = [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
@@ -58,19 +58,19 @@ def require_suite(root: Path = ROOT) -> None:
 
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    """What is run, in the repository's root."""
+    """The command, to be run in the repository's root."""
     return [sys.executable, "-m", "pytest", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
 
 
 def child_seconds() -> float | None:
-    """Seconds that processors have worked, in user mode, for children of this process that have ended."""
+    """User-mode CPU seconds of this process's ended children."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime if resource else None
 
 
 def measure(folders: tuple[str, ...] = FOLDERS) -> tuple[list[Row], bool]:
-    """(rows: seconds on the clock, held against what is allowed, and seconds of processors; whether all tests passed).
+    """(rows: wall-clock seconds with their budget, and CPU seconds; whether all tests passed).
 
-    Shows on standard error how far the tests are.
+    Shows progress on standard error.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     words = command(folders)

@@ -1,4 +1,4 @@
-"""Whether this model, this machine and these options go with the KV cache that was asked for, and the shape of that cache."""
+"""Check the requested KV cache against model, machine and options, and compute its shape."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from minllm.models.config import ModelConfig
 def cache_shape(
     config: ModelConfig, dtype: np.dtype, block_size: int, kv_cache_dtype: str = "auto", residual_window: int = 0
 ) -> CacheShape:
-    """The shape of a model's cache. InvalidOptionError where its heads cannot be cached in this format."""
+    """The shape of a model's cache. Raises InvalidOptionError if its heads cannot be cached in this format."""
     found = None
     if kv_cache_dtype != "auto":
         try:
@@ -26,7 +26,7 @@ def cache_shape(
 
 
 def check_shape(device: str, shape: CacheShape) -> None:
-    """Raises UnsupportedModelError or InvalidOptionError where kernels do not take heads or blocks of this size; NumPy takes any."""
+    """Raise UnsupportedModelError or InvalidOptionError if kernels do not support heads or blocks of this size; NumPy supports any."""
     if device == "cpu":
         return
     if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
@@ -43,7 +43,7 @@ def check_shape(device: str, shape: CacheShape) -> None:
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
-    """Raises InvalidOptionError where this machine, this dtype or the attention in kernel_variants do not go with the cache asked for."""
+    """Raise InvalidOptionError if device, dtype or the attention variant in kernel_variants does not support the requested cache."""
     wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
     if wanted == "auto":
         if attention in tuple(QUANTIZED_VARIANTS):

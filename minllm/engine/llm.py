@@ -1,4 +1,4 @@
-"""LLM: load a model, generate text, score text. The class that users meet; its shape is vLLM's."""
+"""LLM: load a model, generate text, score text. The main user-facing class, shaped like vLLM's."""
 
 from contextlib import closing
 from pathlib import Path
@@ -30,19 +30,19 @@ class LLM:
     device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
     dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
     kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"),
-    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: so many of a sequence's newest tokens, a multiple
-    of 32, are read as they are and not as codes; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
+    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: how many of a sequence's newest tokens, a multiple
+    of 32, stay in full precision; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
     quantization: only None in this version.
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
-    kv_cache_policy: how the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
-    for every sequence, "virtual" with addresses for as many and memory for those that come. block_size: tokens in a block of the paged
-    cache; None is 16, or 32 for kivi_int4. gpu_memory_utilization: the share of the GPU's memory to use in all. enable_prefix_caching:
-    what a prompt has in common with earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree.
-    kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name
-    (ops/own_kernels.py) also runs on a CPU, in the simulator.
-    enforce_eager: on a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph.
-    seed: what requests without a seed of their own draw from.
+    kv_cache_policy: how the KV cache is allocated: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
+    for every sequence, "virtual" with addresses for max_model_len tokens and memory mapped as tokens come. block_size: tokens per block
+    of the paged cache; None is 16, or 32 for kivi_int4. gpu_memory_utilization: the share of the GPU's memory to use in total.
+    enable_prefix_caching: reuse what was computed for a common prefix of earlier prompts; True or "hash" finds it by hashes, "radix" in
+    a tree. kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's
+    name (ops/own_kernels.py) also runs on a CPU, in the simulator.
+    enforce_eager: on a GPU, launch every kernel of a decode step separately instead of replaying them as one CUDA graph.
+    seed: the source of seeds for requests that give none.
     load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
     allocation: how GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
     runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool. pinned: read results through page-locked host memory.
@@ -91,7 +91,7 @@ class LLM:
                 warm_up(self.generate, self._default_params, engine.max_model_len, report)
                 engine.cache_policy.forget_prefixes()
                 engine.cache_policy.forget_counts()
-                self._num_requests = 0  # a request's own seed counts from the first that a user makes
+                self._num_requests = 0  # seeds derived from request numbers count from the user's first request
 
     @property
     def engine(self) -> Engine:
@@ -116,7 +116,7 @@ class LLM:
         return self.engine.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request gets that names no parameters: the model's generation_config.json."""
+        """The parameters of a request that gives none: the model's generation_config.json."""
         return self._default_params
 
     def generate(
@@ -126,15 +126,15 @@ class LLM:
         *,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continues one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
+        """Continue one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
 
         sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
-        each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
-        Give every tenant of yours a secret one, because the time that a prompt takes would tell one of them what another has asked (vLLM's
-        documentation, "Automatic Prefix Caching", Cache Isolation for Security).
+        each; with enable_prefix_caching only prompts with the same salt share what was computed, and those without a salt share among
+        themselves. Give each tenant a secret one: otherwise response times reveal to one tenant what another asked (vLLM's documentation,
+        "Automatic Prefix Caching", Cache Isolation for Security).
 
-        A call with a request that cannot be is refused as a whole and before anything is computed: InvalidRequestError says which prompt
-        it is, OutOfMemoryError that one can never fit the cache. Later calls are served as if it had not been made.
+        A call with an invalid request is refused as a whole before anything is computed: InvalidRequestError names the prompt,
+        OutOfMemoryError means that one can never fit the cache. Later calls are unaffected.
         """
         requests = self._requests(prompts, sampling_params, cache_salt)
         with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
@@ -145,9 +145,9 @@ class LLM:
     def stream(
         self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
     ) -> TextStream:
-        """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
+        """Continue one prompt and yield its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
-        The prompt is checked at once, and computed when the first piece is asked for.
+        The prompt is checked at once, and computed when the first piece is requested.
         """
         requests = self._requests(prompt, sampling_params, cache_salt)
         if len(requests) != 1:
@@ -169,17 +169,17 @@ class LLM:
         return self.stream(self.tokenizer.encode_chat(messages), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
-        """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
+        """The logits at every position of a text, float32 [tokens, vocab]: row i scores the token after token i."""
         token_ids = self._scored_tokens(token_ids)
         check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
 
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
-        """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
+        """exp of the mean negative log-likelihood of a text's tokens after the first; the text may exceed the model's context.
 
-        It is read in windows of `window` tokens, each beginning `stride` tokens after the one before; every token is counted once, with at
-        least window - stride tokens before it, but in the first window. A model that takes fewer than `window` gets windows of what
-        it takes, and strides of at most half of that.
+        It is read in windows of `window` tokens, each beginning `stride` tokens after the previous one. Every token is counted once,
+        with at least window - stride tokens before it, except in the first window. If the model's context is shorter than `window`,
+        windows have that length and strides are at most half of it.
         """
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
         if len(token_ids) < 2:
@@ -190,7 +190,7 @@ class LLM:
         return self._scorer().perplexity(token_ids, window, stride)
 
     def close(self) -> None:
-        """Frees the model and its cache. Calling it again does nothing."""
+        """Free the model and its cache. Calling it again does nothing."""
         self._engine = self._batching = None
 
     def __enter__(self) -> "LLM":
@@ -210,7 +210,7 @@ class LLM:
         return token_ids
 
     def _requests(self, prompts: Any, sampling_params: Any = None, cache_salt: Any = None) -> list[list[Sequence]]:
-        """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
+        """Check a call's prompts, parameters and salts: the sequences of each prompt. Nothing is reserved yet."""
         engine = self.engine
         parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
         params = self._params_for(len(parsed), sampling_params)
@@ -220,7 +220,7 @@ class LLM:
             with naming_the_prompt(index, len(parsed)):
                 requests.append(make_sequences(engine, self._num_requests + index, *one, self.options.seed))
             self._batching.check_fits(requests[-1][0])
-        self._num_requests += len(requests)  # only now: a call that is refused changes no seed of a later one
+        self._num_requests += len(requests)  # only now: a refused call must not change the seeds of later ones
         return requests
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:

@@ -1,4 +1,4 @@
-"""The matrix product's rungs: how many operations a second for many rows, how much of the memory's rate for few."""
+"""GEMM's rungs: FLOPs per second for many rows, share of the memory bandwidth for few."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCas
 from minllm.kernels.matmul import VARIANTS, matmul_reference
 from minllm.kernels.matmul.flat.flat import MOST_ROWS
 
-SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # of the outputs, that are computed again on the host
+SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that are recomputed on the host
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
@@ -46,7 +46,7 @@ def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16
 
 
 def cases() -> list[KernelCase]:
-    """M x N x K as the record names them: tokens x output features x input features."""
+    """Cases named M x N x K: tokens x output features x input features."""
     ladder = [matmul_case("naive", 2048, 2048, 2048)]
     for size in (2048, 4096):
         ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", "wgmma")]

@@ -1,4 +1,4 @@
-"""Rows are scaled in shared memory and sent out by the copy engine, and some of them are not the ones that were meant."""
+"""Rows are scaled in shared memory and stored by TMA, and some of them are the wrong ones."""
 
 import numpy as np
 from numba import cuda, float32
@@ -22,7 +22,7 @@ ROW = 4 * WARP  # float32
 
 @kernel
 def scale_rows_kernel(x, out, factor):
-    """out = factor * x, both [rows * ROW], flat; one warp takes row after row, and one bulk copy sends each."""
+    """out = factor * x, both [rows * ROW], flat; one warp takes row after row, and one bulk copy stores each."""
     tile = cuda.shared.array(ROW, float32, 128)
     lane = cuda.threadIdx.x
     for first in range(0, x.shape[0], ROW):
@@ -32,7 +32,7 @@ def scale_rows_kernel(x, out, factor):
         if lane == 0:
             cp_async_bulk_global_shared(out, first, shared_address(tile, 0), 4 * ROW)
             cp_async_bulk_commit_group()
-            cp_async_bulk_wait_group_read_0()  # the copy has read the tile, which may be written again
+            cp_async_bulk_wait_group_read_0()  # the copy has read the tile, which may be overwritten
         cuda.syncthreads()
     if lane == 0:
         cp_async_bulk_wait_group_0()

@@ -1,4 +1,4 @@
-"""A row is added up tile by tile while the next tile is on its way; the last tile is sometimes another."""
+"""A row is summed tile by tile while the next tile is in flight; the last tile is sometimes wrong."""
 
 import numpy as np
 from numba import cuda, float32
@@ -11,12 +11,12 @@ from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
 
 WARP = 32
-TILE = 4 * WARP  # float32 of a tile: 16 bytes a thread
+TILE = 4 * WARP  # float32 per tile: 16 bytes per thread
 
 
 @kernel
 def tiled_sum_kernel(x, out):
-    """out[0] = sum of x, by one warp; x [tiles * TILE]. Two buffers take turns: one is read while the other is filled."""
+    """out[0] = sum of x, by one warp; x [tiles * TILE]. Double buffering: one buffer is read while the other is filled."""
     buffers = cuda.shared.array((2, TILE), float32, 128)
     lane = cuda.threadIdx.x
     tiles = x.shape[0] // TILE
@@ -27,7 +27,7 @@ def tiled_sum_kernel(x, out):
         if tile + 1 < tiles:
             cp_async_16(shared_address(buffers, (tile + 1) % 2 * TILE + 4 * lane), x, (tile + 1) * TILE + 4 * lane, 16)
             cp_async_commit_group()
-        cp_async_wait_group_1()  # all copies but the newest have arrived: this tile is here, the next one may be on its way
+        cp_async_wait_group_1()  # all copies but the newest have arrived: this tile is here, the next one may be in flight
         cuda.syncthreads()
         for i in range(4):
             total += buffers[tile % 2, lane + WARP * i]
@@ -39,7 +39,7 @@ def tiled_sum_kernel(x, out):
 
 @kernel
 def mended_kernel(x, out):
-    """The same, and every step closes a group, be it an empty one."""
+    """The same, but every step commits a group, even an empty one."""
     buffers = cuda.shared.array((2, TILE), float32, 128)
     lane = cuda.threadIdx.x
     tiles = x.shape[0] // TILE
