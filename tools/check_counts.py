@@ -2,21 +2,21 @@
 
     python tools/check_counts.py                      simulate, launch under ncu, compare, write docs/results/h200_counts.json
     python tools/check_counts.py --results FOLDER     write elsewhere
-        python tools/check_counts.py --simulate-only      the simulator's side alone; needs no GPU
+    python tools/check_counts.py --simulate-only      the simulator's side alone; needs no GPU
 
-    A row is a kernel and one of four counts, which may differ by 2 %:
+A row is a kernel and one of four counts, which may differ by 2 %:
 
-        sectors loaded, sectors stored    32-byte sectors of global memory, as looked up in L1; cp.async counts as loads
-        conflicts of loads, of stores     shared-memory cycles beyond those that a request needs anyway. ldmatrix and cp.async have their own
-                                          counters here. Counters named sass are measured with instructions that ncu adds to the kernel.
+    sectors loaded, sectors stored    32-byte sectors of global memory, as looked up in L1; cp.async counts as loads
+    conflicts of loads, of stores     shared-memory cycles beyond those that a request needs anyway. ldmatrix and cp.async have
+                                      their own counters here. Counters named sass are measured with instructions that ncu adds to the kernel.
 
-    The simulator counts what the source says. If a compiler merges two accesses (neighbouring elements that one thread stores, or a
-    number that it loads twice), the hardware counts less, so the kernels here are explicit about what they move at a time.
+The simulator counts what the source says. If a compiler merges two accesses (neighbouring elements that one thread stores, or a
+number that it loads twice), the hardware counts less, so the kernels here are explicit about what they move at a time.
 
-    Cycles can also be lost to other instructions in the same cycle, which the simulator does not model and the counter includes: every
-    case is launched three times, and the least of the three counts is used. Counts that ncu measures with added instructions are recorded
-    under "counters". A counter that this ncu does not know, or reports no number for, is "not measured"; so is its row if the comparison then
-    stays open. Exit code 1 if a row differs or a kernel has no counts, 2 if ncu or a GPU is missing or ncu may not read the counters.
+Cycles can also be lost to other instructions in the same cycle, which the simulator does not model and the counter includes: every
+case is launched three times, and the least of the three counts is used. Counts that ncu measures with added instructions are recorded
+under "counters". A counter that this ncu does not know, or reports no number for, is "not measured"; so is its row if the comparison
+then stays open. Exit code 1 if a row differs or a kernel has no counts, 2 if ncu or a GPU is missing or ncu may not read the counters.
 """
 
 import argparse

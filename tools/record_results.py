@@ -2,11 +2,11 @@
 
     python tools/record_results.py                          kernels and steps (beside PyTorch's, if it is installed), generation, perplexity
     python tools/record_results.py --only kernels           one part of it
-        python tools/record_results.py /tmp/1b.json             record what `minllm bench ... --json /tmp/1b.json` measured earlier
+    python tools/record_results.py /tmp/1b.json             record what `minllm bench ... --json /tmp/1b.json` measured earlier
 
-    New measurements replace old rows; all others stay. A part that fails is reported, the others are recorded, and the exit
-    code is 1. The tables in README.md and docs/results.md follow the record of the H200. Run it from a clean checkout: the commit is part of
-    the record. Without git, name the commit with --commit.
+New measurements replace old rows; all others stay. A part that fails is reported, the others are recorded, and the exit
+code is 1. The tables in README.md and docs/results.md follow the record of the H200. Run it from a clean checkout: the commit is part of
+the record. Without git, name the commit with --commit.
 """
 
 import argparse

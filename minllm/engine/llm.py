@@ -30,8 +30,8 @@ class LLM:
     device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
     dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
     kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"),
-    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: how many of a sequence's newest tokens, a multiple
-    of 32, stay in full precision; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
+    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: number of newest tokens per sequence, a multiple
+    of 32, that stay in full precision; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
     quantization: only None in this version.
     max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
     max_model_len: the most tokens of prompt and output together; None is what model and memory allow.

@@ -1,20 +1,19 @@
 """Attention over a paged KV cache: one ladder of kernels, from materialised scores to split-KV decoding.
 
     reference            NumPy: the equation; the CPU engine's attention, and the oracle of all others
-        reference            NumPy: the equation; the CPU engine's attention, and the oracle of all others
-        materialized         the first version that one would write: scores in memory, softmax in place, times V; K stored transposed
-        flash_attention_1    online softmax, outer loop over keys, state rescaled in memory
-        flash_attention_2    outer loop over queries, state in registers, tensor cores: for prompts
-        flash_attention_3    warp specialisation: copies, GEMMs and softmax overlap, on Hopper: for prompts
-        split_kv             the context split over many blocks, and a merge: for decode steps
-        split_tensor_core    the same on tensor cores, from rings in shared memory, equal shares for ragged batches, merged in one launch;
-                             one short sequence goes on to split_cluster
-        split_unified_maximum  split_tensor_core without the running maximum, as in FlashDecoding++
+    materialized         the first version that one would write: scores in memory, softmax in place, times V; K stored transposed
+    flash_attention_1    online softmax, outer loop over keys, state rescaled in memory
+    flash_attention_2    outer loop over queries, state in registers, tensor cores: for prompts
+    flash_attention_3    warp specialisation: copies, GEMMs and softmax overlap, on Hopper: for prompts
+    split_kv             the context split over many blocks, and a merge: for decode steps
+    split_tensor_core    the same on tensor cores, from rings in shared memory, equal shares for ragged batches, merged in one launch;
+                         one short sequence goes on to split_cluster
+    split_unified_maximum  split_tensor_core without the running maximum, as in FlashDecoding++
 
 Over a quantised cache (kernels/quantization), where key_cache and value_cache below are QuantizedCaches:
 
-        flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
-        split_quantized      split_tensor_core whose tensor cores multiply the codes themselves: for decode steps
+    flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
+    split_quantized      split_tensor_core whose tensor cores multiply the codes themselves: for decode steps
 
 If the newest keys and values are kept in full precision beside the codes (a residual window), residual_window runs one variant on the
 codes and one on the recent keys, and merges their outputs by the log-sum-exp of each row (merge_states). Its functions take more arguments.
@@ -34,9 +33,9 @@ Every variant but the reference is a module with two functions:
     max_query_len  a bound, known on the host, on the new tokens of one sequence; default T. Grids depend on it, never on device data
     workspace      {name: array} as listed by workspace_shapes; counts, int32, must begin as zeros (see common/arguments.py)
 
-    NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
+NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
 
-    This file imports nothing that needs Numba: the CPU engine uses the reference on machines without it.
+This file imports nothing that needs Numba: the CPU engine uses the reference on machines without it.
 """
 
 import importlib
