@@ -8,7 +8,7 @@ A row is a kernel and one of four counts, which may differ by 2 %:
 
     sectors loaded, sectors stored    32-byte sectors of global memory, as looked up in L1; cp.async counts as loads
     conflicts of loads, of stores     shared-memory cycles beyond those that a request needs anyway. ldmatrix and cp.async have
-                                      their own counters here. Counters named sass are measured with instructions that ncu adds to the kernel.
+                                      their own counters here. Counters named sass use instructions that ncu adds to the kernel.
 
 The simulator counts what the source says. If a compiler merges two accesses (neighbouring elements that one thread stores, or a
 number that it loads twice), the hardware counts less, so the kernels here are explicit about what they move at a time.
