@@ -272,10 +272,10 @@ def bits_per_byte():
 layers = llm.engine.model.weights.layers
 right = bits_per_byte()
 for layer in layers:
-    layer.attention = dataclasses.replace(layer.attention, interleaved=True)
+    layer.attention.config = dataclasses.replace(layer.attention.config, interleaved=True)
 wrong = bits_per_byte()
 for layer in layers:
-    layer.attention = dataclasses.replace(layer.attention, interleaved=False)
+    layer.attention.config = dataclasses.replace(layer.attention.config, interleaved=False)
 print(f"right layout {right:.2f} bits a byte, wrong layout {wrong:.2f}")
 assert wrong > 1.5 * right
 

@@ -225,10 +225,10 @@ heat_map(
 # This is the loop of the package's kernel. K and V come by asynchronous copies, as in lesson 5.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.flash_attention_2.kernel import make_kernel, make_softmax
 
 show_source(
-    flash_attention_2.make_kernel,
+    make_kernel,
     part="flash_attention_2_kernel",
     notes={
         "first_row = (cuda.gridDim.x": "A block's tile of queries. The longest rows, at the end, go first, so that no "
@@ -236,29 +236,27 @@ show_source(
         "visible_stop = ": "Causal skipping: the loop ends behind the tile's last row.",
         "acc = cuda.local.array": "The state, in registers: o here, m and l below.",
         "while first_key < visible_stop": "The loop over keys, inside.",
-        "multiply_query_key(scores": "S = Q Kᵀ for this tile, while V is on its way.",
+        "matmuls.scores(scores": "S = Q Kᵀ for this tile, while V is on its way.",
         "if at_the_end or at_the_start": "Only tiles on the diagonal (or at a window's edge) are masked.",
-        "fold_softmax(scores": "Online softmax: below.",
-        "multiply_weights_values(acc": "o += P V, while the next K is on its way.",
-        "store_rows(acc": "One division a row, at the end.",
+        "softmax.fold(scores": "Online softmax: below.",
+        "matmuls.output(acc": "o += P V, while the next K is on its way.",
+        "softmax.store(state": "One division per row, at the end.",
     },
 )
 
 # %% [markdown]
-# And this folds a tile of scores into the state, here from the kernel for float32. The one for tensor cores does the
-# same, in the order in which they spread a tile over registers.
+# And this folds a tile of scores into the state. `score_rows` and `out_rows` know which thread holds which element:
+# on tensor cores four lanes share a row, in float32 sixteen.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention.flash_attention_2.float32_products import make_softmax
-
 show_source(
     make_softmax,
-    part="fold_softmax",
+    part="fold",
     notes={
         "shift = finite_or_zero": "A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.",
         "correction = ex2": "The factor for everything that was there.",
-        "sums[i] *= correction": "l, rescaled ...",
-        "acc[i * dims_each + j] *= correction": "... and o too. Both, or the result is wrong.",
+        "state.sums[row] = ": "l, rescaled, plus this tile's weights ...",
+        "out_rows.scale(state.acc": "... and o rescaled too. Both, or the result is wrong.",
     },
 )
 

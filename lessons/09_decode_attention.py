@@ -569,12 +569,12 @@ else:
 # 16. Turned round, $S^\top = K Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns:
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention.split_tensor_core import fold as split_fold
 from minllm.kernels.attention.split_tensor_core import merge_parts as split_merge_parts
 from minllm.kernels.attention.split_tensor_core import tile as split_tile
+from minllm.kernels.attention.split_tensor_core import unified_maximum as split_unified_maximum
 
 show_source(
-    split_tile.make_tile_products,
+    split_tile.make_products,
     part="score_tile",
     notes={
         "ldmatrix_x4(key_fragments": "16 keys by 16 numbers, straight from the ring in shared memory.",
@@ -809,8 +809,8 @@ curves(
 
 # %% tags=["hide-input"]
 show_source(
-    split_fold.make_folds,
-    part="fold_running",
+    split_tile.make_softmax,
+    part="fold",
     notes={
         "maximum = maximum_over_rows": "Three exchanges between lanes, which everything below waits for.",
         "*= correction": "The output is rescaled.",
@@ -819,7 +819,7 @@ show_source(
 
 # %% tags=["hide-input"]
 show_source(
-    split_fold.make_folds,
+    split_unified_maximum.make_unified_softmax,
     part="fold_unified",
     notes={
         "exponent = ": "maxima holds φ and never changes.",
@@ -829,8 +829,8 @@ show_source(
 
 # %% tags=["hide-input"]
 show_source(
-    split_fold.make_guard,
-    part="left_band",
+    split_unified_maximum.make_unified_softmax,
+    part="failed",
     notes={
         "return int32(1)": "Too high anywhere, or a sum so small that its weights have lost their digits: this share is not valid.",
     },

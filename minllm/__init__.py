@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str):
-    """Imports a public name when it is first used, so that `import minllm` alone, and every kernel, stays light."""
+    """Import a public name at its first use, so that `import minllm` stays fast."""
     if name == "errors":
         return import_module("minllm.errors")
     if name not in _HOMES:
@@ -38,5 +38,5 @@ def __dir__() -> list[str]:
 
 
 def held_out_text() -> str:
-    """About 200 KB of Python source that the bundled model has never seen, for measuring its perplexity."""
+    """About 200 KB of Python source that the bundled model was not trained on, for measuring its perplexity."""
     return files("minllm").joinpath("data/held_out.txt").read_text(encoding="utf-8")

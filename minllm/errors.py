@@ -1,12 +1,12 @@
-"""Every error that minllm raises on purpose. Each message says what was given, what is allowed and what to do."""
+"""The errors that minllm raises on purpose. Each message says what was given, what is allowed and what to do."""
 
 
 class MinLLMError(Exception):
-    """The root of all errors of this package: catch it to catch every mistake that minllm explains."""
+    """The base class of all errors of this package."""
 
 
 class KernelArgumentError(MinLLMError, ValueError):
-    """A kernel's launcher was given shapes, dtypes or sizes that it does not take."""
+    """A kernel's launcher was given shapes, dtypes or sizes that it does not support."""
 
 
 class KernelCompilationError(MinLLMError):
@@ -14,48 +14,48 @@ class KernelCompilationError(MinLLMError):
 
 
 class SimulationError(MinLLMError):
-    """The simulator saw something that a GPU forbids or leaves undefined: out of bounds, divergence, deadlock, misalignment."""
+    """A simulated kernel did what a GPU forbids or leaves undefined: out of bounds, divergence, deadlock, misalignment."""
 
 
 class DeviceError(MinLLMError):
-    """The GPU, its driver or its memory cannot do what was asked."""
+    """The GPU or its driver failed, or there is none."""
 
 
 class VirtualMemoryError(DeviceError):
-    """Pages were mapped or unmapped against the rules: twice, or where none is, or outside of the reserved addresses."""
+    """Pages were mapped or unmapped wrongly: twice, without being mapped, or outside the reserved addresses."""
 
 
 class CheckpointError(MinLLMError):
-    """A model directory cannot be read: a file is missing, damaged, unsafe, or contradicts another."""
+    """A model directory cannot be read: a file is missing, damaged, unsafe, or contradicts another file."""
 
 
 class UnsupportedModelError(CheckpointError):
-    """The checkpoint is readable, but its architecture or an option of it is not one that minllm runs."""
+    """The checkpoint is readable, but minllm does not support its architecture or one of its options."""
 
 
 class InvalidRequestError(MinLLMError, ValueError):
-    """A prompt or a sampling parameter is not acceptable; nothing was computed."""
+    """A prompt or a sampling parameter is invalid; nothing was computed."""
 
 
 class OutOfMemoryError(MinLLMError, MemoryError):
-    """The request does not fit the memory that is left; the message says how much is needed and how much there is."""
+    """The request does not fit into the free memory; the message says how much is needed and how much is free."""
 
 
 class InvalidOptionError(MinLLMError, ValueError):
-    """An option of LLM() is not one that minllm takes, or not with this model or machine."""
+    """An option is invalid, or minllm does not support it with this model or on this machine."""
 
 
 class EngineBusyError(MinLLMError):
-    """A generation was started while another one of the same LLM is still open, or after it was closed."""
+    """A generation was started while another of the same LLM was still open, or after the LLM was closed."""
 
 
 class CacheError(MinLLMError):
-    """The KV cache was used against its rules: a sequence that reserves twice, or one that is freed and was never there."""
+    """The KV cache was used wrongly: a sequence reserved twice, or an unknown sequence was freed."""
 
 
 class ExerciseError(MinLLMError):
-    """An exercise cannot be written or checked as asked: no such name, a file in the way, a reader's file that cannot be imported."""
+    """An exercise cannot be written or checked: unknown name, a file in the way, or the reader's file cannot be imported."""
 
 
 class LessonError(MinLLMError):
-    """A lesson asks for a recorded row, a piece of source or a prediction that is not there: the lesson is out of date."""
+    """A lesson is out of date: a recorded row, a piece of source or a prediction that it uses does not exist."""

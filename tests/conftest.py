@@ -1,9 +1,27 @@
-"""Where a kernel's test cases run: in the simulator here, on a device in tests/gpu."""
+"""Which cases run, and where a kernel's cases run: in the simulator here, on a device in tests/gpu.
+
+`pytest` runs a covering selection of the long lists of cases (tests/covering.py), `pytest --exhaustive` runs all of them.
+"""
 
 import numpy as np
 import pytest
 
 from minllm.sim import detecting
+from tests.covering import left_out
+
+
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="run all cases of every test instead of a covering selection")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselect what the covering selections leave out; a case that is named on the command line stays."""
+    if config.option.exhaustive or any("[" in argument for argument in config.args):
+        return
+    others = left_out([item for item in items if "gpu" not in item.path.parts])  # a GPU runs all cases in seconds
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
 
 
 class Simulator:

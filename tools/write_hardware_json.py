@@ -81,11 +81,11 @@ def hardware_text() -> str:
     """The content of hardware.json."""
     from minllm.machine.hardware import GPUS
     from minllm.models.shapes import SHAPES, shape_values
-    from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables
+    from minllm.planning.formats import kv_format_tables, weight_format_tables
 
     tables = dict(
         gpus={name: asdict(gpu) for name, gpu in GPUS.items()},
-        weight_formats={name: asdict(one) for name, one in WEIGHT_FORMATS.items()},
+        weight_formats=weight_format_tables(),
         kv_formats=kv_format_tables(),
         presets={name: shape_values(name) for name in (*SHAPES, "bundled")},
         measured_kernels=measured_kernels(),

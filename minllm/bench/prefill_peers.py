@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from minllm.bench.random_model import RandomModel
+from minllm.models.layout import Layer
+from minllm.weights.linear import Linear
 
-PRODUCTS = ("qkv", "attention_output", "gate_up", "up", "down")
 REPEATS, WARM_UP = 7, 2
 
 
@@ -25,12 +26,11 @@ def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float
         return statistics.median(clock.seconds([call] * (WARM_UP + REPEATS))[WARM_UP:])
 
     total = 0.0
-    for name in PRODUCTS:
-        weights = [peers.as_torch(weight) for layer in layers if (weight := getattr(layer, name)) is not None]
-        if weights:
-            x = noise(tokens, weights[0].shape[1])
-            total += seconds(lambda x=x, weights=weights: [peers.linear(x, weight) for weight in weights])
-    head = peers.as_torch(random_model.model.weights.lm_head)
+    for linears in zip(*(linears_of(layer) for layer in layers), strict=True):
+        weights = [peers.as_torch(linear.weight) for linear in linears]
+        x = noise(tokens, weights[0].shape[1])
+        total += seconds(lambda x=x, weights=weights: [peers.linear(x, weight) for weight in weights])
+    head = peers.as_torch(random_model.model.weights.lm_head.weight)
     last = noise(1, head.shape[1])
     total += seconds(lambda: peers.linear(last, head))
     query = noise(1, config.num_attention_heads, tokens, config.head_dim)
@@ -42,3 +42,8 @@ def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float
                 peers.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
     return total + seconds(attend)
+
+
+def linears_of(layer: Layer) -> list[Linear]:
+    """The linear layers of a layer, in the order of their fields."""
+    return [value for part in (layer.attention, layer.mlp) for value in vars(part).values() if isinstance(value, Linear)]

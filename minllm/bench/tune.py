@@ -15,16 +15,16 @@ from typing import Any
 from minllm.bench.noise import Noise
 from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.matmul import MAX_ROWS_OF_X, VARIANTS, can_use_wgmma, choose_for_many_rows, matmul_flat, matmul_gemv
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.choice import can_use_wgmma, choose_for_many_rows
 from minllm.kernels.matmul.dataflow import NEVER, Inflection, as_json, cache_file, inflection_points, table_of
-from minllm.kernels.matmul.flat.flat import MOST_ROWS
+from minllm.kernels.matmul.variants import VARIANTS
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.models.shapes import find_config
 from minllm.runtime.device import is_available
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MATRICES = ("qkv", "attention_output", "gate_up", "up", "down")
 PRODUCTS = ("gemv", "flat", "many rows")
 COLUMNS = "{:>14} {:>6} {:>9} {:>9} {:>9}  {}"
 
@@ -78,15 +78,8 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def model_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """[outputs, inputs] of the weights that a decode step multiplies: those of a layer, and the head's."""
-    layout = layout_of(config)
-    found = [layout.layers[0][name] for name in MATRICES if name in layout.layers[0]]
-    found.append(layout.outside.get("lm_head", layout.outside["embedding"]))
-    shapes = []
-    for parameter in found:
-        sizes = [shape[::-1] if parameter.transposed else shape for _, shape in parameter.tensors]
-        shapes.append((sum(rows for rows, _ in sizes), sizes[0][1]))
-    return list(dict.fromkeys(shapes))
+    """[outputs, inputs] of the weights that a decode step multiplies: of a layer, and of the head."""
+    return list(dict.fromkeys(layout_of(config).matrices()))
 
 
 def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | None, float, float]]], out: Any) -> Inflection:
@@ -101,7 +94,7 @@ def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | N
     flat = "flat never" if flat_from == many_from else f"flat from {flat_from} rows"
     many = "many rows never" if many_from == NEVER else f"many rows from {many_from}"
     print(f"{n}x{k}: {flat}, {many}", file=out, flush=True)
-    return Inflection(n, k, min(flat_from, MOST_ROWS + 1), min(many_from, MOST_ROWS + 1))
+    return Inflection(n, k, min(flat_from, MOST_ROWS_OF_FLAT + 1), min(many_from, MOST_ROWS_OF_FLAT + 1))
 
 
 def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int, k: int) -> Iterator[tuple[float | None, float, float]]:
@@ -111,7 +104,7 @@ def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int
     for m in ROWS:
         arrays = [(ops.array(noise.array((m, k), ops.dtype)), weight, ops.empty((m, n), ops.dtype)) for weight in weights]
         many_rows = VARIANTS[choose_for_many_rows(m, ops.dtype, can_use_wgmma(*arrays[0][:2]))]
-        products = (matmul_gemv if m <= MAX_ROWS_OF_X else None, matmul_flat, many_rows)
+        products = (VARIANTS["gemv"] if m <= MOST_ROWS_OF_GEMV else None, VARIANTS["flat"], many_rows)
         yield tuple(product and seconds_of(product, arrays, ops.stream, clock) for product in products)
     del weights, arrays
     gc.collect()  # frees gigabytes, and graphs that hold more

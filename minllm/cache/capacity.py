@@ -1,4 +1,7 @@
-"""How many blocks the KV cache gets: what the memory allows, and no more than the engine can ever use."""
+"""The number of blocks of the KV cache.
+
+It is as many as the memory holds, and no more than the engine can use.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -10,24 +13,24 @@ from minllm.errors import OutOfMemoryError
 
 @dataclass(frozen=True, slots=True)
 class CacheBudget:
-    """Memory that a cache may take. `advice`: how to have more, as the end of a sentence; it depends on whose memory it is."""
+    """Memory for a cache. advice: how to get more, as the end of an error message."""
 
     num_bytes: int
     advice: str
 
 
 def activation_bytes(num_tokens: int, num_logits: int, hidden: int, widest: int, vocab_size: int, itemsize: int) -> int:
-    """An upper bound of what one forward needs beside weights and cache: five activations of the widest layer, four of the hidden
-    size, and the logits twice in float32 (as they come, and as the sampler rewrites them)."""
+    """An upper bound of a forward's memory beside weights and cache: five activations of the widest layer, four of the hidden size, and
+    two copies of the logits in float32 (the model's, and the sampler's)."""
     return num_tokens * itemsize * (5 * widest + 4 * hidden) + 2 * 4 * num_logits * vocab_size
 
 
 def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int) -> int:
-    """Blocks for the budget, at most what `max_num_seqs` sequences of full length take. OutOfMemoryError when none fits."""
+    """Blocks that fit the budget and can be used. OutOfMemoryError if none fits."""
     useful = max_num_seqs * blocks_needed(max_model_len, shape.block_size)
     fitting = budget.num_bytes // shape.bytes_per_block
     if fitting < 1:
-        tokens = max(0, budget.num_bytes) // _bytes_a_token(shape)
+        tokens = max(0, budget.num_bytes) // _bytes_per_token(shape)
         smaller = f"take block_size={tokens} or less, " if tokens else ""
         raise OutOfMemoryError(
             f"No memory is left for the KV cache: a block of {shape.block_size} tokens takes {shape.bytes_per_block:,} bytes, and "
@@ -36,18 +39,18 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
     return min(useful, fitting)
 
 
-def one_block_a_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
-    """The shape of a contiguous cache: blocks of `max_model_len` tokens, or of what the budget holds if that is less.
+def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
+    """The shape of a contiguous cache: blocks of up to `max_model_len` tokens.
 
-    Of whole groups of tokens where keys are quantised by channel.
+    If keys are quantised by channel, the block size is a multiple of the group of tokens.
     """
     group = 1 if shape.format is None else shape.format.token_group
-    fitting = budget.num_bytes // (group * _bytes_a_token(shape))
+    fitting = budget.num_bytes // (group * _bytes_per_token(shape))
     return replace(shape, block_size=group * max(1, min(blocks_needed(max_model_len, group), fitting)))
 
 
 def budget_beside(room: WindowRoom | None, shape: CacheShape, budget: CacheBudget) -> CacheBudget:
-    """What is left for tokens of any age. OutOfMemoryError where the residual windows alone take all of it."""
+    """The budget without the residual windows' memory. OutOfMemoryError if the windows take all of it."""
     if room is None:
         return budget
     left = replace(budget, num_bytes=budget.num_bytes - room.bytes(shape))
@@ -59,5 +62,5 @@ def budget_beside(room: WindowRoom | None, shape: CacheShape, budget: CacheBudge
     return left
 
 
-def _bytes_a_token(shape: CacheShape) -> int:
+def _bytes_per_token(shape: CacheShape) -> int:
     return replace(shape, block_size=1).bytes_per_block

@@ -1,13 +1,13 @@
-"""Blocks found by a chain of hashes, as in vLLM.
+"""A prefix index by a chain of block hashes, as in vLLM.
 
     h(0) = SHA-256(tenant),   h(i) = SHA-256(h(i - 1), the tokens of block i)
 
-A block's hash thus stands for all tokens up to its end, and one table from hash to block is the whole index. Looking a prompt up hashes it
-block by block until a hash is unknown. A hash that was easy to invert or to collide would let one user read what another one's tokens
-left in the cache, so it is a cryptographic one, and the chain begins with the tenant: equal prompts of two tenants share nothing, and
-the time that a prompt takes does not tell one of them what the other has asked.
+A block's hash represents all tokens up to its end, so one table from hash to block is the whole index. A lookup hashes the prompt block by
+block until a hash is unknown. With a weak hash, collisions would let one user read another user's cached keys and values, so the hash is
+cryptographic. The chain begins with the tenant: equal prompts of two tenants share nothing, and response times do not reveal what
+another tenant has asked.
 
-Source: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching"), whose extra keys the tenant stands for.
+Source: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching"); the tenant corresponds to its cache salt.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from minllm.cache.prefix_sharing import PrefixIndex
 
 
 def chain_root(tenant: str) -> bytes:
-    """What the first block of a tenant's texts is chained to."""
-    return hashlib.sha256(b"tenant:" + tenant.encode(errors="surrogatepass")).digest()  # any str is a name
+    """The start of the chain of a tenant's texts: h(0)."""
+    return hashlib.sha256(b"tenant:" + tenant.encode(errors="surrogatepass")).digest()  # surrogatepass: any str is allowed
 
 
 def block_hash(parent: bytes, token_ids: Many[int]) -> bytes:
-    """The hash of a block with these tokens after the blocks that `parent` stands for."""
+    """The hash of a block with these tokens whose predecessor has the hash `parent`."""
     return hashlib.sha256(parent + np.asarray(token_ids, "<i8").tobytes()).digest()
 
 
 class HashChain(PrefixIndex):
-    """A table from hash to block. Evicting a block in the middle of a chain hides the ones behind it until it is computed again."""
+    """A table from hash to block. Evicting a block in the middle of a chain hides the blocks after it until it is recomputed."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -49,7 +49,7 @@ class HashChain(PrefixIndex):
         # end exercise
 
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
-        """See PrefixIndex. Hashes of blocks that are findable are known: the chain goes on from the last of them."""
+        """See PrefixIndex. The chain continues from the last block that is already in the index, whose hash is known."""
         known = next((i for i in range(len(blocks), 0, -1) if blocks[i - 1] in self._hash_of), 0)
         parent = self._hash_of[blocks[known - 1]] if known else chain_root(tenant)
         rest = self._chain(token_ids[known * self.block_size :], parent)
@@ -71,7 +71,7 @@ class HashChain(PrefixIndex):
         self._hash_of.clear()
 
     def _chain(self, token_ids: Many[int], parent: bytes) -> Iterator[bytes]:
-        """The hashes of the full blocks of these tokens, one after the other."""
+        """The hashes of the full blocks of these tokens, in order."""
         for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
             parent = block_hash(parent, token_ids[start : start + self.block_size])
             yield parent

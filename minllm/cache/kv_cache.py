@@ -1,13 +1,13 @@
-"""The KV cache: the keys and values of all tokens that the model has seen, so that each is computed once.
+"""The KV cache: keys and values of all tokens that the model has seen.
 
-Two arrays a layer, `[num_blocks, block_size, kv_heads, head_dim]`. Bytes a token: 2 * layers * kv_heads * head_dim * itemsize, for
-Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. Which block belongs to whom is a policy's business (`policy.CachePolicy`).
+It has two arrays per layer, `[num_blocks, block_size, kv_heads, head_dim]`: 2 * layers * kv_heads * head_dim * itemsize bytes per token,
+for Llama-3.2-1B in bf16 2 * 16 * 8 * 64 * 2 = 32 KiB. A policy assigns blocks to sequences (`policy.CachePolicy`).
 
-A quantised cache (kernels/quantization) holds codes and scales instead, in as many blocks, and where it has a residual window the newest
-tokens as they are besides (residual_window.py).
+A quantised cache (kernels/quantization) has blocks of codes and scales instead; with a residual window it also keeps the newest tokens
+unquantised (residual_window.py).
 
-The arrays of all layers are parts of one, `[2 * layers, num_blocks, ...]`, keys and values in turn (of a quantised cache one of codes and
-one of scales): then one launch copies a block in every layer, where an array of its own for each would take 2 * layers launches.
+The arrays of all layers are parts of one array `[2 * layers, num_blocks, ...]`, keys and values alternating (in a quantised cache one array
+of codes and one of scales). So one launch copies a block in every layer; with separate arrays this would take 2 * layers launches.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from minllm.ops.protocol import LayerCache, RecentCache
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What fixes the size of a cache apart from its number of blocks. `format` None keeps numbers of `dtype` as they are."""
+    """The shape of a cache except for its number of blocks. `format` None: values are stored in `dtype`, unquantised."""
 
     num_layers: int
     block_size: int  # tokens
@@ -32,7 +32,7 @@ class CacheShape:
     head_dim: int
     dtype: np.dtype
     format: KvFormat | None = None
-    residual_window: int = 0  # tokens that are kept as they are, the newest
+    residual_window: int = 0  # number of newest tokens that stay unquantised
 
     @property
     def bytes_per_block(self) -> int:
@@ -41,18 +41,18 @@ class CacheShape:
 
     @property
     def bytes_per_head(self) -> int:
-        """Bytes of one KV head of one token, of keys or of values: codes and their scales where it is quantised."""
+        """Bytes of one KV head of one token, keys or values: for a quantised cache, codes and their scales."""
         return self.head_dim * np.dtype(self.dtype).itemsize if self.format is None else self.format.bytes_per_head
 
 
 class KVCache:
     """Keys and values of all layers, allocated once through `ops.zeros`.
 
-    Zeros rather than whatever was in memory: a masked position is multiplied by an exact 0 in the softmax, and 0 * NaN would be NaN.
+    It must be zeros, not uninitialised memory: attention multiplies values at masked positions by 0, and 0 * NaN would be NaN.
     """
 
     def __init__(self, ops, shape: CacheShape, num_blocks: int, room: WindowRoom | None = None):
-        """room: of the shape's residual window, if it has one."""
+        """room: the WindowRoom, if the shape has a residual window."""
         self.shape, self.num_blocks, self.room = shape, num_blocks, room
         if shape.format is None:
             found = [((num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)]
@@ -65,12 +65,12 @@ class KVCache:
             self._make_windows(ops)
 
     def _half(self, ops, number: int):
-        """The keys, or the values, of one layer: part `number` of the arrays."""
+        """The keys or the values of one layer: part `number` of the arrays."""
         parts, form = [array[number] for array in self.arrays], self.shape.format
         return parts[0] if form is None else from_arrays(form, parts, ops.array, by_channel=form.keys_by_channel and number % 2 == 0)
 
     def _make_windows(self, ops) -> None:
-        """Rings for every layer, again parts of one array, and scratch memory for all."""
+        """Allocate the rings of every layer, as parts of one array, and scratch memory for all layers."""
         shape, group = self.shape, (TOKEN_GROUP, self.shape.kv_heads, self.shape.head_dim)
         blocks = self.room.rings * ring_blocks(shape.residual_window)
         self.rings = ops.zeros((2 * shape.num_layers, blocks, *group), shape.dtype)
@@ -79,10 +79,10 @@ class KVCache:
             layer.recent = RecentCache(shape.residual_window, (self.rings[2 * i], self.rings[2 * i + 1]), scratch)
 
     def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
-        """What a quantised cache must know of the model before anything is written: see engine/calibration.py.
+        """Set a quantised cache's calibration, before anything is written: see engine/calibration.py.
 
-        smoothing: float32 [layers, 3, kv_heads, head_dim], of keys. scales: float32 [layers, 2, kv_heads] of an fp8 cache's keys and
-        values, else None.
+        smoothing: float32 [layers, 3, kv_heads, head_dim], for keys. scales: for an fp8 cache's keys and values float32
+        [layers, 2, kv_heads], else None.
         """
         for i, layer in enumerate(self.layers):
             found = {} if scales is None else dict(scales=ops.array(scales[i, 0]))
@@ -91,29 +91,29 @@ class KVCache:
                 layer.value = replace(layer.value, scales=ops.array(scales[i, 1]))
 
     def copy_blocks(self, ops, copies: list[tuple[int, int]]) -> None:
-        """Copies blocks, (source, destination) one after the other, in every layer."""
+        """Copy blocks in every layer; `copies`, pairs (source, destination), take effect in order."""
         for together in in_rounds(copies):
             pairs = ops.array(np.array(together, np.int32))
             for array in self.arrays:
                 ops.copy_blocks_of_layers(array, pairs)
 
     def copy_rings(self, ops, copies: list[tuple[int, int]]) -> None:
-        """Copies the recent tokens of sequences to others, pairs of rings (source, destination), in every layer."""
+        """Copy rings, pairs (source, destination), in every layer."""
         size = ring_blocks(self.shape.residual_window)
         pairs = [(source * size + i, destination * size + i) for source, destination in copies for i in range(size)]
         ops.copy_blocks_of_layers(self.rings, ops.array(np.array(pairs, np.int32)))
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self.shape.block_size
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens fit the whole cache."""
+        """The number of tokens that fit the whole cache."""
         return self.num_blocks * self.shape.block_size
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the cache takes, its residual windows included."""
+        """Bytes of the cache, including its residual windows."""
         return self.num_blocks * self.shape.bytes_per_block + (self.room.bytes(self.shape) if self.room else 0)

@@ -1,21 +1,20 @@
-"""Host offload: the keys and values of a sequence wait in the host's memory while others use its blocks.
+"""Host offload (swapping): preempted sequences are kept in host memory.
 
-A preempted sequence can be recomputed when it comes back, or swapped: copied out and in again over PCIe. Which is faster is a matter of
-rates (costs/swap.py predicts it, `minllm bench swap` measures it). Source: Kwon et al. 2023, "Efficient Memory Management for Large
-Language Model Serving with PagedAttention", section 4.5.
+A preempted sequence can be recomputed, or swapped: copied to the host and back over PCIe. costs/swap.py predicts which is faster,
+`minllm bench swap` measures it. Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", section 4.5.
 
-The blocks of a sequence lie scattered over the cache, a piece of each in every layer: copied one by one they would be thousands of small
-transfers. A kernel gathers up to `chunk_blocks` of them from all layers into a buffer on the device, which then crosses in one piece; on
-the way back another scatters. All this runs on two streams (transfers.py) beside the forward passes of the sequences that stay, and with
-two buffers the next chunk is gathered while this one crosses. What waits:
+The blocks of a sequence are scattered over the cache, with a part in every layer: copying them one by one would take thousands of small
+transfers. A kernel gathers up to `chunk_blocks` of them from all layers into a buffer on the device, which is then copied in one piece; on
+the way back another kernel scatters them. All this runs on two streams (transfers.py), overlapped with the forward passes of the other
+sequences; with two buffers the next chunk is gathered while this one is copied. The dependencies:
 
-    out   a gathering for the kernels launched before, and for its buffer to have crossed; a crossing for its gathering. The blocks belong
-          to the sequence until they are gathered (`reap`): the last ones still cross then, and whoever comes in again waits behind them
-    in    a crossing for its buffer to be scattered; a scattering for its crossing, and for the kernels launched before, which may still
-          use the new blocks. Kernels launched later wait for all of it
+    swap out  gather waits for the kernels launched before and for the last copy out of its buffer; copy waits for its gather. The blocks
+              belong to the sequence until they are gathered (`reap`). The last chunks may still be copied then; a swap in waits for them
+    swap in   copy waits for the last scatter from its buffer; scatter waits for its copy, and for the kernels launched before, which may
+              still use the new blocks. Kernels launched later wait for all of it
 
-The host waits for nothing of this. Its memory is locked once, when the space is made: on an H200's machine that takes 0.3 ms a MiB, and
-PCIe 0.02.
+The host waits for none of this. Its memory is locked once, when the SwapSpace is made, because locking is much slower than copying.
 """
 
 from collections.abc import Hashable
@@ -29,34 +28,34 @@ from minllm.cache.policy import CachePolicy
 from minllm.errors import CacheError, InvalidOptionError, OutOfMemoryError
 from minllm.kernels.kv.copy_blocks import rows_of_words
 
-CHUNK_BYTES = 32 << 20  # of a buffer on the device, and of a piece of host memory: launches then take less time than the copy
+CHUNK_BYTES = 32 << 20  # size of a buffer and of a chunk of host memory; its copy takes longer than the launches for it
 BUFFERS = 2
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Where a chunk lies on the device before or after it crosses."""
+    """A chunk's memory on the device, between the cache and the host."""
 
     memory: Any  # bytes
     free: Any = None  # the event after which it may be written again
-    parts: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)  # for so many blocks: see SwapSpace._parts
+    parts: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)  # number of blocks -> see SwapSpace._parts
 
 
 @dataclass(slots=True)
 class Swapped:
-    """A sequence in the host's memory."""
+    """A sequence in host memory."""
 
     token_ids: list[int]
-    num_computed: int  # tokens whose keys and values are here
-    chunks: list[np.ndarray]  # host memory, each for as many blocks as the buffer holds
+    num_computed: int  # tokens whose keys and values are stored
+    chunks: list[np.ndarray]  # host memory, chunk_blocks blocks each
 
 
 class SwapSpace:
-    """Room in the host's memory for sequences of one cache and policy: `capacity_bytes` of it, taken at once.
+    """Host memory, `capacity_bytes` allocated at once, for swapped sequences of one cache and policy.
 
-    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` gives out. transfers: of transfers.py. chunk_blocks: how many
-    blocks cross at a time; by default CHUNK_BYTES of them. Raises InvalidOptionError for a cache with a residual window, whose newest
-    tokens are in no block, and OutOfMemoryError.
+    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` assigns. transfers: see transfers.py. chunk_blocks: blocks per
+    copy, by default as many as CHUNK_BYTES hold. Raises InvalidOptionError for a cache with a residual window, whose newest tokens are in
+    no block, and OutOfMemoryError.
     """
 
     def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int | None = None):
@@ -69,24 +68,24 @@ class SwapSpace:
         self.chunk_bytes = self.chunk_blocks * self.block_bytes
         self.max_chunks = capacity_bytes // self.chunk_bytes
         host = transfers.host(self.max_chunks * self.chunk_bytes).reshape(self.max_chunks, self.chunk_bytes)
-        self._idle = list(host)  # chunks that nobody uses
+        self._idle = list(host)  # unused chunks
         self._buffers = [Buffer(transfers.device((self.chunk_bytes,), np.uint8)) for _ in range(BUFFERS)]  # the next one first
         self._swapped: dict[Hashable, Swapped] = {}
-        self._leaving: dict[Hashable, Any] = {}  # sequences whose blocks are still read -> the event after which they are not
-        self._arriving: dict[Hashable, Any] = {}  # sequences whose blocks are still written -> the same
+        self._leaving: dict[Hashable, Any] = {}  # sequence whose blocks are being read -> the event after which they are not
+        self._arriving: dict[Hashable, Any] = {}  # sequence whose blocks are being written -> the event after which they are not
         self._pairs = transfers.device((policy.num_blocks, 2), np.int32)
-        self._host_pairs: list[tuple[np.ndarray, Any]] = []  # (host memory for pairs, the event after which it may be written again)
+        self._host_pairs: list[tuple[np.ndarray, Any]] = []  # (host memory for pairs, event after which it may be written again)
 
     @property
     def bytes_used(self) -> int:
-        """Host memory that sequences fill."""
+        """Bytes of host memory in use."""
         return (self.max_chunks - len(self._idle)) * self.chunk_bytes
 
     def swap_out(self, sequence: Hashable, num_computed: int) -> None:
-        """Starts to copy a sequence's first `num_computed` tokens to the host; `reap` gives its blocks back to the policy.
+        """Start to copy a sequence's first `num_computed` tokens to the host; `reap` frees its blocks later.
 
-        Raises OutOfMemoryError where the host memory is full (recompute the sequence instead), CacheError for a stranger, one that is here
-        already, or more tokens than it has; nothing has changed then.
+        Raises OutOfMemoryError if the host memory is full (recompute the sequence instead), CacheError for an unknown sequence, one that is
+        already swapped out, or more tokens than it has. If it raises, nothing has changed.
         """
         token_ids, table = self.policy.tokens(sequence), self.policy.table(sequence)
         if sequence in self._swapped:
@@ -110,7 +109,7 @@ class SwapSpace:
         self._swapped[sequence] = Swapped(token_ids, num_computed, chunks)
 
     def reap(self, wait: bool = False) -> int:
-        """Frees the sequences whose blocks are gathered, or with `wait` all that are leaving; how many those were."""
+        """Free sequences whose blocks have been gathered (all with `wait`) -> their number."""
         done = [sequence for sequence, event in self._leaving.items() if wait or event.is_done]
         for sequence in done:
             self._leaving.pop(sequence).sync()
@@ -118,11 +117,11 @@ class SwapSpace:
         return len(done)
 
     def swap_in(self, sequence: Hashable, max_tokens: int = 0, beside: bool = False) -> int:
-        """Reserves blocks for a sequence that is here and starts to copy its keys and values there.
+        """Reserve blocks for a swapped sequence and start to copy its keys and values into them.
 
-        Kernels launched later wait for the copies; with `beside` they do not: the sequence may run once `has_arrived` says so.
-        Returns how many of its tokens are computed. Raises as CachePolicy.reserve does, and then the sequence stays here; CacheError for a
-        stranger.
+        Kernels launched later wait for the copies; with `beside` they do not, and the sequence may run once `has_arrived` is true.
+        Returns the number of its computed tokens. Raises as CachePolicy.reserve does, and then the sequence stays swapped; CacheError for
+        an unknown sequence.
         """
         swapped = self._known(sequence)
         if sequence in self._leaving:
@@ -136,7 +135,7 @@ class SwapSpace:
         self.transfers.after_compute()
         for chunk, start in zip(swapped.chunks, range(0, count, self.chunk_blocks), strict=True):
             stop = min(count, start + self.chunk_blocks)
-            begin = max(first, start)  # blocks that the policy found in the cache are shared: they stay as they are
+            begin = max(first, start)  # blocks that the policy found in the prefix cache are shared: they are not overwritten
             if begin < stop:
                 size, buffer = (stop - start) * self.block_bytes, self._next_buffer(copying)
                 self.transfers.upload(chunk[:size], buffer.memory[:size], copying)
@@ -151,19 +150,19 @@ class SwapSpace:
         return max(cached, swapped.num_computed)
 
     def has_arrived(self, sequence: Hashable) -> bool:
-        """Whether a sequence that was swapped in has its keys and values; true for every other one, too."""
+        """Whether no keys and values of a sequence are still being swapped in."""
         if sequence in self._arriving and self._arriving[sequence].is_done:
             del self._arriving[sequence]
         return sequence not in self._arriving
 
     def drop(self, sequence: Hashable) -> None:
-        """Forgets a sequence that is here. CacheError for a stranger."""
+        """Drop a swapped sequence. CacheError for an unknown one."""
         swapped = self._known(sequence)
         if sequence in self._leaving:
             self._leaving.pop(sequence).sync()
             self.policy.free(sequence)
         del self._swapped[sequence]
-        self._idle += swapped.chunks  # whatever uses them next does so on the same stream, that of the copies
+        self._idle += swapped.chunks  # may be reused at once, because all copies run in one stream
 
     def _known(self, sequence: Hashable) -> Swapped:
         if sequence not in self._swapped:
@@ -179,7 +178,7 @@ class SwapSpace:
         return [self._idle.pop() for _ in range(count)]
 
     def _upload_pairs(self, sources: Any, destinations: Any) -> Any:
-        """Pairs of block numbers, int32 [P, 2], where the kernels find them once what was started before is done."""
+        """Pairs of block numbers, int32 [P, 2], on the device, uploaded in the order of the `gathering` stream."""
         place = next((i for i, (_, event) in enumerate(self._host_pairs) if event.is_done), None)
         if place is None:
             host = self.transfers.host(8 * self.policy.num_blocks).view(np.int32).reshape(-1, 2)
@@ -192,7 +191,7 @@ class SwapSpace:
         return self._pairs[:count]
 
     def _next_buffer(self, stream: Any) -> Buffer:
-        """The buffer whose turn it is; `stream` writes to it once its last chunk has left it."""
+        """The next buffer; `stream` waits until its last chunk has been read."""
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
         if buffer.free is not None:
@@ -200,9 +199,9 @@ class SwapSpace:
         return buffer
 
     def _parts(self, buffer: Buffer, count: int) -> list[tuple[Any, Any]]:
-        """Every array of the cache with its part of a buffer, one behind the other: `count` blocks, [2 * layers, count, words].
+        """Each array of the cache with its part of a buffer for `count` blocks, [2 * layers, count, words].
 
-        They are made once: to make them takes as long as to start the kernel that uses them, and the next forward pass waits meanwhile.
+        They are cached, because making them takes as long as launching the kernel that uses them.
         """
         if count not in buffer.parts:
             parts, start = [], 0

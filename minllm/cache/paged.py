@@ -1,12 +1,12 @@
-"""The paged policy: blocks are taken as tokens arrive, shared between forks, and copied when one of them writes.
+"""The paged policy: blocks are taken as needed, shared, and copied on write.
 
-Only the last block of a sequence can be partly empty, so that at most block_size - 1 tokens a sequence are wasted, whatever its length:
-(block_size - 1) / 2 on average. A fork takes no memory at all until it writes: both sequences hold the same blocks, and whoever first
-writes behind the shared tokens gets a copy of the last block, if that one is partly filled (copy on write). Source: Kwon et al.,
-"Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, sections 4.2 to 4.4.
+Only the last block of a sequence can be partly empty, so at most block_size - 1 tokens per sequence are wasted, independent of its length:
+(block_size - 1) / 2 on average. A fork takes no memory until it writes: both sequences hold the same blocks, and the first one to write
+after the shared tokens gets a copy of the last block if that is partly filled (copy on write). Source: Kwon et al., "Efficient Memory
+Management for Large Language Model Serving with PagedAttention", 2023, sections 4.2 to 4.4.
 
-A promise (`max_tokens` of `reserve`) is a number of blocks, not particular ones: admission counts what all running sequences may
-still need, while blocks without tokens stay free, or keep the contents that a prefix cache has in them.
+A promise (`max_tokens` of `reserve`) is a number of blocks, not particular ones: admission counts what all running sequences may still
+need. Promised blocks stay free until they are taken, or keep the contents of a prefix cache.
 """
 
 from collections.abc import Hashable
@@ -21,17 +21,17 @@ from minllm.errors import CacheError, OutOfMemoryError
 
 @dataclass(slots=True)
 class Holding:
-    """What one sequence has."""
+    """One sequence's tokens and blocks."""
 
     token_ids: list[int]
     blocks: list[int]
-    promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
+    promised_tokens: int  # tokens guaranteed to fit; 0 means no guarantee
     tenant: str
-    committed_blocks: int = 0  # that other sequences may find, where prefixes are shared
+    committed_blocks: int = 0  # blocks that other sequences may find, if prefixes are shared
 
 
 class PagedPolicy(CachePolicy):
-    """Blocks of `block_size` tokens out of one pool. bytes_per_block: what `usage` counts; by default a byte a token."""
+    """Blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`."""
 
     def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
         if block_size < 1:
@@ -41,18 +41,18 @@ class PagedPolicy(CachePolicy):
         self.bytes_per_block = block_size if bytes_per_block is None else bytes_per_block
         self.prefix_hits = PrefixHits()
         self._held: dict[Hashable, Holding] = {}
-        self._promised: dict[Hashable, Holding] = {}  # of these, those that were promised something
-        self._filled = [0] * num_blocks  # tokens in each block that is held
-        self._tokens_held = 0  # their sum
+        self._promised: dict[Hashable, Holding] = {}  # the sequences in _held that have a promise
+        self._filled = [0] * num_blocks  # tokens in each held block
+        self._tokens_held = 0  # sum of _filled
         self._copies: list[tuple[int, int]] = []
 
     @property
     def max_sequence_tokens(self) -> int:
-        """All blocks for one sequence."""
+        """The tokens of all blocks, for one sequence."""
         return self.num_blocks * self.block_size
 
     def reserve(self, sequence: Hashable, token_ids: Many[int], max_tokens: int = 0, tenant: str = "") -> int:
-        """See CachePolicy. Blocks that hold the beginning of the prompt already are shared."""
+        """See CachePolicy. Blocks that already hold the beginning of the prompt are shared."""
         if sequence in self._held:
             raise CacheError(f"sequence {sequence!r} has reserved already: free it before reserving again")
         if not len(token_ids) or max_tokens < 0:
@@ -85,7 +85,7 @@ class PagedPolicy(CachePolicy):
         new = max(0, blocks_needed(num_tokens, self.block_size) - len(holding.blocks))
         if not copies and not new:
             return False
-        owed = self._owed(holding)  # what it is owed itself, it may take
+        owed = self._owed(holding)  # blocks of its own promise, which it may take
         if copies + new > owed and copies + new > owed + self.num_available:
             raise self._no_room(sequence, num_tokens, copies + new)
         if copies:
@@ -104,7 +104,7 @@ class PagedPolicy(CachePolicy):
         return changed
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
-        """See CachePolicy. Room that the parent has for tokens to come stays the parent's."""
+        """See CachePolicy. The parent keeps its room for future tokens."""
         source = self._holding(parent)
         if child in self._held:
             raise CacheError(f"sequence {child!r} has reserved already: free it before forking {parent!r} to it")
@@ -112,13 +112,13 @@ class PagedPolicy(CachePolicy):
         for block in shared:
             self._hold(block)
         self._admit(child, replace(source, token_ids=list(source.token_ids), blocks=shared))
-        if self.num_available < 0:  # both have the promise of the parent, and one of them will copy a shared block
+        if self.num_available < 0:  # both have the parent's promise, and one of them will copy a shared block
             missing = -self.num_available
             self.free(child)
             raise self._no_room(child, source.promised_tokens, missing)
 
     def free(self, sequence: Hashable) -> None:
-        """See CachePolicy. The last block goes first: of blocks that stay idle, the beginning of a text outlives its end."""
+        """See CachePolicy. The last block is released first, so that the first blocks of a text stay cached longest."""
         blocks = self._holding(sequence).blocks
         del self._held[sequence]
         self._promised.pop(sequence, None)
@@ -153,7 +153,7 @@ class PagedPolicy(CachePolicy):
 
     @property
     def num_available(self) -> int:
-        """Blocks that are nobody's and promised to nobody."""
+        """Blocks that are neither held nor promised."""
         return self.pool.num_free + self.pool.num_idle - self._num_owed
 
     @property
@@ -161,14 +161,14 @@ class PagedPolicy(CachePolicy):
         return sum(map(self._owed, self._promised.values()))
 
     def _owed(self, holding: Holding) -> int:
-        """Blocks that a sequence can still claim of what it was promised."""
+        """Promised blocks that a sequence has not taken yet."""
         if not holding.promised_tokens:
             return 0
         missing = max(0, blocks_needed(holding.promised_tokens, self.block_size) - len(holding.blocks))
         return missing + self._writes_shared_block(holding)
 
     def _writes_shared_block(self, holding: Holding) -> bool:
-        """Whether the next token of a sequence would go to a block that others hold too."""
+        """Whether the next token of a sequence would be written to a shared block."""
         index = len(holding.token_ids) // self.block_size
         return index < len(holding.blocks) and self.pool.holders(holding.blocks[index]) > 1
 
@@ -178,7 +178,7 @@ class PagedPolicy(CachePolicy):
             self._promised[sequence] = holding
 
     def _copy_block(self, holding: Holding, known: int) -> None:
-        """The block of position `known` becomes the sequence's own, with a copy of what is before that position."""
+        """Replace the block of position `known` by an own copy of the tokens before that position."""
         index, filled = divmod(known, self.block_size)
         shared, own = holding.blocks[index], self._take()
         self._fill(own, filled)
@@ -202,11 +202,11 @@ class PagedPolicy(CachePolicy):
         return self.pool.take()
 
     def _let_go(self, block: int) -> None:
-        """Nobody holds this block any more."""
+        """A block has lost its last holder: give it back."""
         self.pool.give_back(block)
 
     def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:
-        """Blocks that hold the beginning of a prompt; none where nothing is kept."""
+        """Blocks that already hold the beginning of a prompt; none without a prefix cache."""
         return []
 
     def _holding(self, sequence: Hashable) -> Holding:

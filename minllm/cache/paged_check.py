@@ -1,4 +1,4 @@
-"""The invariants of paged blocks, verified from the block tables alone: what a policy counts must be what its tables say."""
+"""The invariants of paged blocks: a policy's counters must agree with its block tables."""
 
 from collections import Counter, defaultdict
 
@@ -7,7 +7,7 @@ from minllm.errors import CacheError
 
 
 def require(condition: bool, broken: str) -> None:
-    """Raises CacheError unless `condition` holds; `broken` is what the books of a cache say instead."""
+    """Raise CacheError unless `condition` is true; `broken` describes the violation."""
     if not condition:
         raise CacheError(f"the KV cache's books are wrong: {broken}")
 

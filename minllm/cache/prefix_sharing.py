@@ -1,11 +1,11 @@
-"""Prefix sharing: a prompt that begins like one before it finds the keys and values of that beginning in the cache.
+"""Prefix caching: a prompt reuses the keys and values of an earlier prefix.
 
-Only full blocks are shared, because only they never change: the last, partly filled one of a sequence is still being written. At least the
-last token of a prompt is always computed, even when all of it was seen before: its logits are needed, and the cache holds none. A block
-becomes findable when its tokens are committed, stays so while sequences come and go, and when nobody holds it any more it is kept
-until memory runs short; then the one that was let go of the longest time ago goes first (least recently used).
+Only full blocks are shared, because the last, partly filled block of a sequence is still being written. At least the last token of a prompt
+is always computed, even if the whole prompt is cached, because its logits are needed and the cache does not hold them. A block can be
+found once its tokens are committed. Without holders it stays cached until memory runs short; then the block that was released the longest
+time ago is evicted first (LRU).
 
-How blocks are found by what is in them is the index's business: `hash_chain.HashChain` as in vLLM, `radix_tree.RadixTree` as in SGLang.
+An index finds blocks by their tokens: `hash_chain.HashChain` as in vLLM, `radix_tree.RadixTree` as in SGLang.
 """
 
 from abc import ABC, abstractmethod
@@ -19,20 +19,20 @@ from minllm.errors import CacheError
 
 
 class PrefixIndex(ABC):
-    """Finds blocks by the tokens in them and all tokens before. It holds no memory and counts no holders."""
+    """Finds blocks by their tokens and all tokens before them. It owns no memory and counts no holders."""
 
     @abstractmethod
     def find(self, token_ids: Many[int], tenant: str) -> list[int]:
-        """The blocks of the longest known beginning of these tokens, in whole blocks."""
+        """The blocks of the longest known prefix of these tokens."""
 
     @abstractmethod
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
-        """Makes full blocks findable: `blocks[i]` holds the i-th block_size tokens. Where equal contents are known already, the block
-        that holds them stays the one that is found."""
+        """Add full blocks: `blocks[i]` holds the i-th block_size tokens. If the index already has a block with equal contents, that one
+        stays."""
 
     @abstractmethod
     def remove(self, block: int) -> list[int]:
-        """Forgets a block, and those that cannot be found without it; returns all that it forgot."""
+        """Remove a block, and those that cannot be found without it; returns all removed blocks."""
 
     @abstractmethod
     def __contains__(self, block: int) -> bool:
@@ -40,19 +40,19 @@ class PrefixIndex(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets everything."""
+        """Remove all blocks."""
 
 
 class PrefixSharingPolicy(PagedPolicy):
-    """Paged blocks, found again through `index`. See PagedPolicy for the numbers."""
+    """Paged blocks that prompts find through `index`. See PagedPolicy for the other parameters."""
 
     def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
         super().__init__(num_blocks, block_size, bytes_per_block)
         self.index = index
-        self._idle: OrderedDict[int, None] = OrderedDict()  # findable blocks that nobody holds, the longest unused first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks without a holder, least recently used first
 
     def commit(self, sequence: Hashable, num_tokens: int) -> None:
-        """See CachePolicy: full blocks of these tokens are findable from now on."""
+        """See CachePolicy: other prompts can find the full blocks of these tokens from now on."""
         holding = self._holding(sequence)
         if num_tokens > len(holding.token_ids):
             raise CacheError(f"{num_tokens} tokens of {sequence!r} cannot be committed: {len(holding.token_ids)} are known")
@@ -76,7 +76,7 @@ class PrefixSharingPolicy(PagedPolicy):
             require(not (block in self.index and self.pool.is_free(block)), f"block {block} is free and can be found")
 
     def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:
-        most = (len(token_ids) - 1) // self.block_size * self.block_size  # the last token is computed in any case
+        most = (len(token_ids) - 1) // self.block_size * self.block_size  # the last token is always computed
         return self.index.find(token_ids[:most], tenant)
 
     def _hold(self, block: int) -> None:
@@ -98,6 +98,6 @@ class PrefixSharingPolicy(PagedPolicy):
 
     def _evict(self, block: int) -> None:
         for lost in self.index.remove(block):
-            if lost in self._idle:  # the others are held, and free once they are let go of
+            if lost in self._idle:  # the others are held, and become free when they are released
                 del self._idle[lost]
                 self.pool.give_back(lost)

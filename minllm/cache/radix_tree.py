@@ -1,10 +1,9 @@
-"""Blocks found in a radix tree of the texts in the cache, as in SGLang.
+"""A prefix index by a radix tree of the cached texts, as in SGLang.
 
-A path from the root spells a text. An edge carries a run of tokens that no other text leaves in the middle, and their blocks; where two
-texts part, an edge is split. Edges begin and end at block boundaries, so that the blocks of a path are a block table and the same
-kernels read them. A lookup compares tokens and computes no hash; the tree also knows which texts go on from a block, so that a block
-takes along whatever lies behind it when it is evicted. Each tenant has branches of its own: the tenant's name stands before the tokens
-of a text's first block.
+A path from the root spells a text. An edge carries tokens and their blocks, without a branch in between; where two texts diverge, an edge
+is split. Edges begin and end at block boundaries, so the blocks of a path are a block table for the usual kernels. A lookup compares
+tokens and computes no hash; evicting a block also evicts all continuations below it. Each tenant has its own branches: the label of a
+text's first block begins with the tenant's name.
 
 Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024, section 3 (RadixAttention).
 """
@@ -14,12 +13,12 @@ from dataclasses import dataclass, field
 
 from minllm.cache.prefix_sharing import PrefixIndex
 
-Label = tuple[int | str, ...]  # the tokens of a block; before those of a text's first block, its tenant
+Label = tuple[int | str, ...]  # the tokens of a block; for a text's first block, preceded by the tenant
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """The end of an edge: the blocks along it with their tokens, and the edges that go on from it, by their first block's tokens."""
+    """A node, the blocks and labels of the edge to it, and children by first label."""
 
     labels: list[Label]
     blocks: list[int]
@@ -40,7 +39,7 @@ class RadixTree(PrefixIndex):
         return self._walk(self._root, 0, self._labels(token_ids, (tenant,)))[2]
 
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
-        """See PrefixIndex. The walk begins behind the last block that is in the tree already."""
+        """See PrefixIndex. The walk begins after the last block that is already in the tree."""
         known = next((i for i in range(len(blocks), 0, -1) if blocks[i - 1] in self._node_of), 0)
         node, offset = self._root, 0
         if known:
@@ -85,13 +84,13 @@ class RadixTree(PrefixIndex):
         self._node_of.clear()
 
     def _labels(self, token_ids: Many[int], first: tuple[str, ...] = ()) -> list[Label]:
-        """The labels of the full blocks; `first` is what stands before the tokens of the first."""
+        """The labels of the full blocks; `first` precedes the tokens in the first label."""
         ends = range(self.block_size, len(token_ids) + 1, self.block_size)
         labels = [tuple(token_ids[end - self.block_size : end]) for end in ends]
         return [first + labels[0], *labels[1:]] if labels else []
 
     def _walk(self, node: Node, offset: int, labels: list[Label]) -> tuple[Node, int, list[int]]:
-        """Goes on from block `offset` of a node's edge as long as the tree says the same: where it ends, and the blocks passed."""
+        """Walk from block `offset` of a node's edge while labels match -> (last node, offset in its edge, blocks passed)."""
         passed = []
         for label in labels:
             if offset == len(node.labels) and label in node.children:
@@ -103,7 +102,7 @@ class RadixTree(PrefixIndex):
         return node, offset, passed
 
     def _split(self, node: Node, offset: int) -> None:
-        """Cuts an edge: `node` keeps the blocks before `offset`, a new node below it has the others and the children."""
+        """Split an edge: `node` keeps the blocks before `offset`, a new node below it gets the others and the children."""
         lower = Node(node.labels[offset:], node.blocks[offset:], node, node.children)
         for child in lower.children.values():
             child.parent = lower

@@ -1,15 +1,15 @@
-"""Copies between host and device that run beside the kernels, on a stream of their own.
+"""Copies between host and device that overlap with kernels, on separate streams.
 
-The copy engines of a GPU move bytes over PCIe while its multiprocessors compute. For that three things are needed: other streams, events
-that say which of their copies wait for which kernels and the other way round, and page-locked ("pinned") host memory: the engine reads and
-writes it by itself, while pageable memory is copied through a small pinned buffer of the driver's, piece by piece, and the caller waits.
+A GPU's copy engines (DMA) move bytes over PCIe while its SMs compute. This needs separate streams, events that order copies and kernels,
+and page-locked (pinned) host memory, which the copy engines access directly; the driver copies pageable memory piece by piece through a
+small pinned buffer while the caller waits.
 
-There are two such streams, `copying` for what crosses and `gathering` for the kernels that collect and distribute it, so that the next
-piece is collected while this one crosses. These kernels are short and few, and a copy engine waits for them: their stream has the highest
-priority, so that their blocks are the next to start wherever a block of the forward pass has ended.
+There are two streams: `copying` for copies over PCIe, `gathering` for the kernels that gather and scatter blocks, so that the next chunk is
+gathered while this one is copied. These kernels are short and few, and copies wait for them, so their stream has the highest priority:
+their blocks start as soon as any block of the forward pass has ended.
 
-Device arrays that a transfer uses must live until it is over: a block of the pool may be handed out again as soon as nobody refers to it,
-in the order of the compute stream, which these streams do not follow.
+Device arrays must be kept alive until a transfer that uses them is complete: the pool reuses a block without references in the order of the
+compute stream, which does not wait for these streams.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from minllm.runtime.memory import DeviceMemory, pinned_empty
 
 
 class CudaTransfers:
-    """Transfers on streams beside `compute_stream` (all cuda.core Streams). pinned False uses pageable host memory, to compare."""
+    """Transfers on streams beside `compute_stream`; pinned False: pageable memory."""
 
     def __init__(self, memory: DeviceMemory, compute_stream: Any, pinned: bool = True):
         from cuda.bindings import driver
@@ -37,7 +37,7 @@ class CudaTransfers:
         self.copying = device.create_stream(options=StreamOptions(nonblocking=True))
 
     def host(self, nbytes: int) -> np.ndarray:
-        """Host memory that transfers use, uint8."""
+        """Host memory for transfers, uint8."""
         return pinned_empty((nbytes,), np.uint8) if self.pinned else np.empty(nbytes, np.uint8)
 
     def device(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
@@ -45,7 +45,7 @@ class CudaTransfers:
         return self.memory.empty(shape, dtype)
 
     def after_compute(self) -> None:
-        """What is gathered from now on waits for the kernels launched so far."""
+        """Work on `gathering` from now on waits for the kernels launched so far."""
         self.gathering.wait(self.compute_stream)
 
     def before_compute(self, event: Any) -> None:
@@ -53,7 +53,7 @@ class CudaTransfers:
         self.compute_stream.wait(event)
 
     def upload(self, host: np.ndarray, array: DeviceArray, stream: Any) -> None:
-        """Start to copy host memory to a device array of as many bytes, on one of the streams."""
+        """Start to copy host memory to a device array of the same size, on one of the streams."""
         from cuda.bindings import driver
 
         nbytes = same_size(host, array)
@@ -61,7 +61,7 @@ class CudaTransfers:
         check_driver(result, f"start to copy {nbytes} bytes to the GPU")
 
     def download(self, array: DeviceArray, host: np.ndarray) -> None:
-        """Start to copy a device array to host memory of as many bytes."""
+        """Start to copy a device array to host memory of the same size."""
         from cuda.bindings import driver
 
         nbytes = same_size(host, array)
@@ -69,28 +69,28 @@ class CudaTransfers:
         check_driver(result, f"start to copy {nbytes} bytes from the GPU")
 
     def copy_blocks(self, source: DeviceArray, to: DeviceArray, pairs: DeviceArray) -> None:
-        """Start to copy blocks of all layers, [layers, num_blocks, ...], to other ones: pairs (source, destination), int32 [P, 2]."""
+        """Start to copy blocks of all layers, [layers, num_blocks, ...]; pairs: (source, destination), int32 [P, 2]."""
         copy_blocks_of_layers(source, pairs, int(self.gathering.handle), to)
 
 
 class HostStream:
-    """A stream, and an event of it, where everything has happened when a call returns."""
+    """A stream, and its event, on a CPU: all work is complete when a call returns."""
 
     is_done = True
 
     def record(self) -> "HostStream":
-        """An event that has happened."""
+        """A completed event."""
         return self
 
     def wait(self, event: Any) -> None:
-        """Nothing is under way."""
+        """Nothing to wait for."""
 
     def sync(self) -> None:
-        """It has happened."""
+        """Nothing to wait for."""
 
 
 class HostTransfers:
-    """The same where everything is in the host's memory: nothing runs beside anything."""
+    """The same interface for arrays in host memory: nothing is asynchronous."""
 
     gathering = copying = HostStream()
 
@@ -103,10 +103,10 @@ class HostTransfers:
         return np.empty(shape, dtype)
 
     def after_compute(self) -> None:
-        """Nothing is under way."""
+        """Nothing to wait for."""
 
     def before_compute(self, event: Any) -> None:
-        """Nothing is under way."""
+        """Nothing to wait for."""
 
     def upload(self, host: np.ndarray, array: np.ndarray, stream: Any) -> None:
         """Copy."""
@@ -118,12 +118,12 @@ class HostTransfers:
         self.upload(array, host, self.copying)
 
     def copy_blocks(self, source: np.ndarray, to: np.ndarray, pairs: np.ndarray) -> None:
-        """Copy blocks of all layers to other ones."""
+        """Copy blocks of all layers; pairs: (source, destination)."""
         to[:, pairs[:, 1]] = source[:, pairs[:, 0]]
 
 
 def same_size(host: Any, array: Any) -> int:
-    """The bytes of both. Raises KernelArgumentError where they differ."""
+    """The size of both, in bytes. Raises KernelArgumentError if the sizes differ."""
     if host.nbytes != array.nbytes:
         raise KernelArgumentError(f"{host.nbytes} bytes of host memory and {array.nbytes} of a device array cannot be copied")
     return array.nbytes

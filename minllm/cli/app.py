@@ -219,10 +219,11 @@ def tune(
 def doctor() -> None:
     """Look for what is wrong with this machine, and say which command mends it."""
     with user_errors():
+        from minllm.cli.trial_kernel import try_kernel
         from minllm.machine.devices import look
         from minllm.machine.doctor import diagnose, is_broken
 
-        findings = diagnose(look())
+        findings = diagnose(look(try_kernel))
         console = Console(highlight=False, soft_wrap=True)
         for finding in findings:
             console.print(f"{finding.level:<8}", style=LEVEL_STYLES[finding.level], end="")

@@ -1,15 +1,15 @@
-"""What a forward pass must move and compute, counted from the model's shape: the floor that a measurement is held against.
+"""What a forward pass must move and compute, counted from the model's shape: the floor of a measurement.
 
 A matrix [out, in] that T tokens pass through costs 2 * T * out * in floating-point operations (a multiply and an add) and, read once for
-all of them, out * in numbers of memory traffic. With one token there are two operations for every number read, far below the hundreds
+all of them, out * in numbers of memory traffic. With one token there are two operations per number read, far below the hundreds
 that a GPU could do in that time: decoding one sequence is bound by memory, and its floor is bytes / bandwidth. A prefill of thousands of
 tokens reads the same bytes for thousands of times the work, and its floor is operations / tensor-core rate.
 
     parameters.py      how many numbers a model has, and the bytes of its weights and of a token's keys and values
-    stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations
+    stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations (models/parts/ has the terms)
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
-    residual_window.py what the newest tokens add that a quantised cache keeps as they are
-    cache_policies.py  what a cache sets aside for a sequence under each policy, and how much of it holds no token
+    residual_window.py what a residual window of unquantised tokens adds
+    cache_policies.py  the memory that each policy sets aside for a sequence, and how much of it holds no token
     swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
 
@@ -28,6 +28,7 @@ from minllm.costs.parameters import (
     shape_of,
     ungrouped_kv_bytes_per_token,
     weight_bytes,
+    widest_activation,
 )
 from minllm.costs.residual_window import coded_tokens, ring_tokens
 from minllm.costs.stages import Stage, decode_stages, prefill_stages
@@ -55,4 +56,5 @@ __all__ = [
     "ungrouped_kv_bytes_per_token",
     "wasted_share",
     "weight_bytes",
+    "widest_activation",
 ]

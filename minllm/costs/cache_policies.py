@@ -1,4 +1,4 @@
-"""What a cache policy sets aside for a sequence of so many tokens, and how much of it holds none.
+"""The memory that a cache policy sets aside for a sequence, and how much of it holds no token.
 
     contiguous  max_model_len tokens for every sequence, whatever it will need: nothing to look up, and most of it waits
     paged       whole blocks of block_size tokens: at most block_size - 1 tokens of the last block wait
@@ -40,7 +40,7 @@ class AllocationPolicy:
             raise InvalidOptionError("A contiguous cache sets max-model-len tokens aside for every sequence: say how many.")
 
     def allocated_bytes(self, tokens: int, token_bytes: int) -> int:
-        """Bytes set aside for one sequence of `tokens` tokens. InvalidOptionError where a contiguous one has no room for them."""
+        """Bytes set aside for one sequence of `tokens` tokens. InvalidOptionError if a contiguous one has no room for them."""
         if self.name == "virtual":
             return 2 * _whole(tokens * token_bytes, 2 * PAGE_BYTES) * PAGE_BYTES
         if self.name == "paged":

@@ -1,9 +1,9 @@
 """Tensor parallelism: what one of N GPUs holds, reads and computes, and what the GPUs tell each other.
 
 Each GPU has 1/N of the heads, of the feed-forward's inner width and of the vocabulary, and all of the hidden state: so one GPU's part is a
-model of the same kind with smaller numbers, and every formula of this package holds for it. Where there are more GPUs than KV heads, a KV
+model of the same kind with smaller numbers, and every formula of this package holds for it. If there are more GPUs than KV heads, a KV
 head is stored on several of them. After the output projection and after the feed-forward each GPU holds a partial sum of the hidden state,
-and an all-reduce adds them up: two a layer, and one after the embedding, whose vocabulary is split too; the logits are gathered.
+and an all-reduce adds them up: two per layer, and one after the embedding, whose vocabulary is split too; the logits are gathered.
 
 In a ring each GPU sends and receives 2 (N - 1) / N of what is reduced, and half of that to gather. Sources: Shoeybi et al. 2019,
 "Megatron-LM", section 3; Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", section 3.
@@ -17,7 +17,7 @@ from minllm.models.config import ModelConfig
 
 
 def shard(config: ModelConfig, degree: int) -> ModelConfig:
-    """One GPU's part of the model at tensor-parallel `degree`. InvalidOptionError where the heads or the inner width do not divide."""
+    """One GPU's part of the model at tensor-parallel `degree`. InvalidOptionError if the heads or the inner width do not divide."""
     if degree == 1:
         return config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -1,9 +1,9 @@
-"""How many numbers a model of a given shape has, and the bytes that its weights and its keys and values take.
+"""How many numbers a model has, and the bytes of its weights and of its keys and values.
 
-The cache is where a well-known formula goes wrong. `2 * hidden_size * layers * itemsize` bytes a token, often printed as "2.6 MB for
+The cache is where a well-known formula goes wrong. `2 * hidden_size * layers * itemsize` bytes per token, often printed as "2.6 MB for
 Llama-2-70B in 16 bits", takes every query head to have keys and values of its own: 2 * 8192 * 80 * 2 = 2.62 MB, and 42.9 GB for 16
 sequences of 1,024 tokens (often printed as 42.5, from the rounded 2.6). That model shares each KV head among 8 query heads (grouped-query
-attention), so it stores 8 KV heads of 128 in place of 64: 2 * 8 * 128 * 80 * 2 = 0.33 MB a token, and 5.4 GB for the same 16 sequences.
+attention), so it stores 8 KV heads of 128 in place of 64: 2 * 8 * 128 * 80 * 2 = 0.33 MB per token, and 5.4 GB for the same 16 sequences.
 
 Sources: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", section 2.2;
 Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models", section 2.2 and table 1; Pope et al. 2023, "Efficiently Scaling
@@ -11,47 +11,48 @@ Transformer Inference", section 2.
 """
 
 from minllm.models.config import ModelConfig
+from minllm.models.parts import parts_of
+from minllm.models.parts.grouped_attention import key_value_width, query_width
+from minllm.models.parts.terms import Matrix
+from minllm.weights.format import WeightFormat
 
 
-def query_width(config: ModelConfig) -> int:
-    """Numbers in the queries of one token in one layer."""
-    return config.num_attention_heads * config.head_dim
-
-
-def key_value_width(config: ModelConfig) -> int:
-    """Numbers in the keys and values of one token in one layer."""
-    return 2 * config.num_key_value_heads * config.head_dim
-
-
-def up_width(config: ModelConfig) -> int:
-    """Outputs of the feed-forward's first product: gate and up side by side where it is gated, else up alone."""
-    return config.intermediate_size * (2 if config.activation == "silu" else 1)
+def layer_matrices(config: ModelConfig) -> list[Matrix]:
+    """The linear layers of one layer, each of which multiplies every token."""
+    return [matrix for part in parts_of(config) for matrix in part.matrices(config)]
 
 
 def norm_parameters(config: ModelConfig) -> int:
-    """A weight, and a bias where the norm is a layer norm."""
+    """Numbers in a norm: its weight, and for a layer norm its bias."""
     return config.hidden_size * (2 if config.norm == "layer_norm" else 1)
 
 
 def layer_matrix_parameters(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer, each of which multiplies every token: q, k, v, output, and the feed-forward's two or three."""
-    attention = config.hidden_size * (2 * query_width(config) + key_value_width(config))
-    return attention + config.hidden_size * (up_width(config) + config.intermediate_size)
+    """Numbers in the matrices of one layer: q, k, v, output, and the feed-forward's two or three."""
+    return sum(matrix.parameters for matrix in layer_matrices(config))
 
 
 def layer_vector_parameters(config: ModelConfig) -> int:
     """Numbers in the norms and biases of one layer."""
-    vectors = 2 * norm_parameters(config)
-    vectors += (query_width(config) + key_value_width(config)) * config.qkv_bias
-    vectors += config.hidden_size * config.attention_output_bias
-    vectors += (up_width(config) + config.hidden_size) * config.mlp_bias
-    vectors += 2 * config.head_dim * config.qk_norm
-    return vectors
+    biases = sum(matrix.outputs for matrix in layer_matrices(config) if matrix.bias)
+    return biases + sum(norm_parameters(config) + part.vector_parameters(config) for part in parts_of(config))
 
 
 def head_parameters(config: ModelConfig) -> int:
-    """Numbers in the matrix that turns a hidden state into logits: read in full at every step, whether tied to the embedding or not."""
+    """Numbers in the matrix that turns a hidden state into logits: every step reads all of it, tied to the embedding or not."""
     return config.vocab_size * config.hidden_size
+
+
+def head_bytes(config: ModelConfig, itemsize: int, weight_format: WeightFormat | None = None) -> int:
+    """Bytes of the head, which is plain unless the format of the layers' matrices covers it too."""
+    if weight_format is None or not weight_format.covers("lm_head"):
+        return head_parameters(config) * itemsize
+    return weight_format.matrix_bytes(config.vocab_size, config.hidden_size)
+
+
+def widest_activation(config: ModelConfig) -> int:
+    """Numbers per token of the widest activation: queries, keys and values, or two halves of a feed-forward."""
+    return max(query_width(config) + key_value_width(config), 2 * config.intermediate_size)
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -64,11 +65,22 @@ def parameter_count(config: ModelConfig) -> int:
     return layers + embeddings + head + norm_parameters(config)
 
 
-def weight_bytes(config: ModelConfig, itemsize: int = 2, matrix_itemsize: float | None = None) -> int:
-    """Bytes that the weights take in memory. `matrix_itemsize` is that of the layers' matrices where they are quantised and the rest is not
-    (0.5 for 4 bits); their scales, some 3 % of 4-bit weights in groups of 128, are not counted."""
-    matrices = config.num_hidden_layers * layer_matrix_parameters(config)
-    return int((parameter_count(config) - matrices) * itemsize + matrices * (matrix_itemsize or itemsize))
+def weight_bytes(
+    config: ModelConfig, itemsize: int = 2, matrix_itemsize: float | None = None, weight_format: WeightFormat | None = None
+) -> int:
+    """Bytes that the weights take in memory.
+
+    matrix_itemsize: bytes per number in the layers' matrices if only they are quantised (0.5 for 4 bits; scales are not counted).
+    weight_format: the format that holds them instead, which counts its scales.
+    """
+    layers, matrices = config.num_hidden_layers, layer_matrices(config)
+    parameters = layers * sum(matrix.parameters for matrix in matrices)
+    if weight_format is None:
+        return int((parameter_count(config) - parameters) * itemsize + parameters * (matrix_itemsize or itemsize))
+    rest = (parameter_count(config) - parameters) * itemsize
+    if not weight_format.is_plain and weight_format.covers("lm_head"):
+        rest += head_bytes(config, itemsize, weight_format) - (not config.tie_word_embeddings) * head_bytes(config, itemsize)
+    return rest + layers * sum(weight_format.matrix_bytes(matrix.outputs, matrix.inputs) for matrix in matrices)
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
@@ -79,13 +91,12 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
 
 
 def ungrouped_kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
-    """What kv_bytes_per_token would be if every query head had keys and values of its own: the well-known formula that counts too much."""
+    """kv_bytes_per_token if every query head had its own keys and values: the well-known formula that counts too much."""
     return int(2 * config.num_hidden_layers * query_width(config) * itemsize)
 
 
 def shape_of(config: ModelConfig) -> tuple:
-    """All that this package's counts depend on, without what rescales or names: two models of equal shape cost the same."""
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    kinds = ("head_dim", "norm", "activation", "sliding_windows", "tie_word_embeddings")
-    options = ("qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm")
-    return (*(getattr(config, name) for name in (*names, *kinds, *options)), config.rope is None)
+    """Everything that these counts depend on: two models of equal shape cost the same."""
+    parts = parts_of(config)
+    fields = ("vocab_size", "hidden_size", "num_hidden_layers", "norm", "tie_word_embeddings", *(f for part in parts for f in part.FIELDS))
+    return (*parts, *(getattr(config, field) for field in fields), config.rope is None)

@@ -1,6 +1,6 @@
-"""A whole step: the sum of its stages' weights, keys and values, and matrix products.
+"""A whole step: the sum of its stages' weights, keys and values, and GEMMs.
 
-Counted: weights, keys and values. Not counted: activations, and the operations between the products. In a decode step activations are small
+Counted: weights, keys and values. Not counted: activations, and the operations between the GEMMs. In a decode step activations are small
 and stay in caches. In a long prefill they are gigabytes that kernels write and read again, but arithmetic sets its floor, and fusing could
 hide them behind it. So this is a floor and not a forecast: a real step also launches kernels, waits at their ends, and moves activations.
 stages.py counts those too.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from minllm.costs.stages import Stage, decode_stages, prefill_stages
 from minllm.models.config import ModelConfig
+from minllm.weights.format import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Cost:
 
     @property
     def arithmetic_intensity(self) -> float:
-        """Operations for each byte moved."""
+        """Operations per byte moved."""
         return self.flops / self.bytes
 
     def memory_ms(self, bandwidth_tb_s: float) -> float:
@@ -33,7 +34,7 @@ class Cost:
         return 1e3 * self.flops / (tflops * 1e12)
 
     def floor_ms(self, bandwidth_tb_s: float, tflops: float | None = None) -> float:
-        """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` where that is given: the larger of the two."""
+        """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` if that is given: the larger of the two."""
         # exercise: costs.floor_ms
         return max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)
         # end exercise
@@ -52,9 +53,11 @@ def decode_step(
     kv_itemsize: float = 2,
     matrix_itemsize: float | None = None,
     residual_window: int = 0,
+    weight_format: WeightFormat | None = None,
 ) -> Cost:
     """One token for each of `batch` sequences that see `context` keys each, the new one included."""
-    return sum_of(decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window))
+    stages = decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window, weight_format)
+    return sum_of(stages)
 
 
 def prefill(
@@ -65,6 +68,8 @@ def prefill(
     matrix_itemsize: float | None = None,
     sequences: int = 1,
     residual_window: int = 0,
+    weight_format: WeightFormat | None = None,
 ) -> Cost:
     """`sequences` prompts of `tokens` tokens, causal, in one pass, with the logits of each one's last token alone."""
-    return sum_of(prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window))
+    stages = prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window, weight_format)
+    return sum_of(stages)

@@ -18,12 +18,12 @@ from minllm.costs.parameters import kv_bytes_per_token
 from minllm.costs.steps import prefill
 from minllm.models.config import ModelConfig
 
-START_MS = 0.12  # of a swap out and in, on a machine with an H200
+START_MS = 0.12  # to start a swap out and in, on a machine with an H200
 
 
 @dataclass(frozen=True)
 class SwapRates:
-    """What the machine does: host copies in one direction in GB/s, memory in TB/s, products in TFLOP/s, and ms to start a swap."""
+    """What the machine does: host copies in one direction in GB/s, memory in TB/s, GEMMs in TFLOP/s, and ms to start a swap."""
 
     host_gb_s: float
     bandwidth_tb_s: float

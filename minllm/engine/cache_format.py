@@ -5,8 +5,8 @@ import numpy as np
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError, KernelArgumentError, UnsupportedModelError
-from minllm.kernels.attention import QUANTIZED_VARIANTS
 from minllm.kernels.attention.common.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
+from minllm.kernels.attention.variants import QUANTIZED, VARIANTS
 from minllm.kernels.quantization.formats import FP8_SINCE, full_name, kv_format
 from minllm.models.config import ModelConfig
 
@@ -45,11 +45,12 @@ def check_shape(device: str, shape: CacheShape) -> None:
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
     """Raise InvalidOptionError if device, dtype or the attention variant in kernel_variants does not support the requested cache."""
     wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
+    reads_codes = attention in VARIANTS.names(QUANTIZED)
     if wanted == "auto":
-        if attention in tuple(QUANTIZED_VARIANTS):
+        if reads_codes:
             raise InvalidOptionError(f"The attention {attention!r} in kernel_variants reads a quantised cache: choose a kv_cache_dtype.")
         return
-    if attention is not None and attention not in QUANTIZED_VARIANTS:
+    if attention is not None and not reads_codes:
         raise InvalidOptionError(f"kv_cache_dtype={wanted!r} is not allowed: the attention in kernel_variants reads a plain cache.")
     if attention is not None and options.kv_cache_residual_window:
         raise InvalidOptionError(

@@ -1,4 +1,4 @@
-"""LLM: load a model, generate text, score text. The main user-facing class, shaped like vLLM's."""
+"""LLM: load a model, generate text, score text. The class that users call; its interface is vLLM's."""
 
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +9,7 @@ import numpy as np
 from minllm.engine.completions import output_of
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
+from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, progress_bars
@@ -23,75 +24,30 @@ from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
 
 
+@shows_options
 class LLM:
-    """A language model on this machine.
+    """A language model on this machine. `options` are EngineOptions' fields: names, types, defaults and meanings stand there, once.
 
-    model: a Hugging Face model directory; None is the small model of Python code that comes with minllm.
-    device: "cuda", "cpu" (NumPy), or "auto": a GPU where one can be used.
-    dtype: of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them.
-    kv_cache_dtype: how keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"),
-    "fp8_e5m2" or "kivi_int4" (kernels/quantization/formats.py). kv_cache_residual_window: number of newest tokens per sequence, a multiple
-    of 32, that stay in full precision; None is 128 for kivi_int4, which needs one, and 0, no window, for the others.
-    quantization: only None in this version.
-    max_num_seqs: the most sequences computed together. max_num_batched_tokens: the most prompt tokens in one forward.
-    max_model_len: the most tokens of prompt and output together; None is what model and memory allow.
-    kv_cache_policy: how the KV cache is allocated: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens
-    for every sequence, "virtual" with addresses for max_model_len tokens and memory mapped as tokens come. block_size: tokens per block
-    of the paged cache; None is 16, or 32 for kivi_int4. gpu_memory_utilization: the share of the GPU's memory to use in total.
-    enable_prefix_caching: reuse what was computed for a common prefix of earlier prompts; True or "hash" finds it by hashes, "radix" in
-    a tree. kernel_variants: {stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's
-    name (ops/own_kernels.py) also runs on a CPU, in the simulator.
-    enforce_eager: on a GPU, launch every kernel of a decode step separately instead of replaying them as one CUDA graph.
-    seed: the source of seeds for requests that give none.
-    load_format: "auto" reads the directory's weights; "dummy" makes random ones for its config.json, to measure speed without them.
-    allocation: how GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
-    runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool. pinned: read results through page-locked host memory.
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
-    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. One generation can be open at
-    a time; an LLM is not to be used from several threads.
+    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Only one generation can be open at
+    a time, and an LLM must not be used from several threads.
     """
 
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        kv_cache_dtype: str = "auto",
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        max_model_len: int | None = None,
-        block_size: int | None = None,
-        kv_cache_policy: str = "paged",
-        enable_prefix_caching: bool | str = False,
-        gpu_memory_utilization: float = 0.9,
-        quantization: str | None = None,
-        kernel_variants: dict[str, Any] | None = None,
-        enforce_eager: bool = False,
-        seed: int = 0,
-        load_format: str = "auto",
-        allocation: str | None = None,
-        pinned: bool = True,
-        kv_cache_residual_window: int | None = None,
-        progress: bool | Progress = False,
-    ):
-        self.options = EngineOptions(
-            model, device, dtype, kv_cache_dtype, max_num_seqs, max_num_batched_tokens, max_model_len, block_size,
-            kv_cache_policy, enable_prefix_caching, gpu_memory_utilization, quantization, kernel_variants, enforce_eager, seed, load_format,
-            allocation, pinned, kv_cache_residual_window,
-        )  # fmt: skip
+    def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
+        check_names(options)
+        self.options = EngineOptions(model=model, **options)
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
             engine = self._engine
-            self._batching = StaticBatching(engine.runner, engine.cache_policy, max_num_seqs, engine.tokenizer)
+            self._batching = StaticBatching(engine.runner, engine.cache_policy, self.options.max_num_seqs, engine.tokenizer)
             self._default_params = default_sampling_params(engine.generation_config)
             self._num_requests = 0
             if engine.device == "cuda":
                 warm_up(self.generate, self._default_params, engine.max_model_len, report)
                 engine.cache_policy.forget_prefixes()
                 engine.cache_policy.forget_counts()
-                self._num_requests = 0  # seeds derived from request numbers count from the user's first request
+                self._num_requests = 0  # seeds of requests count from the user's first request
 
     @property
     def engine(self) -> Engine:
@@ -116,7 +72,7 @@ class LLM:
         return self.engine.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that gives none: the model's generation_config.json."""
+        """The parameters of a request that names none: those of the model's generation_config.json."""
         return self._default_params
 
     def generate(
@@ -126,15 +82,15 @@ class LLM:
         *,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
+        """Continues one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
 
         sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
-        each; with enable_prefix_caching only prompts with the same salt share what was computed, and those without a salt share among
-        themselves. Give each tenant a secret one: otherwise response times reveal to one tenant what another asked (vLLM's documentation,
-        "Automatic Prefix Caching", Cache Isolation for Security).
+        each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
+        Give each of your tenants a secret salt: without one, the time that a prompt takes reveals whether another tenant has sent it
+        (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security).
 
-        A call with an invalid request is refused as a whole before anything is computed: InvalidRequestError names the prompt,
-        OutOfMemoryError means that one can never fit the cache. Later calls are unaffected.
+        If one request of a call is invalid, the whole call is refused before anything is computed: InvalidRequestError says which prompt
+        is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
         """
         requests = self._requests(prompts, sampling_params, cache_salt)
         with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
@@ -145,9 +101,9 @@ class LLM:
     def stream(
         self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
     ) -> TextStream:
-        """Continue one prompt and yield its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
+        """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
-        The prompt is checked at once, and computed when the first piece is requested.
+        The prompt is checked at once, and computed when the first piece is read.
         """
         requests = self._requests(prompt, sampling_params, cache_salt)
         if len(requests) != 1:
@@ -169,17 +125,17 @@ class LLM:
         return self.stream(self.tokenizer.encode_chat(messages), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
-        """The logits at every position of a text, float32 [tokens, vocab]: row i scores the token after token i."""
+        """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
         token_ids = self._scored_tokens(token_ids)
         check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
 
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
-        """exp of the mean negative log-likelihood of a text's tokens after the first; the text may exceed the model's context.
+        """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
 
-        It is read in windows of `window` tokens, each beginning `stride` tokens after the previous one. Every token is counted once,
-        with at least window - stride tokens before it, except in the first window. If the model's context is shorter than `window`,
-        windows have that length and strides are at most half of it.
+        The text is read in windows of `window` tokens, each starting `stride` tokens after the previous one. Every token is counted once,
+        with at least window - stride tokens of context except in the first window. If the model's context is shorter than `window`, windows
+        have its length, and strides are at most half of it.
         """
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
         if len(token_ids) < 2:
@@ -190,7 +146,7 @@ class LLM:
         return self._scorer().perplexity(token_ids, window, stride)
 
     def close(self) -> None:
-        """Free the model and its cache. Calling it again does nothing."""
+        """Frees the model and its cache. Calling it again does nothing."""
         self._engine = self._batching = None
 
     def __enter__(self) -> "LLM":
@@ -210,7 +166,7 @@ class LLM:
         return token_ids
 
     def _requests(self, prompts: Any, sampling_params: Any = None, cache_salt: Any = None) -> list[list[Sequence]]:
-        """Check a call's prompts, parameters and salts: the sequences of each prompt. Nothing is reserved yet."""
+        """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
         engine = self.engine
         parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
         params = self._params_for(len(parsed), sampling_params)
@@ -220,7 +176,7 @@ class LLM:
             with naming_the_prompt(index, len(parsed)):
                 requests.append(make_sequences(engine, self._num_requests + index, *one, self.options.seed))
             self._batching.check_fits(requests[-1][0])
-        self._num_requests += len(requests)  # only now: a refused call must not change the seeds of later ones
+        self._num_requests += len(requests)  # after all checks: a refused call must not change the seeds of later ones
         return requests
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_a_sequence
+from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_per_sequence
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -33,6 +33,8 @@ from minllm.models.generation_config import GenerationConfig, read_generation_co
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.tokenizer import Tokenizer
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import WEIGHT_FORMATS
 
 BUNDLED_MODEL = "data/models/bundled"
 
@@ -70,7 +72,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     directory = model_directory(options.model)
     config = read_model_config(directory)
     checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
-    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype())
+    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype(quantized=options.quantization is not None))
     wanted_len = _wanted_model_len(options, config)
     generation_config = read_generation_config(directory)
     tokenizer = Tokenizer.from_directory(directory)
@@ -78,9 +80,10 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
-    check_weights_fit(device, ops, config)
+    weight_format = _weight_format(device, options)
+    check_weights_fit(device, ops, config, weight_format)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
-    model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint)
+    model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = cache_budget(device, ops, config, options)
     cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
@@ -103,7 +106,7 @@ def _make_cache(
     room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
     budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
-        shape = one_block_a_sequence(shape, budget, wanted_len)
+        shape = one_block_per_sequence(shape, budget, wanted_len)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
     return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
 
@@ -180,8 +183,16 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
     return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
 
 
+def _weight_format(device: str, options: EngineOptions) -> WeightFormat | None:
+    """The format of the layers' matrices; None leaves them as they are. InvalidOptionError if a GPU cannot multiply by it."""
+    weight_format = None if options.quantization is None else WEIGHT_FORMATS[options.quantization]
+    if weight_format is not None and device != "cpu" and weight_format.kernels is None:
+        raise InvalidOptionError(f'quantization={options.quantization!r} has no kernels for a GPU: take device="cpu".')
+    return weight_format
+
+
 def _check_no_memory_mode(options: EngineOptions) -> None:
-    """Raises InvalidOptionError for options that would change nothing on a CPU: whoever compares them would compare equals."""
+    """Raises InvalidOptionError for options that would change nothing on a CPU, so that nobody compares equals."""
     for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
         if value != default:
             raise InvalidOptionError(f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU: leave it out.")

@@ -1,7 +1,7 @@
-"""How much of this machine's memory the model and its KV cache may take, and what a user can do where it is too little.
+"""How much of this machine's memory the model and its KV cache may take, and what a user can do if it is too little.
 
-The advice is part of the budget because it depends on whose memory it is: a GPU's is shared out by options of LLM(), a host's is what other
-programs leave.
+The advice is part of the budget because it depends on the memory: options of LLM() divide a GPU's memory, other programs decide how much of
+a host's memory is free.
 """
 
 from typing import Any
@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from minllm.cache.capacity import CacheBudget, activation_bytes
-from minllm.costs.parameters import weight_bytes
+from minllm.costs.parameters import widest_activation
 from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
 from minllm.models.config import ModelConfig
+from minllm.models.layout import layout_of
+from minllm.weights.format import WeightFormat
 
-MAX_HOST_BYTES = 4 * 2**30  # a cache in the host's memory takes at most this
-HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by weights in float32, whatever they were rounded to
+MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
+HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
 
 
 def available_host_bytes() -> int:
@@ -25,25 +27,30 @@ def available_host_bytes() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def check_weights_fit(device: str, ops: Any, config: ModelConfig) -> None:
-    """Raises OutOfMemoryError where the weights alone are more than the memory that is free: better now than half-way."""
+def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
+    """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
+
+    weight_format: of the layers' matrices; None is plain.
+    """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
         free, owner, advice = available_host_bytes(), "this machine's memory", "end other programs"
     else:
         itemsize, (free, _) = ops.dtype.itemsize, ops.device_memory()
         owner, advice = "the GPU's memory", "end other programs on the GPU"
-    needed = weight_bytes(config, itemsize)
+    needed = layout_of(config, weight_format=weight_format).weight_bytes(itemsize)
     if needed > free:
+        each = f"{itemsize} for each of {needed // itemsize:,} numbers" if weight_format is None else f"most of it as {weight_format.name}"
         raise OutOfMemoryError(
-            f"The weights of this model take {needed:,} bytes, {itemsize} for each of {needed // itemsize:,} numbers, and {free:,} of "
-            f"{owner} are free: take a smaller model, or {advice}."
+            f"The weights of this model take {needed:,} bytes, {each}, and {free:,} of {owner} are free: take a smaller model, or {advice}."
         )
 
 
 def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
-    """Raises OutOfMemoryError where the logits of so many tokens, float32, are more than half of the host's memory that is free: they are
-    made in parts, which are then put together."""
+    """Raises OutOfMemoryError if the float32 logits would take more than half of the free host memory.
+
+    Logits are computed in parts and then concatenated, so that they need their memory twice.
+    """
     needed, free = num_tokens * vocab_size * 4, available_host_bytes()
     if 2 * needed > free:
         raise OutOfMemoryError(
@@ -53,20 +60,28 @@ def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
 
 
 def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOptions) -> CacheBudget:
-    """What the cache may take, once the weights are loaded."""
+    """The memory for the KV cache, after the weights have been loaded."""
+    if options.kv_cache_memory_bytes is not None:
+        return _given_budget(device, ops, options.kv_cache_memory_bytes)
     if device == "cpu":
         half = available_host_bytes() // 2
         if half > MAX_HOST_BYTES:
             return CacheBudget(MAX_HOST_BYTES, f"take a GPU, because on a CPU the KV cache takes at most {MAX_HOST_BYTES:,} bytes")
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
-    query_width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    widest = max(query_width, 2 * config.intermediate_size)
-    reserved = activation_bytes(
-        options.max_num_batched_tokens, options.max_num_seqs, config.hidden_size, widest, config.vocab_size, ops.dtype.itemsize
-    )
+    sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
+    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_seqs, *sizes)
     free, total = ops.device_memory()
     return CacheBudget(
         int(total * options.gpu_memory_utilization) - (total - free) - reserved,
         f"raise gpu_memory_utilization={options.gpu_memory_utilization}, lower max_num_batched_tokens={options.max_num_batched_tokens} or "
         f"max_num_seqs={options.max_num_seqs}, or end other programs on the GPU",
     )
+
+
+def _given_budget(device: str, ops: Any, num_bytes: int) -> CacheBudget:
+    """The bytes that kv_cache_memory_bytes asks for. Raises OutOfMemoryError if fewer are free."""
+    free = available_host_bytes() if device == "cpu" else ops.device_memory()[0]
+    if num_bytes > free:
+        owner = "this machine's memory" if device == "cpu" else "the GPU's memory"
+        raise OutOfMemoryError(f"kv_cache_memory_bytes={num_bytes:,} is more than the {free:,} bytes of {owner} that are free: lower it.")
+    return CacheBudget(num_bytes, f"raise kv_cache_memory_bytes={num_bytes}")

@@ -1,4 +1,7 @@
-"""The options of LLM(), checked before anything is loaded. What vLLM has too has its name there, and mostly its default."""
+"""The options of LLM(): what each is called, takes, defaults to and means, said once. They are checked before anything is loaded.
+
+What vLLM has too has its name there, and mostly its default.
+"""
 
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -9,6 +12,7 @@ from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, TOKEN_GROUP, default_window
 from minllm.ops.own_kernels import OwnKernel
 from minllm.runtime.memory import ALLOCATIONS
+from minllm.weights.formats import quantizations
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
@@ -16,7 +20,7 @@ KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
-BLOCK_SIZE = 16  # tokens, where none is given
+BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
 
 def _check(allowed: bool, name: str, given, meaning: str) -> None:
@@ -25,7 +29,7 @@ def _check(allowed: bool, name: str, given, meaning: str) -> None:
 
 
 def _is_name(given, names: tuple[str, ...]) -> bool:
-    """Whether it is one of the names; an array, which compares with each by itself, is none."""
+    """Whether `given` is one of the names. An array is not: its == compares element by element."""
     return isinstance(given, str) and given in names
 
 
@@ -35,40 +39,86 @@ def _is_variant(item: tuple[Any, Any]) -> bool:
     return isinstance(stage, str) and (isinstance(variant, str | OwnKernel) or callable(variant) or hasattr(variant, "attention"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """See LLM for what each means. Raises InvalidOptionError for a value that cannot be."""
+    """The options of LLM(). Raises InvalidOptionError for a value that is not allowed, or not together with another."""
 
     model: str | Path | None = None
+    """A Hugging Face model directory; None is the small model of Python code that comes with minllm."""
+
     device: str = "auto"
+    """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
+
     dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_model_len: int | None = None
-    block_size: int | None = None
-    kv_cache_policy: str = "paged"
-    enable_prefix_caching: bool | str = False
-    gpu_memory_utilization: float = 0.9
+    """Of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them."""
+
     quantization: str | None = None
-    kernel_variants: dict[str, Any] | None = None
-    enforce_eager: bool = False
-    seed: int = 0
+    """Only None in this version: weights are used as they are."""
+
     load_format: str = "auto"
-    allocation: str | None = None
-    pinned: bool = True
+    """Where weights come from: "auto" reads the directory's; "dummy" makes random ones for its config.json, to measure speed alone."""
+
+    seed: int = 0
+    """Seeds the requests that have no seed of their own."""
+
+    max_num_seqs: int = 256
+    """The most sequences computed together."""
+
+    max_num_batched_tokens: int = 2048
+    """The most prompt tokens in one forward."""
+
+    max_model_len: int | None = None
+    """The most tokens of prompt and output together; None is what model and memory allow."""
+
+    gpu_memory_utilization: float = 0.9
+    """The share of the GPU's memory to use in all: weights, activations, and the KV cache, which takes the rest."""
+
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for the KV cache, on a GPU or a CPU, whatever gpu_memory_utilization says; None takes what that leaves."""
+
+    kv_cache_dtype: str = "auto"
+    """How keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"), "fp8_e5m2" or
+    "kivi_int4" (kernels/quantization/formats.py)."""
+
     kv_cache_residual_window: int | None = None
+    """This number of each sequence's newest tokens, a multiple of 32, is kept unquantised; None is 128 for kivi_int4, which needs a window,
+    and 0, no window, for the others."""
+
+    kv_cache_policy: str = "paged"
+    """How the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens for every sequence,
+    "virtual" with addresses for max_model_len tokens and memory for those that exist."""
+
+    block_size: int | None = None
+    """Tokens per block of the paged cache; None is 16, or 32 for kivi_int4."""
+
+    enable_prefix_caching: bool | str = False
+    """What a prompt has in common with earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree."""
+
+    kernel_variants: dict[str, Any] | None = None
+    """{stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name (ops/own_kernels.py)
+    also runs on a CPU, in the simulator."""
+
+    enforce_eager: bool = False
+    """On a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph."""
+
+    allocation: str | None = None
+    """How GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
+    runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool."""
+
+    pinned: bool = True
+    """Read results through page-locked host memory."""
 
     def __post_init__(self) -> None:
         _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
         for name, names in (("device", DEVICES), ("dtype", DTYPES), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
-        _check(self.quantization is None, "quantization", self.quantization, "None in this version: weights are used as they are")
+        self._check_quantization()
         self._check_cache()
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(name)
-        if self.max_model_len is not None:
-            self._check_positive("max_model_len")
+        for name in ("max_model_len", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                self._check_positive(name)
         self._check_window()
         share = self.gpu_memory_utilization
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
@@ -83,8 +133,14 @@ class EngineOptions:
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
 
+    def _check_quantization(self) -> None:
+        """Raises unless it is None or a weight format that can be loaded."""
+        names = quantizations()
+        meaning = f"None or one of {', '.join(names)}" if names else "None in this version: weights are used as they are"
+        _check(self.quantization is None or _is_name(self.quantization, names), "quantization", self.quantization, meaning)
+
     def _check_cache(self) -> None:
-        """Each option of the cache by itself, then those that do not go together."""
+        """Check each option of the cache alone, then those that exclude each other."""
         self._check_name("kv_cache_policy", KV_CACHE_POLICIES)
         self._check_name("kv_cache_dtype", KV_CACHE_DTYPES)
         self._set_defaults()
@@ -100,7 +156,7 @@ class EngineOptions:
         _check(_is_name(getattr(self, name), names), name, getattr(self, name), f"one of {', '.join(names)}")
 
     def _set_defaults(self) -> None:
-        """Sizes that depend on the cache's format: a group of keys by channel must lie in one block."""
+        """Set sizes that depend on the cache's format: a group of keys quantised by channel must lie in one block."""
         by_channel = self.kv_cache_dtype in CHANNEL_FORMATS
         if self.block_size is None:
             object.__setattr__(self, "block_size", TOKEN_GROUP if by_channel else BLOCK_SIZE)
@@ -108,7 +164,7 @@ class EngineOptions:
             object.__setattr__(self, "kv_cache_residual_window", default_window(self.kv_cache_dtype))
 
     def _check_window(self) -> None:
-        """The residual window, and what does not go with it."""
+        """Check the residual window, and what excludes it."""
         name, window, by_channel = "kv_cache_residual_window", self.kv_cache_residual_window, self.kv_cache_dtype in CHANNEL_FORMATS
         is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
         _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
@@ -125,11 +181,11 @@ class EngineOptions:
 
     @property
     def prefix_index(self) -> str | None:
-        """ "hash" or "radix"; None where prefixes are not shared."""
+        """The index that finds shared prefixes, "hash" or "radix"; None if prefixes are not shared."""
         return "hash" if self.enable_prefix_caching is True else self.enable_prefix_caching or None
 
     def resolved_device(self) -> str:
-        """ "cpu" or "cuda": "auto" is "cuda" where a GPU can be used. DeviceError where "cuda" was asked for and none can."""
+        """The device to use, "cpu" or "cuda": "auto" is "cuda" if a GPU can be used. Raises DeviceError if "cuda" cannot be had."""
         if self.device == "cpu":
             return "cpu"
         from minllm.runtime.device import is_available

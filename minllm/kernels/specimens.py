@@ -1,15 +1,31 @@
-"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read only this list."""
+"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read this list and no other."""
 
 import functools
 import importlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 
+from minllm.kernels import attention, matmul
 from minllm.kernels.specimen import Specimen
 
 STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling")
+TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages of several variants
 
 
 @functools.cache
 def all_specimens() -> dict[str, Specimen]:
-    """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none."""
-    found = [specimen for stage in STAGES for specimen in importlib.import_module(f"minllm.kernels.{stage}.specimens").specimens()]
-    return {specimen.name: specimen for specimen in found}
+    """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none.
+
+    A room lists a kernel twice if GPUs of two kinds choose the same shape; it is compiled for the targets of both.
+    """
+    found: dict[str, Specimen] = {}
+    for specimen in itertools.chain.from_iterable(map(specimens_of, STAGES)):
+        before = found.get(specimen.name, specimen).targets
+        found[specimen.name] = replace(specimen, targets=tuple(sorted({*before, *specimen.targets})))
+    return found
+
+
+def specimens_of(stage: str) -> Iterator[Specimen]:
+    """Those of one stage: of each variant in its table, or of its one list."""
+    return (TABLES.get(stage) or importlib.import_module(f"minllm.kernels.{stage}.specimens")).specimens()

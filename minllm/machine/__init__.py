@@ -1,1 +1,1 @@
-"""What this machine is: its driver, devices, data sheets and measured ceilings, occupancy, and the doctor."""
+"""The machine: driver, devices, data sheets and measured ceilings, occupancy, and the doctor."""

@@ -1,8 +1,12 @@
-"""What this machine has: Python, packages, the CUDA toolkit's wheels, the driver and the GPU. Looks, and judges nothing (see doctor.py)."""
+"""Facts about this machine: Python, packages, CUDA toolkit, driver and GPU.
+
+doctor.py judges them.
+"""
 
 import importlib
 import importlib.metadata
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,15 +14,15 @@ from packaging.requirements import Requirement
 
 from minllm.machine import driver
 
-# Compiler libraries of the CUDA toolkit that a kernel needs on its way from Python to machine code, as cuda.pathfinder names them.
+# Libraries of the CUDA toolkit that compile a kernel, by cuda.pathfinder's names.
 COMPILER_LIBRARIES = ("nvvm", "nvrtc", "nvJitLink")
-# The wheel that carries the toolkit's runtime compiler, and the major version of CUDA that it belongs to.
+# {wheel of the toolkit's runtime compiler: its major version of CUDA}
 TOOLKIT_WHEELS = {"nvidia-cuda-nvrtc-cu12": 12, "nvidia-cuda-nvrtc": 13}
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU as the driver describes it. Memory in bytes; `error` is what the driver said where a context could not be made."""
+    """One GPU as the driver describes it; `error` is the driver's answer if it could not create a context."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -29,25 +33,28 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts only. `broken_requirements` pairs a requirement of ours with the version found, "" where it is missing."""
+    """The facts about one machine."""
 
     python: tuple[int, int]
     system: str
-    broken_requirements: list[tuple[str, str]] = field(default_factory=list)
-    import_errors: dict[str, str] = field(default_factory=dict)  # module -> what its import raised
+    broken_requirements: list[tuple[str, str]] = field(default_factory=list)  # (requirement, installed version or "")
+    import_errors: dict[str, str] = field(default_factory=dict)  # module -> the error that its import raised
     bundled_model: bool = True
     driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver supports
     driver_error: str = ""
-    device_files: bool = False  # /dev/nvidiactl: a kernel module of NVIDIA's is loaded
+    device_files: bool = False  # /dev/nvidiactl exists: NVIDIA's kernel module is loaded
     toolkit_majors: tuple[int, ...] = ()
     toolkit_versions: dict[str, str] = field(default_factory=dict)  # wheel -> version
     missing_compilers: tuple[str, ...] = ()
     device: Device | None = None
-    kernel_error: str = ""  # what happened when a kernel of ours was tried on the GPU; "" where it went well, or there is none
+    kernel_error: str = ""  # why the trial kernel failed on the GPU; "" if it ran, or if there is no GPU
 
 
-def look() -> Machine:
-    """Look at this machine. Never raises: what cannot be found out is a fact too."""
+def look(try_kernel: Callable[[], str]) -> Machine:
+    """The facts about this machine; never raises, since a failure is a fact too.
+
+    try_kernel: runs a kernel on the GPU and returns what went wrong, or ""; called only if there is a GPU that it could run on.
+    """
     try:
         driver_cuda, driver_error = driver.cuda_version(), ""
     except driver.NoDriver as error:
@@ -82,10 +89,10 @@ def installed_version(distribution: str) -> str:
 
 
 def broken_requirements() -> list[tuple[str, str]]:
-    """Requirements of minllm itself (no extras) that the installed packages do not meet."""
+    """Requirements of minllm, without its extras, that the installed packages do not meet."""
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires("minllm") or []]
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that was never installed
+    except importlib.metadata.PackageNotFoundError:  # minllm runs from a source tree that was never installed
         return []
     broken = []
     for requirement in requirements:
@@ -98,7 +105,7 @@ def broken_requirements() -> list[tuple[str, str]]:
 
 
 def import_errors(*modules: str) -> dict[str, str]:
-    """Which of `modules` cannot be imported, and what they say. A broken binary may raise anything at all."""
+    """{module: error} for those of `modules` that cannot be imported."""
     errors = {}
     for module in modules:
         try:
@@ -109,7 +116,7 @@ def import_errors(*modules: str) -> dict[str, str]:
 
 
 def missing_compilers() -> tuple[str, ...]:
-    """Which compiler libraries of the CUDA toolkit cannot be loaded."""
+    """The compiler libraries of the CUDA toolkit that cannot be loaded."""
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError:
@@ -124,7 +131,7 @@ def missing_compilers() -> tuple[str, ...]:
 
 
 def look_at_device() -> Device:
-    """The first GPU, through a context of our own (its free memory is known to no one else)."""
+    """The first GPU; a context is created, because the driver tells the free memory only within one."""
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:
@@ -154,20 +161,3 @@ def look_at_device() -> Device:
     except RuntimeError as error:
         return Device(name, capability, 0, total, error=str(error))
     return Device(name, capability, free, total)
-
-
-def try_kernel() -> str:
-    """Compile a kernel of ours, run it on the GPU and compare it with its reference; what went wrong, or ""."""
-    try:
-        import numpy as np
-
-        from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
-        from minllm.runtime import memory
-
-        gate_up = np.random.default_rng(0).standard_normal((3, 256), dtype=np.float32)
-        out = memory.to_device(np.full((3, 128), np.nan, np.float32))
-        silu_and_multiply(memory.to_device(gate_up), out)
-        wrong = float(np.abs(out.copy_to_host() - silu_and_multiply_reference(gate_up)).max())
-    except Exception as error:  # a broken installation may raise anything at all
-        return f"{type(error).__name__}: {error}"
-    return "" if wrong < 1e-4 else f"its result is off by {wrong}"

@@ -1,7 +1,7 @@
-"""What is wrong with this machine, and the one command that mends it.
+"""The diagnosis of a machine: what is wrong with it, and the command that fixes it.
 
-`diagnose` turns the facts of machine.py into findings, and is a pure function of them, so that every fault can be tested without having
-it. A machine without an NVIDIA driver is healthy: minllm computes with NumPy there, and the findings say so plainly.
+`diagnose` is a pure function from the facts of devices.py to findings, so that tests can make up every fault. A machine without an NVIDIA
+driver is healthy: minllm computes with NumPy there, and a finding says so.
 """
 
 import shlex
@@ -14,15 +14,15 @@ from minllm.machine.devices import Machine
 from minllm.machine.hardware import find_gpu
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
-OLDEST_COMPUTE_CAPABILITY = (7, 5)  # the oldest that CUDA 13's compilers know
-LITTLE_MEMORY = 2 * 10**9  # bytes; less than this holds the bundled model and hardly any other
+OLDEST_COMPUTE_CAPABILITY = (7, 5)  # the oldest that CUDA 13's compilers support
+LITTLE_MEMORY = 2 * 10**9  # bytes; less is enough for the bundled model only
 
 Level = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis. `mend` is the command, or the step, that makes a problem go away."""
+    """One line of the diagnosis. `mend` is the command, or the step, that fixes a problem."""
 
     level: Level
     subject: str
@@ -31,18 +31,18 @@ class Finding:
 
 
 def diagnose(machine: Machine) -> list[Finding]:
-    """Findings about `machine`, in the order in which a reader would mend them."""
+    """Findings about `machine`, in the order in which to fix them."""
     checks = (_python, _packages, _bundled_model, _driver, _toolkit, _gpu, _kernel)
     return [finding for check in checks for finding in check(machine)]
 
 
 def is_broken(findings: list[Finding]) -> bool:
-    """Whether something that minllm needs on this machine does not work."""
+    """Whether any finding is a problem."""
     return any(finding.level == "problem" for finding in findings)
 
 
 def pip_install(*requirements: str) -> str:
-    """The command that installs `requirements` into the Python that runs this."""
+    """The command that installs `requirements` into the running Python."""
     return " ".join([sys.executable, "-m", "pip", "install", *map(shlex.quote, requirements)])
 
 
@@ -115,7 +115,7 @@ def _toolkit(machine: Machine) -> list[Finding]:
 
 
 def _newer_minor(machine: Machine) -> list[Finding]:
-    """PTX of a toolkit newer than the driver would be refused; machine code of the same major version is not, and that is what we load."""
+    """A note if the toolkit's minor version is newer than the driver's."""
     for version in machine.toolkit_versions.values():
         toolkit = tuple(map(int, version.split(".")[:2]))
         if machine.driver_cuda < toolkit < (machine.driver_cuda[0] + 1, 0):
@@ -146,7 +146,7 @@ def _gpu(machine: Machine) -> list[Finding]:
 
 
 def _kernel(machine: Machine) -> list[Finding]:
-    """The proof: one of our kernels ran. Where something else is wrong already, its failure says nothing new."""
+    """Whether the trial kernel ran; nothing if an earlier finding already explains why it cannot."""
     known = is_broken([*_driver(machine), *_toolkit(machine), *_gpu(machine)])
     if machine.device is None or known:
         return []

@@ -1,10 +1,10 @@
-"""What the NVIDIA driver of this machine supports, asked of libcuda itself.
+"""The version of CUDA that this machine's NVIDIA driver supports, according to libcuda.
 
-Uses the standard library alone and any Python 3, because the Makefile runs it before anything is installed:
+The module needs nothing but Python 3 and its standard library, because the Makefile runs it before anything is installed:
 
     python3 -I minllm/machine/driver.py        prints the extra whose CUDA wheels fit the driver (cu12 or cu13), or nothing
 
-A driver runs programs of its own major version of CUDA and of older ones, so the wheels' major version must not exceed it.
+A driver runs programs of its own major version of CUDA and of older ones, so the wheels' major version must not exceed the driver's.
 Source: CUDA Driver API, cuInit, cuDriverGetVersion (1000 * major + 10 * minor).
 """
 
@@ -18,7 +18,7 @@ class NoDriver(Exception):
 
 
 def cuda_version(library_name="libcuda.so.1"):
-    """(major, minor) of the newest CUDA that the driver supports. Raises NoDriver where there is no driver or no device."""
+    """(major, minor) of the newest CUDA that the driver supports. Raises NoDriver."""
     try:
         library = ctypes.CDLL(library_name)
     except OSError as error:
@@ -37,7 +37,7 @@ def cuda_version(library_name="libcuda.so.1"):
 
 
 def device_name(library_name="libcuda.so.1"):
-    """What the driver calls the first GPU. Raises NoDriver where there is none."""
+    """The driver's name of the first GPU. Raises NoDriver if there is none."""
     cuda_version(library_name)
     library, name = ctypes.CDLL(library_name), ctypes.create_string_buffer(256)
     library.cuDeviceGetName(name, len(name), 0)
@@ -45,7 +45,7 @@ def device_name(library_name="libcuda.so.1"):
 
 
 def release():
-    """The driver's release as NVIDIA numbers it, such as 580.65.06, or "" where its kernel module is not loaded."""
+    """The driver's release number, such as 580.65.06, or "" if its kernel module is not loaded."""
     try:
         with open("/sys/module/nvidia/version") as file:
             return file.read().strip()
@@ -54,13 +54,13 @@ def release():
 
 
 def fitting_extra(version):
-    """The name of the extra for a driver that supports CUDA `version` (major, minor): "cu12", "cu13", or "" if it is older than both."""
+    """The extra for a driver that supports CUDA `version`: "cu12", "cu13", or ""."""
     majors = [major for major in SUPPORTED_MAJORS if major <= version[0]]
     return f"cu{majors[-1]}" if majors else ""
 
 
 def main():
-    """Print the extra that fits this machine; print nothing where there is no driver or none that is new enough."""
+    """Print the extra that fits this machine, or an empty line if no driver is new enough."""
     try:
         print(fitting_extra(cuda_version()))
     except NoDriver:

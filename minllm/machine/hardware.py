@@ -1,16 +1,16 @@
-"""Data sheets of common GPUs, and what was measured of them: the limits that every speed here is compared with.
+"""Data sheets of common GPUs, and measured ceilings.
 
-A decode step reads every weight once and does two operations a weight, so its limit is memory bandwidth; a long prefill is limited by
-the tensor cores. The data sheet's bandwidth is never reached in full. Where the rate of a large copy was measured (bytes read plus bytes
-written), that is the honest ceiling, and shares are given of it.
+Every speed in minllm is compared with these limits. A decode step reads every weight once and does two FLOPs per weight, so its limit is
+memory bandwidth; the limit of a long prefill is the tensor cores. No kernel reaches the data sheet's bandwidth. If the rate of a large
+copy was measured (bytes read plus bytes written), it is the ceiling, and reports give a kernel's bandwidth as a share of it.
 
-Each figure is that of the sheet named beside it (`source`), compared with public digests of the same sheets and with what follows from the
-chip itself: a bandwidth is bus width times data rate, a rate multiprocessors times width times clock (tests/machine holds both).
+Each figure is from the sheet in `source`. It was compared with public digests of the same sheets and with the chip's geometry: bandwidth =
+bus width * data rate, FLOP/s = SMs * width * clock (tests/machine checks both).
 
-Rates are dense: data sheets often print twice that, for weights with 2:4 sparsity, and these are halved here. Floating-point rates in 16
-and 8 bits are those with float32 accumulation, which inference uses; GeForce cards do half of what their sheets print for float16
-accumulation. Integer rates are those of tensor cores, so that a V100 has none. Links count both directions together, as data sheets do.
-Memory is the data sheet's number times 10^9 bytes; what the driver reports may be a little more.
+Rates are dense: where a sheet prints twice as much, for weights with 2:4 sparsity, its figure is halved. Floating-point rates in 16 and 8
+bits are for float32 accumulation, which inference uses; on GeForce cards they are half of the sheet's figure for float16 accumulation.
+Integer rates are those of tensor cores, so a V100 has none. Links count both directions together, as data sheets do.
+Memory is the data sheet's number times 10^9 bytes; the driver may report a little more.
 """
 
 import json
@@ -24,7 +24,7 @@ MEASUREMENTS = Path(__file__).parent.parent / "data" / "measurements.json"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU's limits. Units: GB and TB are powers of ten, as in the data sheets; rates are None where a GPU lacks the instructions."""
+    """One GPU's limits; a rate is None if the GPU lacks the instructions."""
 
     short_name: str  # what a user types
     memory_gb: float
@@ -45,12 +45,12 @@ class Gpu:
 
     @property
     def ceiling_tb_s(self) -> float:
-        """The bandwidth that shares are given of: the measured copy, or else the data sheet's figure."""
+        """The bandwidth that kernels are compared with: the measured copy, or else the data sheet's figure."""
         return self.measured_copy_tb_s or self.bandwidth_tb_s
 
     @property
     def ceiling_source(self) -> str:
-        """What `ceiling_tb_s` is: "measured copy" or "data sheet"."""
+        """Where `ceiling_tb_s` is from: "measured copy" or "data sheet"."""
         return "measured copy" if self.measured_copy_tb_s else "data sheet"
 
 
@@ -66,10 +66,10 @@ ADA = "NVIDIA Ada architecture whitepaper, appendix"
 HOPPER = "NVIDIA H100 data sheet; Hopper architecture whitepaper"
 RTX_BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper, appendix"
 
-# By the name that the driver gives (cuDeviceGetName): parts with like names differ in memory, so a name has to match whole.
+# Keys are the driver's names (cuDeviceGetName). Products with similar names differ in memory, so a name has to match exactly.
 #   short name, memory GB, TB/s, then TFLOP/s in fp32, tf32, fp16, bf16, fp8, int8; SMs, L2 MB, link
 GPUS: dict[str, Gpu] = {
-    # 8.0 is printed for the B200; those of HGX boards report a bus of 7,680 bits at 4 GHz, which is 7.7.
+    # The B200's sheet says 8.0 TB/s; the B200s of HGX boards report a bus of 7,680 bits at 4 GHz, which is 7.7 TB/s.
     "NVIDIA B200": Gpu("b200", 180, 8.0, 80, 1100, 2250, 2250, 4500, 4500, 148, 126, *NVLINK_5, "NVIDIA HGX B200 data sheet"),
     "NVIDIA H200": Gpu("h200", 141, 4.8, 67, 494.5, 989, 989, 1979, 1979, 132, 50, *NVLINK_4, "NVIDIA H200 data sheet"),
     "NVIDIA H100 80GB HBM3": Gpu("h100-sxm", 80, 3.35, 67, 494.5, 989, 989, 1979, 1979, 132, 50, *NVLINK_4, HOPPER),
@@ -102,9 +102,9 @@ ALIASES = {"h100": "h100-sxm", "a100": "a100-80gb", "v100": "v100-32gb", "a100-p
 
 
 def read_measurements() -> dict[str, dict]:
-    """What was measured of each GPU by its driver's name: date, commit, ceilings, and runs of whole models (see planning/measured.py).
+    """{driver's name of a GPU: its measurements} (see planning/measured.py).
 
-    `tools/write_hardware_json.py` makes the file from docs/results.
+    `tools/write_hardware_json.py` writes the file from docs/results.
     """
     return json.loads(MEASUREMENTS.read_text(encoding="utf-8"))
 
@@ -115,14 +115,14 @@ for _name, _measured in read_measurements().items():
 
 
 def find_gpu(device_name: str) -> Gpu | None:
-    """The limits of the GPU that the driver calls `device_name`, or None where we have no data sheet of it."""
+    """The Gpu with the driver's name `device_name`, or None if there is no data sheet of it here."""
     return GPUS.get(device_name.strip())
 
 
 def gpu_named(name: str) -> tuple[str, Gpu]:
-    """(driver's name, Gpu) for what a user typed: a short name (h100-sxm, "RTX 4090", 4090) or the driver's name, in any case.
+    """(driver's name, Gpu) for a short name ("RTX 4090", 4090) or the driver's name.
 
-    Raises InvalidOptionError, with all names, for one that is not there.
+    Raises InvalidOptionError, which lists all names, if there is none.
     """
 
     def plain(text: str) -> str:

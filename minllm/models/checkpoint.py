@@ -41,15 +41,23 @@ class Checkpoint:
         return self._file_of[name].entries[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a tensor, a read-only view of the mapped file."""
+        """The values of a floating-point tensor, a read-only view of the mapped file."""
         return self._file_of[name].tensor(name)
 
-    def dtype(self) -> np.dtype:
-        """The floating-point dtype that most of the bytes are stored in, which is the one to compute in; float32 where they are float64."""
+    def array(self, name: str) -> np.ndarray:
+        """The same for a tensor that may also hold codes of a quantised weight."""
+        return self._file_of[name].array(name)
+
+    def dtype(self, quantized: bool = False) -> np.dtype:
+        """The floating-point dtype that most of the bytes are stored in, which is the one to compute in; float32 if they are float64.
+
+        quantized: tensors of codes do not count, only what is beside them (scales, norms, embeddings).
+        """
         stored: dict[str, int] = {}
         for name in self._file_of:
             entry = self.entry(name)
-            stored[entry.dtype] = stored.get(entry.dtype, 0) + entry.end - entry.begin
+            if not quantized or entry.dtype in NUMPY_DTYPES:
+                stored[entry.dtype] = stored.get(entry.dtype, 0) + entry.end - entry.begin
         most = max(stored, key=stored.__getitem__, default="nothing")
         if most not in NUMPY_DTYPES:
             raise CheckpointError(f"The weights of {self.directory} are stored as {most}; minllm reads {', '.join(NUMPY_DTYPES)}.")

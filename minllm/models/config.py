@@ -1,18 +1,19 @@
 """What a model is, read from its config.json: one dataclass for every family that minllm runs.
 
-The keys of config.json differ from family to family and from version to version; `architectures.py` translates each family. What comes out
-says everything that the forward pass depends on, so that nothing below this file asks which family a model is of.
+The keys of config.json differ from family to family and from version to version; `architectures.py` and `families/` translate them. The
+result says everything that the forward pass depends on, so that nothing below this file asks which family a model is of.
 """
 
 from dataclasses import dataclass
 
 from minllm.models.rope import RopeConfig
-from minllm.ops.protocol import AttentionConfig
+from minllm.ops.protocol import AttentionConfig, NormWeights
+from minllm.weights.stored import StoredTensor
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer. Names are config.json's where it has one."""
+    """A decoder-only transformer. Names are those of config.json if it has one."""
 
     model_type: str  # "llama", "mistral", "qwen2", "qwen3" or "gpt2"
     vocab_size: int
@@ -25,20 +26,21 @@ class ModelConfig:
     max_position_embeddings: int
     norm: str  # "rms_norm" or "layer_norm"
     norm_epsilon: float
-    activation: str  # "silu" (gated), "gelu" or "gelu_tanh" (not gated)
+    activation: str  # "silu", "gelu" or "gelu_tanh"
+    gated_mlp: bool  # whether the feed-forward has a gate, as SwiGLU and GeGLU do
     rope: RopeConfig | None  # None: positions are learned vectors, added to the embedding
-    sliding_windows: tuple[int, ...]  # of each layer; 0 sees the whole context
-    attention_scales: tuple[float, ...]  # of each layer: the factor of q . k
+    sliding_windows: tuple[int, ...]  # for each layer the most keys that a query sees; 0 means the whole context
+    attention_scales: tuple[float, ...]  # for each layer the factor of q . k
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # an RMS norm over each head of q and k
+    qk_norm: bool = False  # RMS norms over each head of q and k
     tie_word_embeddings: bool = False
-    dtype: str | None = None  # what config.json says the weights were stored in: "float32", "float16" or "bfloat16"
+    dtype: str | None = None  # the dtype of the stored weights by config.json: "float32", "float16" or "bfloat16"
     bos_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
 
-    def attention(self, layer: int) -> AttentionConfig:
+    def attention(self, layer: int, q_norm: StoredTensor | None = None, k_norm: StoredTensor | None = None) -> AttentionConfig:
         """The attention of one layer as the operations take it."""
         return AttentionConfig(
             heads=self.num_attention_heads,
@@ -47,4 +49,12 @@ class ModelConfig:
             scale=self.attention_scales[layer],
             sliding_window=self.sliding_windows[layer],
             epsilon=self.norm_epsilon,
+            q_norm=q_norm,
+            k_norm=k_norm,
         )
+
+    def norm_of(self, name: str) -> NormWeights:
+        """The normalisation of the hidden state that a checkpoint stores under this name, before it is loaded."""
+        size = (self.hidden_size,)
+        bias = StoredTensor(f"{name}.bias", size) if self.norm == "layer_norm" else None
+        return NormWeights(self.norm, StoredTensor(f"{name}.weight", size), bias, self.norm_epsilon)

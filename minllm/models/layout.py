@@ -1,111 +1,149 @@
-"""Which tensors a model is stored in, and how they become the matrices that the forward pass multiplies by.
+"""Which tensors a model is stored in, and how they become the values that the forward pass takes.
 
-A `Parameter` is one array of the forward, made of one or several tensors of the checkpoint: query, key and value projections are stacked
-into one matrix, gate and up into another, so that each layer reads its input once. GPT-2 stores its matrices [in_features, out_features]
-(its Conv1D), which are transposed to everyone else's [out_features, in_features].
+A layout is a ModelWeights whose leaves are not loaded yet: a StoredTensor for each array that is one tensor of the file, a StoredLinear for
+each Linear. Each part of a layer knows its own tensors (parts/); embedding, final norm and head are here. GPT-2 stores its matrices
+[inputs, outputs] (its Conv1D); everyone else stores [outputs, inputs].
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from math import prod
+from typing import Any
 
 from minllm.models.config import ModelConfig
+from minllm.models.parts import parts_of
+from minllm.models.parts.gated_mlp import GatedMlp
+from minllm.models.parts.grouped_attention import GroupedAttention
+from minllm.models.parts.plain_mlp import PlainMlp
+from minllm.ops.protocol import Array, NormWeights
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import plain_format
+from minllm.weights.linear import Linear
+from minllm.weights.stored import StoredLinear, StoredTensor, stored_linear
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """Tensors to be stacked along their first axis, with the shape that each must have in the file."""
+@dataclass
+class Layer:
+    """One layer: its attention and its feed-forward."""
 
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape)
-    transposed: bool = False  # stored [in, out]
+    attention: GroupedAttention
+    mlp: GatedMlp | PlainMlp
+
+
+@dataclass
+class ModelWeights:
+    """All layers, and what stands before and after them. A tied head multiplies by the embedding itself."""
+
+    embedding: Array  # [vocab, hidden]
+    position_embedding: Array | None  # [max_position_embeddings, hidden]
+    final_norm: NormWeights
+    lm_head: Linear  # [vocab, hidden]
+    layers: list[Layer]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All parameters of a model; the keys are the fields of ModelWeights and LayerWeights that they fill."""
+    """The tensors of a model whose matrices are held in `weight_format`, except for modules that it does not cover."""
 
-    outside: dict[str, Parameter]
-    layers: tuple[dict[str, Parameter], ...]
+    config: ModelConfig
+    model: ModelWeights  # before loading
+    weight_format: WeightFormat
+    plain: WeightFormat
+
+    def format_of(self, stored: StoredLinear) -> WeightFormat:
+        """The format of a Linear: the layout's if it covers all of its modules, else plain."""
+        # A tied head has the tensor of the embedding, and is covered by its name as a head.
+        names = ["lm_head"] if stored is self.model.lm_head else [one.name for one in stored.projections]
+        return self.weight_format if all(map(self.weight_format.covers, names)) else self.plain
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and shape of every tensor that the checkpoint must hold."""
-        groups = (self.outside, *self.layers)
-        return {name: shape for group in groups for parameter in group.values() for name, shape in parameter.tensors}
+        found: dict[str, tuple[int, ...]] = {}
+        for leaf in leaves(self.model):
+            if isinstance(leaf, StoredTensor):
+                found[leaf.name] = leaf.shape
+                continue
+            for projection in leaf.projections:
+                found |= self.format_of(leaf).tensors(projection)
+            found |= leaf.biases
+        return found
+
+    def matrices(self) -> list[tuple[int, int]]:
+        """[outputs, inputs] of the linear layers of the first layer, and of the head."""
+        return [leaf.shape for leaf in (*leaves(self.model.layers[0]), self.model.lm_head) if isinstance(leaf, StoredLinear)]
+
+    def weight_bytes(self, itemsize: int) -> int:
+        """Bytes that the loaded weights take, with `itemsize` bytes per number of all that is plain."""
+        counted, total = set(), 0
+        for leaf in leaves(self.model):
+            if isinstance(leaf, StoredTensor):
+                total += prod(leaf.shape) * itemsize
+                counted.add(leaf.name)
+                continue
+            weight_format = self.format_of(leaf)
+            total += sum(map(prod, leaf.biases.values())) * itemsize
+            if not weight_format.is_plain:
+                total += weight_format.matrix_bytes(*leaf.shape)
+            elif not counted.intersection(weight_format.tensors(leaf.projections[0])):  # a tied head takes no memory of its own
+                total += prod(leaf.shape) * itemsize
+        return total
 
 
-def layout_of(config: ModelConfig, prefixed: bool = True) -> Layout:
-    """The layout of a model; `prefixed` is False for checkpoints of the bare decoder ("layers.0..." and not "model.layers.0...")."""
-    if config.model_type == "gpt2":
-        return _gpt2_layout(config, "transformer." if prefixed else "")
-    return _llama_layout(config, "model." if prefixed else "")
+def leaves(value: Any) -> Iterator[StoredTensor | StoredLinear]:
+    """Everything in a layout that the file stores, in the order of loading."""
+    if isinstance(value, StoredTensor | StoredLinear):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from leaves(one)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from leaves(getattr(value, field.name))
 
 
-def _one(name: str, *shape: int) -> Parameter:
-    return Parameter(((name, shape),))
+def layout_of(config: ModelConfig, prefixed: bool = True, weight_format: WeightFormat | None = None) -> Layout:
+    """The layout of a model.
+
+    prefixed: False for checkpoints of the bare decoder ("layers.0..." and not "model.layers.0..."). weight_format: of its matrices; None
+    leaves them plain.
+    """
+    plain = plain_format("float32")  # every plain format stores the same tensors
+    model = (_gpt2_model if config.model_type == "gpt2" else _llama_model)(config, prefixed)
+    return Layout(config, model, weight_format or plain, plain)
 
 
-def _stacked(prefix: str, names: tuple[str, ...], suffix: str, rows: tuple[int, ...], *columns: int) -> Parameter:
-    """Matrices (or biases, without columns) of several projections, one under the other."""
-    return Parameter(tuple((f"{prefix}{name}.{suffix}", (row, *columns)) for name, row in zip(names, rows, strict=True)))
+def _llama_model(config: ModelConfig, prefixed: bool) -> ModelWeights:
+    prefix, (attention, mlp) = "model." if prefixed else "", parts_of(config)
 
+    def layer(index: int) -> Layer:
+        place = f"{prefix}layers.{index}."
+        return Layer(attention.llama_tensors(config, index, place), mlp.llama_tensors(config, place))
 
-def _llama_layout(config: ModelConfig, prefix: str) -> Layout:
-    outside = {
-        "embedding": _one(f"{prefix}embed_tokens.weight", config.vocab_size, config.hidden_size),
-        "final_norm": _one(f"{prefix}norm.weight", config.hidden_size),
-    }
-    if not config.tie_word_embeddings:
-        outside["lm_head"] = _one("lm_head.weight", config.vocab_size, config.hidden_size)
-    return Layout(outside, tuple(_llama_layer(config, f"{prefix}layers.{layer}.") for layer in range(config.num_hidden_layers)))
-
-
-def _llama_layer(config: ModelConfig, prefix: str) -> dict[str, Parameter]:
-    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    query_rows, key_rows = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    projections, rows = ("q_proj", "k_proj", "v_proj"), (query_rows, key_rows, key_rows)
-    layer = {
-        "attention_norm": _one(f"{prefix}input_layernorm.weight", hidden),
-        "qkv": _stacked(attention, projections, "weight", rows, hidden),
-        "attention_output": _one(f"{attention}o_proj.weight", hidden, query_rows),
-        "mlp_norm": _one(f"{prefix}post_attention_layernorm.weight", hidden),
-        "gate_up": _stacked(mlp, ("gate_proj", "up_proj"), "weight", (intermediate, intermediate), hidden),
-        "down": _one(f"{mlp}down_proj.weight", hidden, intermediate),
-    }
-    if config.qkv_bias:
-        layer["qkv_bias"] = _stacked(attention, projections, "bias", rows)
-    if config.attention_output_bias:
-        layer["attention_output_bias"] = _one(f"{attention}o_proj.bias", hidden)
-    if config.qk_norm:
-        layer["q_norm"] = _one(f"{attention}q_norm.weight", head_dim)
-        layer["k_norm"] = _one(f"{attention}k_norm.weight", head_dim)
-    return layer
-
-
-def _gpt2_layout(config: ModelConfig, prefix: str) -> Layout:
-    hidden = config.hidden_size
-    outside = {
-        "embedding": _one(f"{prefix}wte.weight", config.vocab_size, hidden),
-        "position_embedding": _one(f"{prefix}wpe.weight", config.max_position_embeddings, hidden),
-        "final_norm": _one(f"{prefix}ln_f.weight", hidden),
-        "final_norm_bias": _one(f"{prefix}ln_f.bias", hidden),
-    }
-    if not config.tie_word_embeddings:
-        outside["lm_head"] = _one("lm_head.weight", config.vocab_size, hidden)
-    return Layout(outside, tuple(_gpt2_layer(config, f"{prefix}h.{layer}.") for layer in range(config.num_hidden_layers)))
-
-
-def _gpt2_layer(config: ModelConfig, prefix: str) -> dict[str, Parameter]:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    layer = {}
-    for field, name in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
-        layer[field] = _one(f"{prefix}{name}.weight", hidden)
-        layer[f"{field}_bias"] = _one(f"{prefix}{name}.bias", hidden)
-    matrices = (
-        ("qkv", "attn.c_attn", hidden, 3 * hidden),
-        ("attention_output", "attn.c_proj", hidden, hidden),
-        ("up", "mlp.c_fc", hidden, intermediate),
-        ("down", "mlp.c_proj", intermediate, hidden),
+    return ModelWeights(
+        embedding=StoredTensor(f"{prefix}embed_tokens.weight", (config.vocab_size, config.hidden_size)),
+        position_embedding=None,
+        final_norm=config.norm_of(f"{prefix}norm"),
+        lm_head=_head(config, f"{prefix}embed_tokens"),
+        layers=[layer(index) for index in range(config.num_hidden_layers)],
     )
-    for field, name, inputs, outputs in matrices:
-        layer[field] = Parameter(((f"{prefix}{name}.weight", (inputs, outputs)),), transposed=True)
-        layer[f"{field}_bias"] = _one(f"{prefix}{name}.bias", outputs)
-    return layer
+
+
+def _gpt2_model(config: ModelConfig, prefixed: bool) -> ModelWeights:
+    prefix, (attention, mlp) = "transformer." if prefixed else "", parts_of(config)
+
+    def layer(index: int) -> Layer:
+        place = f"{prefix}h.{index}."
+        return Layer(attention.gpt2_tensors(config, index, place), mlp.gpt2_tensors(config, place))
+
+    return ModelWeights(
+        embedding=StoredTensor(f"{prefix}wte.weight", (config.vocab_size, config.hidden_size)),
+        position_embedding=StoredTensor(f"{prefix}wpe.weight", (config.max_position_embeddings, config.hidden_size)),
+        final_norm=config.norm_of(f"{prefix}ln_f"),
+        lm_head=_head(config, f"{prefix}wte"),
+        layers=[layer(index) for index in range(config.num_hidden_layers)],
+    )
+
+
+def _head(config: ModelConfig, embedding: str) -> StoredLinear:
+    """The head; the embedding if the two are tied."""
+    return stored_linear("", embedding if config.tie_word_embeddings else "lm_head", config.vocab_size, config.hidden_size)

@@ -7,10 +7,12 @@ from minllm.kernels.rope.rotate import rope_table
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
+from minllm.models.layout import ModelWeights
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.rope import inverse_frequencies
-from minllm.models.weights import ModelWeights, Progress, load_weights
+from minllm.models.weights import Progress, load_weights
 from minllm.ops.protocol import Array, Ops
+from minllm.weights.format import WeightFormat
 
 
 @dataclass
@@ -28,15 +30,16 @@ def load_model(
     progress: Progress | None = None,
     max_positions: int | None = None,
     checkpoint: Checkpoint | RandomCheckpoint | None = None,
+    weight_format: WeightFormat | None = None,
 ) -> Model:
-    """Loads a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` where one is given.
+    """Loads a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` if one is given.
 
     progress: called as progress(done_bytes, total_bytes) while the weights are read. max_positions: the longest sequence that will be run,
-    which may be less than the model allows and then makes the rotary table shorter. Raises CheckpointError or UnsupportedModelError
-    before any weight is read.
+    which may be less than the model allows and then makes the rotary table shorter. weight_format: of the layers' matrices; None leaves
+    them plain. Raises CheckpointError or UnsupportedModelError before any weight is read.
     """
     config = read_model_config(directory)
-    weights = load_weights(ops, config, checkpoint or Checkpoint(directory), progress)
+    weights = load_weights(ops, config, checkpoint or Checkpoint(directory), progress, weight_format)
     return Model(config, weights, make_rope_table(ops, config, max_positions))
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint of any shape with random weights and no files: speed depends on the shape, and hardly on the numbers.
+"""A checkpoint of any shape with random weights and no files: speed depends on the shape, and little on the numbers.
 
-Hardly, but not never: a GPU draws less power on zeros and then runs at a higher clock, so the weights are real noise of the size that
-trained weights have. Drawing billions of normal numbers would take minutes; instead a few million are drawn, repeated to the length of the
+It does depend on them a little: a GPU draws less power on zeros and then runs at a higher clock, so the weights are real noise of the size
+of trained weights. Drawing billions of normal numbers would take minutes; instead a few million are drawn, repeated to the length of the
 largest tensor, and every tensor is a view of that strip at an offset of its own.
 """
 
@@ -34,7 +34,7 @@ class RandomCheckpoint:
 
     @functools.cached_property
     def _strip(self) -> np.ndarray:
-        """Made when the first tensor is read: whoever only asks for shapes takes no memory."""
+        """Made when the first tensor is read: asking for shapes alone takes no memory."""
         noise = np.random.default_rng(self._seed).standard_normal(self._period, dtype=np.float32)
         period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy repeats its own dtypes several times faster
         return np.resize(period, self._largest + len(period)).view(BFLOAT16)
@@ -59,6 +59,6 @@ class RandomCheckpoint:
         is_norm_weight = len(shape) == 1 and name.endswith("weight")
         return (values.astype(np.float32) + 1).astype(BFLOAT16) if is_norm_weight else values
 
-    def dtype(self) -> np.dtype:
+    def dtype(self, quantized: bool = False) -> np.dtype:
         """The dtype of all tensors."""
         return BFLOAT16

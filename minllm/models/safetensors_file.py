@@ -24,6 +24,11 @@ ITEM_BYTES = {
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
 NUMPY_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+CODE_DTYPES = {  # what codes and zeros of quantised weights are stored in
+    **{name: np.dtype(f"<{name[0].lower()}{ITEM_BYTES[name]}") for name in ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")},
+    **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,17 @@ class SafetensorsFile:
         Raises CheckpointError for a dtype that is not a plain floating-point number.
         """
         entry = self.entries[name]
-        dtype = NUMPY_DTYPES.get(entry.dtype)
-        if dtype is None:
+        if entry.dtype not in NUMPY_DTYPES:
             raise CheckpointError(f"{self.path}: tensor {name!r} has dtype {entry.dtype}; weights must be {', '.join(NUMPY_DTYPES)}.")
+        return self.array(name)
+
+    def array(self, name: str) -> np.ndarray:
+        """The values of a tensor that may also hold codes of a quantised weight: integers or 8-bit floats."""
+        entry = self.entries[name]
+        dtype = (NUMPY_DTYPES | CODE_DTYPES).get(entry.dtype)
+        if dtype is None:
+            allowed = ", ".join([*NUMPY_DTYPES, *CODE_DTYPES])
+            raise CheckpointError(f"{self.path}: tensor {name!r} has dtype {entry.dtype}; minllm reads {allowed}.")
         data = self._bytes[self._data_start + entry.begin : self._data_start + entry.end]
         return data.view(np.ndarray).view(dtype).reshape(entry.shape)
 

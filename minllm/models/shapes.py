@@ -1,4 +1,4 @@
-"""Shapes of well-known models by name, and of any config.json or meta.json by path: a model's size and none of its weights.
+"""Shapes of well-known models by name, and of any config.json or meta.json by path: sizes without weights.
 
 Each is what the model's config.json says, in its own words, so it passes through the same reader as a real checkpoint's.
 """
@@ -67,7 +67,7 @@ def named_config(name: str) -> ModelConfig:
 def find_config(model: str) -> tuple[str, ModelConfig]:
     """(name, ModelConfig) of a known shape, a model directory, or a bare JSON file.
 
-    Raises InvalidOptionError where it is none of them, CheckpointError and UnsupportedModelError as read_model_config does.
+    Raises InvalidOptionError if it is none of them, CheckpointError and UnsupportedModelError as read_model_config does.
     """
     path = Path(model)
     if path.is_dir():

@@ -1,20 +1,26 @@
 """The parameters of a model, on the machine that multiplies by them.
 
 Loading has two halves. First the headers alone are compared with the configuration: every tensor that the model needs must be there in its
-shape, and none that it would not use. Only then is anything read, one parameter at a time, so that host memory never holds more than one.
+shape, and none that it would not use. Only then are tensors read, one parameter at a time, so that host memory never holds more than one.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from minllm.errors import CheckpointError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
-from minllm.models.layout import Layout, Parameter, layout_of
-from minllm.ops.protocol import Array, AttentionConfig, NormWeights, Ops
+from minllm.models.layout import Layout, ModelWeights, layout_of
+from minllm.ops.protocol import Array, Ops
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import plain_format
+from minllm.weights.linear import Linear
+from minllm.weights.shard import Shard
+from minllm.weights.stored import StoredLinear, StoredTensor
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
@@ -22,59 +28,17 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 RECOMPUTED = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 
 
-@dataclass
-class LayerWeights:
-    """One layer. What a family does not have is None."""
+def load_weights(
+    ops: Ops, config: ModelConfig, checkpoint: Checkpoint, progress: Progress | None = None, weight_format: WeightFormat | None = None
+) -> ModelWeights:
+    """Reads a checkpoint into the arrays of `ops`. `progress(done_bytes, total_bytes)` after each parameter.
 
-    attention: AttentionConfig
-    attention_norm: NormWeights
-    qkv: Array  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    attention_output: Array  # [hidden, heads * head_dim]
-    mlp_norm: NormWeights
-    down: Array  # [hidden, intermediate]
-    gate_up: Array | None = None  # [2 * intermediate, hidden], of a gated feed-forward
-    up: Array | None = None  # [intermediate, hidden], of one without a gate
-    qkv_bias: Array | None = None
-    attention_output_bias: Array | None = None
-    up_bias: Array | None = None
-    down_bias: Array | None = None
-    q_norm: Array | None = None  # [head_dim]
-    k_norm: Array | None = None  # [head_dim]
-
-
-@dataclass
-class ModelWeights:
-    """All layers, and what stands before and after them. A tied head is the embedding itself, not a copy."""
-
-    embedding: Array  # [vocab, hidden]
-    layers: list[LayerWeights]
-    final_norm: NormWeights
-    lm_head: Array  # [vocab, hidden]
-    position_embedding: Array | None = None  # [max_position_embeddings, hidden]
-
-
-def load_weights(ops: Ops, config: ModelConfig, checkpoint: Checkpoint, progress: Progress | None = None) -> ModelWeights:
-    """Reads a checkpoint into the arrays of `ops`, rounded to its dtype. `progress(done_bytes, total_bytes)` after each parameter.
-
-    Raises CheckpointError, before anything is read, where the tensors contradict the configuration.
+    weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. Raises CheckpointError, before
+    anything is read, if the tensors contradict the configuration.
     """
-    layout = layout_of(config, prefixed=_is_prefixed(checkpoint))
-    _check_tensors(config, layout, checkpoint)
-    reader = _Reader(ops, checkpoint, layout, progress)
-    outside = {field: reader.read(parameter) for field, parameter in layout.outside.items()}
-    layers = []
-    for index, parameters in enumerate(layout.layers):
-        fields = {field: reader.read(parameter) for field, parameter in parameters.items()}
-        for norm in ("attention_norm", "mlp_norm"):
-            fields[norm] = _norm(config, fields, norm)
-        layers.append(LayerWeights(attention=config.attention(index), **fields))
-    outside["final_norm"] = _norm(config, outside, "final_norm")
-    outside.setdefault("lm_head", outside["embedding"])
-    return ModelWeights(layers=layers, **outside)
-
-
-def _norm(config: ModelConfig, fields: dict[str, Array], name: str) -> NormWeights:
-    return NormWeights(config.norm, fields.pop(name), fields.pop(f"{name}_bias", None), config.norm_epsilon)
+    layout = layout_of(config, _is_prefixed(checkpoint), weight_format)
+    check_tensors(layout, checkpoint)
+    return WeightReader(ops, checkpoint, layout, progress).read_model()
 
 
 def _is_prefixed(checkpoint: Checkpoint) -> bool:
@@ -82,9 +46,9 @@ def _is_prefixed(checkpoint: Checkpoint) -> bool:
     return any(name.startswith(("model.", "transformer.")) for name in checkpoint.names())
 
 
-def _check_tensors(config: ModelConfig, layout: Layout, checkpoint: Checkpoint) -> None:
-    """Every expected tensor is there in its shape, and no other that would have a say."""
-    expected = layout.shapes()
+def check_tensors(layout: Layout, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError unless every expected tensor is there in its shape, and no other that would have a say."""
+    config, expected = layout.config, layout.shapes()
     missing = [name for name in expected if name not in checkpoint]
     if missing:
         raise CheckpointError(
@@ -112,24 +76,76 @@ def _some(names: list[str]) -> str:
     return f"tensor {shown}" if len(names) == 1 else f"{len(names)} tensors ({shown}{', ...' if len(names) > 3 else ''})"
 
 
-class _Reader:
-    """Reads parameters one after another and counts their bytes."""
+class WeightReader:
+    """Loads a layout, leaf by leaf, and counts the bytes of the tensors that it has read."""
 
-    def __init__(self, ops: Ops, checkpoint: Checkpoint, layout: Layout, progress: Progress | None):
-        self.ops, self.checkpoint, self.progress = ops, checkpoint, progress
+    def __init__(self, ops: Ops, checkpoint: Checkpoint, layout: Layout, progress: Progress | None = None):
+        self.ops, self.checkpoint, self.layout, self.progress = ops, checkpoint, layout, progress
+        self.plain = plain_format(ops.dtype)
+        self.unread = set(layout.shapes())
+        self.total = sum(map(self._bytes, self.unread))
         self.done = 0
-        self.total = sum(self._bytes(name) for name in layout.shapes())
 
-    def read(self, parameter: Parameter) -> Array:
-        """The machine's array of one parameter."""
-        tensors = [self.checkpoint.tensor(name) for name, _ in parameter.tensors]
-        host = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
-        _check_range(host, self.ops.dtype, parameter.tensors[0][0])
-        weight = self.ops.weight(host.T if parameter.transposed else host)
-        self.done += sum(self._bytes(name) for name, _ in parameter.tensors)
+    def read_model(self) -> ModelWeights:
+        """Everything, whole. A tied plain head shares the embedding's array."""
+        stored, tied = self.layout.model, self.layout.config.tie_word_embeddings
+        outside = replace(stored, layers=[], lm_head=None)
+        weights = self.read(outside)
+        if tied and self.layout.format_of(stored.lm_head).is_plain:
+            weights.lm_head = Linear(weights.embedding, None, self.plain, stored.lm_head.shape)
+        else:
+            weights.lm_head = self.linear(stored.lm_head)
+        weights.layers = self.read(stored.layers)
+        return weights
+
+    def read(self, value: Any) -> Any:
+        """The value with every leaf loaded."""
+        if isinstance(value, StoredTensor):
+            return self.tensor(value)
+        if isinstance(value, StoredLinear):
+            return self.linear(value)
+        if isinstance(value, list):
+            return [self.read(one) for one in value]
+        if is_dataclass(value):
+            return replace(value, **{field.name: self.read(getattr(value, field.name)) for field in fields(value)})
+        return value
+
+    def tensor(self, stored: StoredTensor) -> Array:
+        """A plain array of the machine."""
+        weight = self._plain(self.checkpoint.tensor(stored.name), stored.name)
+        self._report([stored.name])
+        return weight
+
+    def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
+        """A Linear, or the part of it that GPU `rank` of `ranks` holds."""
+        weight_format, shard = self.layout.format_of(stored), Shard(stored.axis, rank, ranks)
+        host = weight_format.load(stored.projections, self.checkpoint, shard)
+        tensors = [name for one in stored.projections for name in weight_format.tensors(one)]
+        if weight_format.is_plain:
+            weight_format = self.plain
+            _check_range(host, self.ops.dtype, tensors[0])
+        weight = weight_format.place(self.ops, host)
+        self._report(tensors)
+        bias = self._bias(stored, shard) if stored.biases and shard.adds_bias else None
+        return Linear(weight, bias, weight_format, stored.shape_of(shard), shard)
+
+    def _bias(self, stored: StoredLinear, shard: Shard) -> Array:
+        names = list(stored.biases)
+        parts = [one.cut(self.checkpoint.tensor(name), shard, 0, None) for one, name in zip(stored.projections, names, strict=True)]
+        bias = self._plain(parts[0] if len(parts) == 1 else np.concatenate(parts), names[0])
+        self._report(names)
+        return bias
+
+    def _plain(self, host: np.ndarray, name: str) -> Array:
+        _check_range(host, self.ops.dtype, name)
+        return self.ops.weight(host)
+
+    def _report(self, names: list[str]) -> None:
+        """Count these tensors, each once."""
+        self.done += sum(map(self._bytes, self.unread.intersection(names)))
+        self.unread.difference_update(names)
         if self.progress is not None:
             self.progress(self.done, self.total)
-        return weight
 
     def _bytes(self, name: str) -> int:
         entry = self.checkpoint.entry(name)

@@ -1,4 +1,4 @@
-"""The larger operations of a layer, composed of smaller ones: what every machine can do that has not fused them.
+"""The larger operations of a layer, composed of smaller ones, for machines that do not fuse them.
 
 A layer adds to the residual stream, which is carried as a pair (x, residual): two arrays whose sum it is, or x alone with None. A machine
 that fuses these operations decides for itself which of the two it returns.
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.weights.linear import Linear
 
 
 class ComposedOps:
@@ -23,7 +24,7 @@ class ComposedOps:
         if recent.loads is not None:
             for ring, scratch in zip(layer_cache.recent.rings, layer_cache.recent.scratch, strict=True):
                 self.copy_blocks(ring, recent.loads, scratch)
-        if layer_cache.key.by_channel:  # codes are made of whole groups, once they are there
+        if layer_cache.key.by_channel:  # a group becomes codes once it is complete
             query = write(*arrays, recent.slot_mapping, None)
             self.quantize_groups(layer_cache, batch)
         else:
@@ -38,25 +39,25 @@ class ComposedOps:
         x: Any,
         residual: Any,
         norm: NormWeights,
-        weight: Any,
-        bias: Any,
+        qkv: Linear,
+        *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Any = None,
-        k_norm: Any = None,
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
         """Norm, projection, rotation and cache write, one after the other."""
         normalised, residual = self.add_norm(x, residual, norm)
-        qkv = self.linear(normalised, weight, bias)  # [T, (heads + 2 * kv_heads) * head_dim]
-        return self.qkv_rope_append(qkv, batch, layer_cache, attention_config, q_norm, k_norm, cos_sin), residual
+        projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
+        return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
-    def linear_add(self, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
-        """The product; the next normalisation adds it to the residual."""
-        return self.linear(x, weight, bias), residual
+    def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
+        """The linear of x; the next normalisation adds it to the residual."""
+        return self.linear(x, linear), residual
 
-    def normed_gated_mlp(self, x: Any, residual: Any, norm: NormWeights, gate_up: Any, down: Any, activation: str) -> tuple[Any, Any]:
+    def normed_gated_mlp(
+        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
+    ) -> tuple[Any, Any]:
         """Norm and feed-forward, one after the other."""
         normalised, residual = self.add_norm(x, residual, norm)
         return self.gated_mlp(normalised, gate_up, down, activation), residual

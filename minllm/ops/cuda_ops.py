@@ -1,12 +1,13 @@
-"""The forward's operations as kernels: the engine on a GPU, or, slowly, in the simulator.
+"""The forward's operations as kernels: the engine on a GPU or, slowly, in the simulator.
 
-Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; nothing waits for anything.
+Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; the host never waits.
 `kernel_variants` overrides the choice by name, for lessons and measurements: {"matmul": "tiled", "attention": "flash_attention_1"};
 a launcher instead of a name is a kernel of your own (own_kernels.py).
 
 One liberty with the protocol: `add_norm` adds into the residual that it is given, in place, because the decoder never looks at
-the old one again; it saves an allocation and a write a layer. And where one sequence decodes alone, norms, residual and the way to the
-cache are part of the products (`normed_qkv`, `linear_add`, `normed_gated_mlp`).
+the old one again; it saves an allocation and a write per layer. And if one sequence decodes alone, norms, residual and the way to the
+cache are part of the GEMVs (`normed_qkv`, `linear_add`, `normed_gated_mlp`). The format of a Linear says which kernels multiply by it, and
+which of these fusions it has (weights/format.py).
 """
 
 from collections.abc import Mapping
@@ -16,21 +17,17 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels import attention as attention_kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
+from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
-from minllm.kernels.matmul import MAX_ROWS_OF_X, choose_for, matmul_silu_and_multiply
-from minllm.kernels.matmul import VARIANTS as MATMUL_VARIANTS
-from minllm.kernels.matmul.flat.flat import MOST_ROWS as MOST_ROWS_OF_FLAT
-from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
-from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
-from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
-from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
+from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import is_quantized
@@ -39,10 +36,10 @@ from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.weights.linear import Linear
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-MOST_ROWS = {"gemv": MAX_ROWS_OF_X, "flat": MOST_ROWS_OF_FLAT}  # a prompt with more needs another product even where they were asked for
-MOST_ROWS_FUSED = 1  # of x, that a product with its norm and residual takes
+MOST_ROWS_FUSED = 1  # the most rows of x for a GEMV with its norm and residual
 GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -97,7 +94,7 @@ class CudaOps(ComposedOps):
         return self.array(host_array.astype(self.dtype if dtype is None else dtype, copy=False))
 
     def device_memory(self) -> tuple[int, int]:
-        """(free, total) bytes of the GPU, what the pool has cached counted as free."""
+        """(free, total) bytes of the GPU; memory that the pool has cached counts as free."""
         self.memory.trim()
         return self.memory.memory.info()
 
@@ -119,9 +116,9 @@ class CudaOps(ComposedOps):
             self._launcher("rms_norm", rms_norm)(x, norm.weight, out, norm.epsilon, residual, self.stream)
         return out, x if residual is None else residual
 
-    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+    def linear(self, x: Any, linear: Linear) -> Any:
         """x @ weight.T + bias: [T, out]."""
-        return self._matmul(x, weight, bias, self.dtype)
+        return self._matmul(x, linear, self.dtype)
 
     def qkv_rope_append(
         self,
@@ -129,8 +126,6 @@ class CudaOps(ComposedOps):
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Any = None,
-        k_norm: Any = None,
         cos_sin: Any = None,
     ) -> Any:
         """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
@@ -140,7 +135,7 @@ class CudaOps(ComposedOps):
         def write(key_cache, value_cache, slot_mapping, recent):
             qkv_rope_append(
                 qkv, batch.positions, slot_mapping, key_cache, value_cache, query,
-                cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, recent, self.stream,
+                cos_sin, config.interleaved, config.q_norm, config.k_norm, config.epsilon, recent, self.stream,
             )  # fmt: skip
             return query
 
@@ -183,7 +178,7 @@ class CudaOps(ComposedOps):
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
-        from minllm.kernels.attention.residual_window import residual_window  # as all variants: where it is needed
+        from minllm.kernels.attention.residual_window import residual_window  # imported on first use, as all variants are
 
         recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
         sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)
@@ -196,98 +191,103 @@ class CudaOps(ComposedOps):
         )  # fmt: skip
         return out.reshape(query.shape[0], -1)
 
-    def gated_mlp(self, x: Any, gate_up: Any, down: Any, activation: str) -> Any:
+    def gated_mlp(self, x: Any, gate_up: Linear, down: Linear, activation: str) -> Any:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
-        product = None if {"matmul", "silu_and_multiply"} & self.own.keys() else self._matmul_variant(x, gate_up)
-        if product == "gemv":
-            gated_gemv(x, gate_up, activated, self.stream)
-        elif product == "flat" and fits_flat(x, gate_up):
-            gated_flat(x, gate_up, activated, self.stream)
-        elif product == "wgmma" and fits_wgmma(x, gate_up):
-            matmul_silu_and_multiply(x, gate_up, activated, self.stream)
+        launch_gated = self._gated_launcher(x, gate_up)
+        if launch_gated is not None:
+            launch_gated(x, gate_up.weight, activated, self.stream)
         else:
             both = self.linear(x, gate_up)  # [T, 2 * intermediate]
             self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
         return self.linear(activated, down)
 
-    def mlp(self, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, activation: str) -> Any:
+    def mlp(self, x: Any, up: Linear, down: Linear, activation: str) -> Any:
         """down(gelu(up(x))): [T, hidden]."""
         if activation not in GELU_APPROXIMATIONS:
             raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(GELU_APPROXIMATIONS)}, not {activation}")
-        hidden = self.linear(x, up, up_bias)  # [T, intermediate]
+        hidden = self.linear(x, up)  # [T, intermediate]
         gelu(hidden, hidden, GELU_APPROXIMATIONS[activation], self.stream)
-        return self.linear(hidden, down, down_bias)
+        return self.linear(hidden, down)
 
-    # A decode step of one sequence fuses all that is small into the products beside it: five kernels a layer.
+    # A decode step of one sequence fuses all that is small with the GEMVs beside it: five kernels per layer.
 
-    def _fuses(self, x: Any, residual: Any, norm: NormWeights | None = None) -> bool:
-        """Whether a product of x is gemv's, with a norm before it and the residual behind it; the stream is then a single array."""
+    def _fuses(self, x: Any, residual: Any, launcher: Any, norm: NormWeights | None = None) -> bool:
+        """Whether a GEMV of x runs with a norm in front and the residual behind it; the residual stream is then a single array.
+
+        launcher: what the format has for that, or None.
+        """
         asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
-        return asked and x.shape[0] <= MOST_ROWS_FUSED and residual is None and (norm is None or norm.kind == "rms_norm")
+        one_stream = x.shape[0] <= MOST_ROWS_FUSED and residual is None
+        return asked and one_stream and launcher is not None and (norm is None or norm.kind == "rms_norm")
 
     def normed_qkv(
         self,
         x: Any,
         residual: Any,
         norm: NormWeights,
-        weight: Any,
-        bias: Any,
+        qkv: Linear,
+        *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Any = None,
-        k_norm: Any = None,
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
-        """(queries, residual): norm, projection, rotation and cache write, in one kernel where x is one row."""
-        config = attention_config
+        """(queries, residual): norm, projection, rotation and cache write, in one kernel if x is one row."""
+        config, launcher = attention_config, qkv.format.kernels.normed_qkv
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
         slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
         if recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
-            slots, caches = batch.recent.slot_mapping, recent.rings  # plain ones: codes are made of them when a group is whole
-        plain = q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
-        if not (self._fuses(x, residual, norm) and halves and plain):
-            return super().normed_qkv(x, residual, norm, weight, bias, batch, layer_cache, config, q_norm, k_norm, cos_sin)
+            slots, caches = batch.recent.slot_mapping, recent.rings  # plain caches: a group becomes codes once it is complete
+        plain = config.q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
+        if not (self._fuses(x, residual, launcher, norm) and halves and plain):
+            return super().normed_qkv(
+                x, residual, norm, qkv, batch=batch, layer_cache=layer_cache, attention_config=config, cos_sin=cos_sin
+            )
         query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
-        gemv_qkv_rope_append(
-            x, norm.weight, norm.epsilon, weight, bias, batch.positions, slots, cos_sin, query, *caches, self.stream,
+        launcher(
+            x, norm.weight, norm.epsilon, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream,
         )  # fmt: skip
         if recent is not None:
             self.quantize_groups(layer_cache, batch)
         return query, x
 
-    def linear_add(self, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
-        """The product, or where it is of one row, its sum with the residual and None."""
-        if not self._fuses(x, None):
-            return super().linear_add(x, weight, bias, residual)
+    def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
+        """The linear of x and the residual; if x is one row, their sum and None."""
+        launcher = linear.format.kernels.normed_linear
+        if not self._fuses(x, None, launcher):
+            return super().linear_add(x, linear, residual)
         out = self.empty(residual.shape, self.dtype)
-        matmul_gemv(x, weight, out, bias, self.stream, residual=residual)
+        launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual)
         return out, None
 
-    def normed_gated_mlp(self, x: Any, residual: Any, norm: NormWeights, gate_up: Any, down: Any, activation: str) -> tuple[Any, Any]:
-        """Norm and feed-forward: in two kernels where x is one row."""
-        if not (self._fuses(x, residual, norm) and activation == "silu"):
-            return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation)
+    def normed_gated_mlp(
+        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
+    ) -> tuple[Any, Any]:
+        """Norm and feed-forward: in two kernels if x is one row."""
+        launcher = gate_up.format.kernels.normed_gated
+        if not (self._fuses(x, residual, launcher, norm) and activation == "silu" and gate_up.bias is None):
+            return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation)
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
-        gated_gemv(x, gate_up, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
-        return self.linear_add(activated, down, None, x)
+        launcher(x, gate_up.weight, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
+        return self.linear_add(activated, down, x)
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Any, rows: Any) -> Any:
+    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
         """The head's scores of the wanted rows, ascending: float32 [R, vocab]."""
-        if rows.shape[0] == x.shape[0] and self._fuses(x, residual, norm):
+        launcher = lm_head.format.kernels.normed_linear
+        if rows.shape[0] == x.shape[0] and self._fuses(x, residual, launcher, norm):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
-            matmul_gemv(x, lm_head, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
+            launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
         if rows.shape[0] != x.shape[0]:  # as many rows as tokens are all of them
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)
-        return self._matmul(normalised, lm_head, None, np.dtype(np.float32))
+        return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
     def sample(self, logits: Any, sampling: SamplingTensors) -> Any:
-        """One token a row: int32 [R]."""
+        """One token per row: int32 [R]."""
         rows, vocab = logits.shape
         out = self.empty((rows,), np.int32)
         sample(logits, sampling, out, SampleScratch.allocate(self.empty, rows, vocab, sampling), self.stream)
@@ -310,34 +310,45 @@ class CudaOps(ComposedOps):
         return self.own[stage].launch if stage in self.own else launcher
 
     def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
-        """The module that was asked for where it takes this cache and so many new tokens, else the one for them on this GPU."""
-        if is_quantized(key_cache):
-            variants, best = attention_kernels.QUANTIZED_VARIANTS, attention_kernels.choose_quantized(max_query_len, key_cache)
-        else:
-            variants, best = attention_kernels.VARIANTS, attention_kernels.choose(max_query_len, self.dtype, self.capability)
-        name = self.variants.get("attention")
-        is_decoder_of_prompts = name in attention_kernels.DECODE_VARIANTS and max_query_len != 1
-        return variants[best if name not in variants or is_decoder_of_prompts else name]
+        """The module that was asked for if it takes this cache and this number of new tokens, else the fastest one for them on this GPU."""
+        quantized, name = is_quantized(key_cache), self.variants.get("attention")
+        asked = ATTENTION_VARIANTS.entries.get(name)
+        if asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
+            best = choose_quantized(max_query_len, key_cache) if quantized else choose(max_query_len, self.dtype, self.capability)
+            return ATTENTION_VARIANTS[best]
+        return ATTENTION_VARIANTS[name]
 
-    def _matmul(self, x: Any, weight: Any, bias: Any, out_dtype: np.dtype) -> Any:
-        out = self.empty((x.shape[0], weight.shape[0]), out_dtype)
+    def _matmul(self, x: Any, linear: Linear, out_dtype: np.dtype) -> Any:
+        out = self.empty((x.shape[0], linear.shape[0]), out_dtype)
         own = self.own.get("matmul")
-        if own is not None and own.takes(x.shape[0]):
-            own.launch(x, weight, out, bias, self.stream)
+        if own is not None and linear.format.is_plain and own.takes(x.shape[0]):
+            own.launch(x, linear.weight, out, linear.bias, self.stream)
             return out
-        MATMUL_VARIANTS[self._matmul_variant(x, weight)](x, weight, out, bias, self.stream)
+        kernels, variant = linear.format.kernels, self._matmul_variant(x, linear)
+        if variant in kernels.activations:
+            x = kernels.activations[variant](x, self.empty, self.stream)
+        kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream)
         return out
 
-    def _matmul_variant(self, x: Any, weight: Any) -> str:
-        """The product that was asked for where it takes so many rows, else the one for this shape on this GPU."""
-        name = self.variants.get("matmul")
-        return choose_for(x, weight) if name is None or x.shape[0] > MOST_ROWS.get(name, x.shape[0]) else name
+    def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:
+        """What multiplies by gate and up and joins both in one kernel; None if the format has nothing for these arrays."""
+        kernels = gate_up.format.kernels
+        if kernels.gated is None or gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
+            return None
+        return kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight)
+
+    def _matmul_variant(self, x: Any, linear: Linear) -> str:
+        """The GEMM that was asked for if the format has it and it takes this number of rows, else the one for this shape on this GPU."""
+        kernels, name = linear.format.kernels, self.variants.get("matmul")
+        if name not in kernels.variants or x.shape[0] > kernels.most_rows.get(name, x.shape[0]):
+            return kernels.choose(x, linear.weight)
+        return name
 
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
     """The overrides, once every stage and name in them is known; else KernelArgumentError."""
-    attention = (*attention_kernels.VARIANTS, *attention_kernels.QUANTIZED_VARIANTS)
-    known = {"matmul": tuple(MATMUL_VARIANTS), "attention": attention}
+    attention = [*ATTENTION_VARIANTS.names(), *ATTENTION_VARIANTS.names(QUANTIZED)]
+    known = {"matmul": MATMUL_VARIANTS.names(), "attention": attention}
     for stage, name in variants.items():
         if stage not in known:
             raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")

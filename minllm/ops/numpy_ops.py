@@ -1,8 +1,8 @@
 """The forward's operations in NumPy: the engine on a CPU, made of the same references that the kernels are tested against.
 
-Activations are rounded to `dtype` between operations, as a GPU does that stores them; inside an operation all is float32. Weights are
+Activations are rounded to `dtype` between operations, as when a GPU stores them; inside an operation all is float32. Plain weights are
 rounded to `dtype` too, but kept as float32, because that is what BLAS multiplies: the numbers are those of a bfloat16 model, only the
-storage is wider.
+storage is wider. Other formats keep their own arrays.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
 from minllm.kernels.kv.quantize_groups import quantize_groups_reference
-from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.sampling.sample import sample_reference
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.ops.composed import ComposedOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.weights.linear import Linear
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -71,9 +71,9 @@ class NumpyOps(ComposedOps):
             return layer_norm_reference(x, norm.weight, norm.bias, norm.epsilon, residual)
         return rms_norm_reference(x, norm.weight, norm.epsilon, residual)
 
-    def linear(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-        """x @ weight.T + bias: [T, out]."""
-        return matmul_reference(x, weight, bias)
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+        """x @ weight.T + bias: [T, out], in x's dtype unless `out_dtype` is given."""
+        return linear.format.linear(x, linear.weight, linear.bias, out_dtype)
 
     def qkv_rope_append(
         self,
@@ -81,8 +81,6 @@ class NumpyOps(ComposedOps):
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: np.ndarray | None = None,
-        k_norm: np.ndarray | None = None,
         cos_sin: np.ndarray | None = None,
     ) -> np.ndarray:
         """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
@@ -91,7 +89,7 @@ class NumpyOps(ComposedOps):
         def write(key_cache, value_cache, slot_mapping, recent):
             return qkv_rope_append_reference(
                 qkv, batch.positions, slot_mapping, key_cache, value_cache, config.heads, config.kv_heads,
-                cos_sin, config.interleaved, q_norm, k_norm, config.epsilon, recent,
+                cos_sin, config.interleaved, config.q_norm, config.k_norm, config.epsilon, recent,
             )  # fmt: skip
 
         if layer_cache.recent is None:
@@ -125,32 +123,24 @@ class NumpyOps(ComposedOps):
             out = attention_with_window_reference(query, *caches, *layer_cache.recent.of(batch), *tables, *recent)
         return out.reshape(len(query), -1)
 
-    def gated_mlp(self, x: np.ndarray, gate_up: np.ndarray, down: np.ndarray, activation: str) -> np.ndarray:
+    def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
         if activation != "silu":
             raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
-        return matmul_reference(silu_and_multiply_reference(matmul_reference(x, gate_up)), down)
+        return self.linear(silu_and_multiply_reference(self.linear(x, gate_up)), down)
 
-    def mlp(
-        self,
-        x: np.ndarray,
-        up: np.ndarray,
-        up_bias: np.ndarray | None,
-        down: np.ndarray,
-        down_bias: np.ndarray | None,
-        activation: str,
-    ) -> np.ndarray:
+    def mlp(self, x: np.ndarray, up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(gelu(up(x))): [T, hidden]."""
         approximations = {"gelu": "none", "gelu_tanh": "tanh"}
         if activation not in approximations:
             raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(approximations)}, not {activation}")
-        return matmul_reference(gelu_reference(matmul_reference(x, up, up_bias), approximations[activation]), down, down_bias)
+        return self.linear(gelu_reference(self.linear(x, up), approximations[activation]), down)
 
-    def logits(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def logits(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray) -> np.ndarray:
         """The head's scores of the wanted rows: float32 [R, vocab]."""
         normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
-        return matmul_reference(normalised, lm_head, out_dtype=np.float32)
+        return self.linear(normalised, lm_head, np.float32)
 
     def sample(self, logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-        """One token a row: int32 [R]."""
+        """One token per row: int32 [R]."""
         return sample_reference(logits, sampling)

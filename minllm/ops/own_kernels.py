@@ -1,4 +1,4 @@
-"""Kernels from outside the package in a stage's place: a reader's own attention, say, inside the engine.
+"""Kernels from outside the package in place of a stage's own: a reader's attention inside the engine.
 
     LLM(kernel_variants={"rms_norm": my_rms_norm, "attention": my_module})
 
@@ -21,7 +21,7 @@ class OwnKernel:
     """A launcher for a stage.
 
     most_rows: the most rows of x, or new tokens of a sequence, that it takes; larger calls go to the package's kernel.
-    simulated_options: keyword arguments for the simulator, where tiles that suit a GPU would be slow.
+    simulated_options: keyword arguments for the simulator, in which tiles that suit a GPU would be slow.
     """
 
     stage: str
@@ -31,12 +31,12 @@ class OwnKernel:
     simulated_options: Mapping[str, Any] = field(default_factory=dict)
 
     def takes(self, rows: int) -> bool:
-        """Whether it can do a call of so many rows."""
+        """Whether it takes this number of rows."""
         return self.most_rows is None or rows <= self.most_rows
 
 
 def as_own_kernel(stage: str, thing: Any) -> OwnKernel:
-    """What kernel_variants gives for a stage, as an OwnKernel; KernelArgumentError where it cannot be one."""
+    """What kernel_variants gives for a stage, as an OwnKernel. Raises KernelArgumentError if it cannot be one."""
     if stage not in STAGES:
         raise KernelArgumentError(f"kernel_variants gives a kernel of your own for the stage {stage!r}; it may for {', '.join(STAGES)}")
     if isinstance(thing, OwnKernel):
@@ -53,5 +53,5 @@ def as_own_kernel(stage: str, thing: Any) -> OwnKernel:
 
 
 def own_kernels(variants: Mapping[str, Any]) -> dict[str, OwnKernel]:
-    """Those of kernel_variants that are no names."""
+    """The entries of kernel_variants that are not names."""
     return {stage: as_own_kernel(stage, thing) for stage, thing in variants.items() if not isinstance(thing, str)}

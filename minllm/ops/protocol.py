@@ -5,7 +5,7 @@ the kernels, `cuda_ops.CudaOps` with the kernels themselves. An operation here i
 its residual add, a projection, rotation and cache write in one), not a primitive of an array library.
 
 "Array" below is whatever the machine calls an array: a NumPy array, or a device array. Only `array`, `weight` and `to_host` cross over.
-T is the number of tokens of a batch, B the number of its sequences, R the number of rows whose logits are wanted.
+T is the number of tokens of a batch, B the number of its sequences, R the number of rows that get logits.
 """
 
 from dataclasses import dataclass, fields
@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minllm.weights.linear import Linear
+
 Array = Any
 
 
 @dataclass
 class RecentTokens:
-    """Where a batch's newest tokens are kept as they are, for caches with a residual window: in scratch memory, or in rings.
+    """Where the newest tokens of a batch are kept unquantised, for caches with a residual window: in scratch memory, or in rings.
 
     Arrays are int32. Those of a sequence begin with the first position that its first new token reads in full precision, and lie in
     blocks of TOKEN_GROUP tokens (kernels/attention/residual_window/reference.py).
@@ -29,10 +31,10 @@ class RecentTokens:
     block_tables: Array  # [B, blocks]
     loads: Array | None = None  # [P, 2] blocks copied from rings to scratch memory before the new tokens are written; None for none
     stores: Array | None = None  # [P, 2] blocks copied from scratch memory to rings after it; None: the batch works in the rings
-    rings: Array | None = None  # [B] which ring is the sequence's, where it works in them
+    rings: Array | None = None  # [B] the ring of each sequence, for batches that work in the rings
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays that are there, by name."""
+        """The arrays that are not None, by name."""
         return {field.name: array for field in fields(self) if (array := getattr(self, field.name)) is not None}
 
 
@@ -50,17 +52,17 @@ class Batch:
     query_start: Array  # [B + 1] first row of each sequence; the last entry is T
     context_lens: Array  # [B] keys that the sequence sees, its new tokens included; 0 marks a padding row
     block_tables: Array  # [B, max_blocks] the cache blocks of each sequence in order
-    logits_rows: Array  # [R] rows of the T whose logits are wanted
+    logits_rows: Array  # [R] rows among the T that get logits
     num_tokens: int  # T
     num_sequences: int  # B
     max_query_len: int  # an upper bound of the new tokens of any sequence
     max_context_len: int  # an upper bound of context_lens
-    recent: RecentTokens | None = None  # where the cache has a residual window
+    recent: RecentTokens | None = None  # for caches with a residual window
 
 
 @dataclass
 class RecentCache:
-    """The newest tokens of one layer as they are, keys and then values: [blocks, TOKEN_GROUP, kv_heads, head_dim], plain."""
+    """The newest tokens of one layer, unquantised, keys and then values: [blocks, TOKEN_GROUP, kv_heads, head_dim]."""
 
     window: int  # tokens, a multiple of TOKEN_GROUP
     rings: tuple[Array, Array]
@@ -75,12 +77,12 @@ class RecentCache:
 class LayerCache:
     """Keys and values of one layer. The cache that a forward takes is a list of these, one for each layer.
 
-    Where the cache is quantised each is a kernels.quantization.cache.QuantizedCache of this shape.
+    In a quantised cache each of the two is a kernels.quantization.cache.QuantizedCache of this shape.
     """
 
     key: Array  # [num_blocks, block_size, kv_heads, head_dim]
     value: Array  # [num_blocks, block_size, kv_heads, head_dim]
-    recent: RecentCache | None = None  # with a residual window: what attention reads of the newest tokens instead of their codes
+    recent: RecentCache | None = None  # with a residual window: what attention reads for the newest tokens instead of their codes
 
 
 @dataclass
@@ -95,7 +97,7 @@ class NormWeights:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """The shape of one layer's attention. Query head h reads KV head h // (heads // kv_heads)."""
+    """One layer's attention: its shape, and the norms of its heads. Query head h reads KV head h // (heads // kv_heads)."""
 
     heads: int
     kv_heads: int
@@ -103,7 +105,9 @@ class AttentionConfig:
     scale: float  # factor of q . k, usually head_dim ** -0.5
     sliding_window: int = 0  # a query sees at most this many keys, its own included; 0 sees all before it
     interleaved: bool = False  # RoPE pairs neighbours (2i, 2i + 1) instead of the halves (i, i + head_dim / 2)
-    epsilon: float = 1e-6  # of the per-head normalisation of q and k, where a model has one
+    q_norm: Array | None = None  # [head_dim] RMS norm over each head of q, in models that have it
+    k_norm: Array | None = None  # [head_dim] the same for k
+    epsilon: float = 1e-6  # of these norms
 
 
 class Ops(Protocol):
@@ -147,8 +151,8 @@ class Ops(Protocol):
         All are [T, hidden]."""
         ...
 
-    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
-        """x @ weight.T (+ bias): [T, in] and [out, in] to [T, out]."""
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """x @ weight.T (+ bias): [T, in] to [T, out]."""
         ...
 
     def qkv_rope_append(
@@ -157,14 +161,12 @@ class Ops(Protocol):
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Array | None = None,
-        k_norm: Array | None = None,
         cos_sin: Array | None = None,
     ) -> Array:
         """From qkv [T, (heads + 2 * kv_heads) * head_dim] to the queries [T, heads, head_dim], with keys and values written to the cache.
 
-        Queries and keys are normalised a head at a time where q_norm and k_norm [head_dim] are given, then rotated by the table
-        cos_sin [positions, head_dim] (first half cosines, second half sines) where it is given. Values are stored as they are.
+        Queries and keys are normalised head by head if the configuration has their norms, then rotated by the table cos_sin
+        [positions, head_dim] (first half cosines, second half sines) if it is given. Values are stored as they are.
         """
         ...
 
@@ -185,13 +187,13 @@ class Ops(Protocol):
         """Softmax(scale * q . K) V over the cached context of each sequence, causal: [T, heads, head_dim] to [T, heads * head_dim]."""
         ...
 
-    def gated_mlp(self, x: Array, gate_up: Array, down: Array, activation: str) -> Array:
+    def gated_mlp(self, x: Array, gate_up: Linear, down: Linear, activation: str) -> Array:
         """(activation(x @ gate.T) * (x @ up.T)) @ down.T: gate_up [2 * intermediate, hidden] holds gate first; down
         [hidden, intermediate]; activation is "silu". Returns [T, hidden]."""
         ...
 
-    def mlp(self, x: Array, up: Array, up_bias: Array | None, down: Array, down_bias: Array | None, activation: str) -> Array:
-        """activation(x @ up.T + up_bias) @ down.T + down_bias; activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
+    def mlp(self, x: Array, up: Linear, down: Linear, activation: str) -> Array:
+        """down(activation(up(x))); activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
         ...
 
     # The three below may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): two arrays whose sum
@@ -202,32 +204,30 @@ class Ops(Protocol):
         x: Array,
         residual: Array | None,
         norm: NormWeights,
-        weight: Array,
-        bias: Array | None,
+        qkv: Linear,
+        *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        q_norm: Array | None = None,
-        k_norm: Array | None = None,
         cos_sin: Array | None = None,
     ) -> tuple[Array, Array]:
         """(queries, residual): qkv_rope_append of the linear of the normalised x + residual, which is the residual returned."""
         ...
 
-    def linear_add(self, x: Array, weight: Array, bias: Array | None, residual: Array) -> tuple[Array, Array | None]:
-        """The residual stream, as a pair, to which x @ weight.T (+ bias) was added."""
+    def linear_add(self, x: Array, linear: Linear, residual: Array) -> tuple[Array, Array | None]:
+        """The residual stream, as a pair, to which the linear of x was added."""
         ...
 
     def normed_gated_mlp(
-        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Array, down: Array, activation: str
+        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
     ) -> tuple[Array, Array | None]:
         """The residual stream, as a pair, to which gated_mlp of its normalisation was added."""
         ...
 
-    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Array, rows: Array) -> Array:
-        """The scores of the next token: add_norm of the R wanted rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
+    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array) -> Array:
+        """The scores of the next token: add_norm of these R rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
         ...
 
     def sample(self, logits: Array, sampling: Any) -> Array:
-        """One token id a row, int32 [R], from float32 logits [R, vocab]. `sampling` is kernels.sampling's SamplingTensors."""
+        """One token id per row, int32 [R], from float32 logits [R, vocab]. `sampling` is kernels.sampling's SamplingTensors."""
         ...

@@ -1,6 +1,6 @@
 """The engine on a CPU with kernels of your own: they run in the simulator, all other operations in NumPy.
 
-The simulator takes microseconds for each operation of each thread, so products of large matrices stay in NumPy too.
+The simulator takes microseconds for each operation of each thread, so GEMMs of large matrices stay in NumPy too.
 """
 
 import time
@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.matmul.reference import matmul_reference
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.own_kernels import OwnKernel
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.weights.linear import Linear
 
-MOST_PRODUCTS = 110_000  # multiply-adds of a matrix product that the simulator is given: about a quarter of a second
+MOST_PRODUCTS = 110_000  # multiply-adds of the largest GEMM that the simulator is given: about a quarter of a second
 
 
 class SimulatedStageOps(NumpyOps):
-    """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: of each stage in the simulator so far."""
+    """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: by stage, those in the simulator so far."""
 
     def __init__(self, dtype: Any, kernels: Mapping[str, OwnKernel]):
         """kernels: stage -> launcher; dtype: of the activations."""
@@ -44,9 +43,15 @@ class SimulatedStageOps(NumpyOps):
         self.simulate("rms_norm", x, norm.weight.astype(x.dtype), out, norm.epsilon, stream)
         return out, x if residual is None else stream
 
-    def linear(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-        """x @ weight.T + bias, in the simulator where it is small."""
-        return self._product(x, weight, bias, x.dtype)
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+        """x @ weight.T + bias, in the simulator if it is small. A kernel of your own takes plain weights."""
+        own, weight, bias = self.kernels.get("matmul"), linear.weight, linear.bias
+        if own is None or not linear.format.is_plain or not own.takes(len(x)) or len(x) * weight.size > MOST_PRODUCTS:
+            return super().linear(x, linear, out_dtype)
+        out = np.empty((len(x), len(weight)), x.dtype if out_dtype is None else out_dtype)
+        # Weights are kept as float32 numbers that are exact in the activations' dtype; kernels want one dtype.
+        self.simulate("matmul", np.ascontiguousarray(x), weight.astype(x.dtype), out, None if bias is None else bias.astype(x.dtype))
+        return out
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context."""
@@ -60,28 +65,11 @@ class SimulatedStageOps(NumpyOps):
         )  # fmt: skip
         return out.reshape(len(query), -1)
 
-    def gated_mlp(self, x: np.ndarray, gate_up: np.ndarray, down: np.ndarray, activation: str) -> np.ndarray:
+    def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(silu(gate(x)) * up(x))."""
-        if activation != "silu":
+        if activation != "silu" or "silu_and_multiply" not in self.kernels:
             return super().gated_mlp(x, gate_up, down, activation)
-        both = self._product(x, gate_up, None, x.dtype)  # [T, 2 * intermediate]
-        if "silu_and_multiply" in self.kernels:
-            activated = np.empty((len(x), both.shape[1] // 2), both.dtype)
-            self.simulate("silu_and_multiply", both, activated)
-        else:
-            activated = silu_and_multiply_reference(both)
-        return self._product(activated, down, None, x.dtype)
-
-    def logits(self, x: np.ndarray, residual: np.ndarray, norm: NormWeights, lm_head: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The head's scores of the wanted rows: float32 [R, vocab]."""
-        normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
-        return self._product(normalised, lm_head, None, np.dtype(np.float32))
-
-    def _product(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, out_dtype: np.dtype) -> np.ndarray:
-        own = self.kernels.get("matmul")
-        if own is None or not own.takes(len(x)) or len(x) * weight.size > MOST_PRODUCTS:
-            return matmul_reference(x, weight, bias, out_dtype)
-        out = np.empty((len(x), len(weight)), out_dtype)
-        # Weights are kept as float32 numbers that are exact in the activations' dtype; kernels want one dtype.
-        self.simulate("matmul", np.ascontiguousarray(x), weight.astype(x.dtype), out, None if bias is None else bias.astype(x.dtype))
-        return out
+        both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+        activated = np.empty((len(x), both.shape[1] // 2), both.dtype)
+        self.simulate("silu_and_multiply", both, activated)
+        return self.linear(activated, down)

@@ -6,27 +6,29 @@ from rich.table import Table
 
 from minllm.costs.cache_policies import POLICIES
 from minllm.errors import KernelArgumentError
+from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.card import giga, milliseconds, size
-from minllm.planning.formats import QUANTIZED_KV, kv_itemsize
+from minllm.planning.formats import KV_ITEMSIZES, kv_format_name, kv_itemsize
 from minllm.planning.plan import Plan, Wishes, make_plan
 
 
 def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
     """A plan for each policy in the wished 16-bit or 32-bit format, and for each quantised format under the wished policy.
 
-    Each is a plan of its own largest batch, of one sequence where none fits. Formats that do not fit the model's heads are left out.
+    Each plans its own largest batch, or one sequence if none fits. Formats that do not fit the model's heads are left out.
     """
-    wide = "bfloat16" if wishes.kv_dtype in QUANTIZED_KV else wishes.kv_dtype
-    choices = [(policy, wide) for policy in POLICIES] + [(wishes.policy.name, name) for name in QUANTIZED_KV]
+    wished = kv_format_name(wishes.kv_dtype)
+    wide = wished if wished in KV_ITEMSIZES else "bfloat16"
+    choices = [(policy, wide) for policy in POLICIES] + [(wishes.policy.name, name) for name in KV_FORMATS]
     plans = []
     for policy, kv_dtype in choices:
         try:
             kv_itemsize(kv_dtype, config.head_dim)
         except KernelArgumentError:
             continue
-        window = wishes.kv_window if kv_dtype == wishes.kv_dtype else None
+        window = wishes.kv_window if kv_dtype == wished else None
         one = replace(wishes, kv_dtype=kv_dtype, kv_window=window, policy=replace(wishes.policy, name=policy))
         most = make_plan(config, gpu, one).largest_batch
         plans.append(make_plan(config, gpu, replace(one, batch=max(1, most))))
@@ -34,7 +36,7 @@ def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
 
 
 def cache_table(plans: list[Plan]) -> Table:
-    """One line a plan."""
+    """One line per plan."""
     context = plans[0].wishes.context
     table = Table(title=f"caches for {context:,} tokens a sequence, each at its largest batch", title_justify="left")
     table.box, table.pad_edge = None, False
@@ -48,7 +50,7 @@ def cache_table(plans: list[Plan]) -> Table:
 
 
 def figures(plan: Plan) -> tuple[str, ...]:
-    """What a plan's batch takes and yields; dashes where not one sequence fits."""
+    """What a plan's batch takes and yields; dashes if not one sequence fits."""
     if not plan.largest_batch:
         return "none", "-", "-", "-", "-"
     share = f"{100 * plan.kv_wasted_share:.1f} %"

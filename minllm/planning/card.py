@@ -12,7 +12,7 @@ from minllm.planning.plan import Floor, Plan
 
 
 def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
-    """One line a fact, under a title."""
+    """One line per fact, under a title."""
     text = Text(title, style="bold")
     for name, value in rows:
         text.append(f"\n{name:<18}", style="not bold dim").append(value, style="not bold")
@@ -71,12 +71,12 @@ def policy_words(plan: Plan) -> str:
 
 
 def window_words(plan: Plan) -> str:
-    """What residual windows take of it."""
+    """The part of the cache that residual windows take."""
     return f"windows of {plan.wishes.residual_window} tokens as they are: {giga(plan.wishes.batch * plan.window_bytes)} of it"
 
 
 def kv_line(plan: Plan) -> str:
-    """Bytes a token, and what the formula that ignores grouping would say."""
+    """Bytes per token, and what the formula that ignores grouping would give."""
     line = size(plan.all_kv_bytes_per_token)
     if plan.ungrouped_kv_bytes_per_token == plan.all_kv_bytes_per_token:
         return line
@@ -106,7 +106,7 @@ def floor_line(floor: Floor) -> str:
 
 
 def comparison_rows(compared: list[Comparison]) -> list[tuple[str, str]]:
-    """Predicted and measured, two lines a run."""
+    """Predicted and measured, two lines per run."""
     rows = []
     for one in compared:
         lengths = f"prompt {one.prompt}, new {one.new}, {one.dtype}"

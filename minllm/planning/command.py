@@ -15,7 +15,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.shapes import find_config
 from minllm.planning import card
 from minllm.planning.caches import cache_table, compare_caches
-from minllm.planning.formats import KV_ITEMSIZES, QUANTIZED_KV, WEIGHT_FORMATS, format_name, kv_itemsize
+from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, kv_format_name, kv_itemsize, weight_format_name
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
 
@@ -50,9 +50,9 @@ def run(
         write(json_file, dict(gpu=gpu_name, measured=[asdict(one) for one in compared]))
         return
     name, config = find_config(model)
-    weights = format_name(dtype, "--dtype") if dtype else config.dtype or "bfloat16"
+    weights = weight_format_name(dtype) if dtype else config.dtype or "bfloat16"
     if kv_dtype:
-        cached = format_name(kv_dtype, "--kv-dtype", (*KV_ITEMSIZES, *QUANTIZED_KV))
+        cached = kv_format_name(kv_dtype)
     else:
         cached = weights if weights in KV_ITEMSIZES else "bfloat16"
     if block_size is None:
@@ -79,10 +79,11 @@ def run(
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
     """The stages of one GPU's part of a decode step and of a prefill."""
     weights, part = WEIGHT_FORMATS[wishes.dtype], costs.shard(config, wishes.tensor_parallel)
-    sizes = (weights.itemsize, kv_itemsize(wishes.kv_dtype, config.head_dim), weights.matrix_itemsize)
+    sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_itemsize(wishes.kv_dtype, config.head_dim))
+    sizes |= dict(weight_format=weights, residual_window=wishes.residual_window)
     return dict(
-        decode=costs.decode_stages(part, wishes.batch, wishes.context, *sizes, residual_window=wishes.residual_window),
-        prefill=costs.prefill_stages(part, wishes.context, *sizes, residual_window=wishes.residual_window),
+        decode=costs.decode_stages(part, wishes.batch, wishes.context, **sizes),
+        prefill=costs.prefill_stages(part, wishes.context, **sizes),
     )
 
 

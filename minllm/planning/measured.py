@@ -1,6 +1,6 @@
 """Floors held against recorded measurements: one sequence, decoded greedily by this engine on a GPU.
 
-A measured run has a prompt and a number of new tokens; its decode time a token is compared with the floor at the middle of the generation,
+A measured run has a prompt and a number of new tokens; its decode time per token is compared with the floor in the middle of generation,
 and its time to the first token with the floor of the prompt's prefill. Both floors take the ceilings that were measured on the same GPU.
 """
 

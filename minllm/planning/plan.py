@@ -6,7 +6,7 @@ values, as the cache's policy divides it (costs/cache_policies.py).
 Time: a step takes at least the longer of moving its bytes and doing its operations, and with several GPUs the all-reduces on top, which
 nothing can overlap, because what follows needs their sum. So tokens a second here are what no engine can exceed, not what one will reach.
 
-Cost: price an hour of all GPUs over tokens an hour. The batch at the ridge is where multiplying by the weights takes as long as reading
+Cost: the price per hour of all GPUs over tokens per hour. At the ridge's batch multiplying by the weights takes as long as reading
 them: below it a larger batch is nearly free. Source: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """
 
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
-from minllm.costs.parameters import key_value_width, query_width
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 
-STEP_TOKENS = 2048  # of a step, at least: the engine's max_num_batched_tokens
+STEP_TOKENS = 2048  # the fewest tokens that a step must have room for: the engine's max_num_batched_tokens
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,10 @@ class Wishes:
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     tensor_parallel: int = 1
-    price_per_hour: float | None = None  # of one GPU, in any currency
+    price_per_hour: float | None = None  # for one GPU, in any currency
     memory_share: float = 0.9
     policy: costs.AllocationPolicy = costs.AllocationPolicy()
-    kv_window: int | None = None  # of the newest tokens, which are kept as they are; None is the format's own
+    kv_window: int | None = None  # newest tokens that are kept unquantised; None is the format's own
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel"):
@@ -92,8 +91,8 @@ class Plan:
     ungrouped_kv_bytes_per_token: int
     kv_bytes_per_token: int
     kv_bytes: int  # set aside for the batch at its context
-    window_bytes: int  # of it, the residual window of one sequence
-    kv_wasted_share: float  # of the blocks or pages in kv_bytes that hold no token
+    window_bytes: int  # the residual window of one sequence, part of kv_bytes
+    kv_wasted_share: float  # the share of the blocks or pages in kv_bytes that holds no token
     activation_bytes: int
     memory_bytes: int
     budget_bytes: int  # memory times memory_share
@@ -112,14 +111,14 @@ class Plan:
         return self.weight_bytes + self.kv_bytes + self.activation_bytes <= self.budget_bytes
 
     def cost_per_million(self, floor: Floor) -> float | None:
-        """Price of a million tokens at that floor; None where no price was given."""
+        """The price of a million tokens at that floor; None if no price was given."""
         if self.wishes.price_per_hour is None:
             return None
         return 1e6 * self.wishes.price_per_hour * self.wishes.tensor_parallel / (3600 * floor.tokens_per_s)
 
 
 def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
-    """The plan of `config` on `wishes.tensor_parallel` GPUs. InvalidOptionError where they do not divide the model, or the context is
+    """The plan of `config` on `wishes.tensor_parallel` GPUs. InvalidOptionError if they do not divide the model, or the context is
     longer than learned positions allow."""
     if config.rope is None and wishes.context > config.max_position_embeddings:
         raise InvalidOptionError(
@@ -127,7 +126,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         )
     weights, kv_item = WEIGHT_FORMATS[wishes.dtype], kv_itemsize(wishes.kv_dtype, config.head_dim)
     part = costs.shard(config, wishes.tensor_parallel)
-    sizes = (weights.itemsize, kv_item, weights.matrix_itemsize)
+    sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_item, weight_format=weights, residual_window=wishes.residual_window)
     tflops, tflops_source = best_rate(gpu, wishes.dtype)
 
     def floor(cost: costs.Cost, tokens: int, rows: int, counted: int) -> Floor:
@@ -135,9 +134,8 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         link_ms = 1e3 * sent / (gpu.link_gb_s / 2 * 1e9)
         return Floor(cost.bytes, cost.flops, cost.memory_ms(gpu.ceiling_tb_s), cost.compute_ms(tflops), link_ms, counted)
 
-    decode = costs.decode_step(part, wishes.batch, wishes.context, *sizes, residual_window=wishes.residual_window)
-    prompt = costs.prefill(part, wishes.context, *sizes, residual_window=wishes.residual_window)
-    part_weights = costs.weight_bytes(part, weights.itemsize, weights.matrix_itemsize)
+    decode, prompt = costs.decode_step(part, wishes.batch, wishes.context, **sizes), costs.prefill(part, wishes.context, **sizes)
+    part_weights = costs.weight_bytes(part, weights.itemsize, weight_format=weights)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
     sequence_bytes = wishes.policy.allocated_bytes(wishes.context, kv_token)
     window_bytes = costs.ring_tokens(wishes.residual_window) * costs.kv_bytes_per_token(part, weights.itemsize)
@@ -145,7 +143,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     return Plan(
         wishes=wishes,
         parameters=costs.parameter_count(config),
-        all_weight_bytes=costs.weight_bytes(config, weights.itemsize, weights.matrix_itemsize),
+        all_weight_bytes=costs.weight_bytes(config, weights.itemsize, weight_format=weights),
         weight_bytes=part_weights,
         all_kv_bytes_per_token=costs.kv_bytes_per_token(config, kv_item),
         ungrouped_kv_bytes_per_token=costs.ungrouped_kv_bytes_per_token(config, kv_item),
@@ -169,12 +167,12 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
 
 def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:
     """What a forward of STEP_TOKENS tokens, or of one for each of a larger batch, needs beside weights and cache."""
-    widest = max(query_width(config) + key_value_width(config), 2 * config.intermediate_size)
+    widest = costs.widest_activation(config)
     return activation_bytes(max(STEP_TOKENS, batch), batch, config.hidden_size, widest, config.vocab_size, itemsize)
 
 
 def largest_batch(config: ModelConfig, room: int, sequence_bytes: int, itemsize: int) -> int:
-    """The most sequences of `sequence_bytes` keys and values each whose cache and forward fit `room`; 0 where none does."""
+    """The most sequences of `sequence_bytes` keys and values each whose cache and forward fit `room`; 0 if none does."""
     fixed = forward_bytes(config, 0, itemsize)
     logits = forward_bytes(config, 1, itemsize) - fixed
     batch = (room - fixed) // (sequence_bytes + logits)

@@ -1,14 +1,14 @@
-"""The PTX instructions that Numba has no name for, one function each, with its emulation beside it.
+"""PTX instructions that numba.cuda does not offer, each with its emulation.
 
-Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. What is where:
+Kernels import them from here: `from minllm import ptx`, or by name. Names follow the PTX ISA manual. The modules:
 
-    arithmetic, convert, convert_fp8     fast functions, and floats of 16 and 8 bits
-    memory, async_copy, array_layout     128-bit loads and stores, cp.async; where the tokens of a cache lie
-    matrix, mma                          tiles to and from registers, and a warp's tensor-core products
-    barrier, fence                       mbarriers, named barriers, and what makes stores visible to asynchronous units
-    bulk_copy, tensor_copy               copies of runs and tiles beside the threads; swizzle says how tiles lie
-    warpgroup, descriptor, register      wgmma, the matrices that it reads, and the registers that it needs
-    cluster, launch                      blocks that work together, and kernels that overlap
+    arithmetic, convert, convert_fp8     approximate functions; conversions to and from 16-bit and 8-bit floats
+    memory, async_copy, array_layout     128-bit loads and stores; cp.async; the token stride of a KV cache
+    matrix, mma                          ldmatrix, stmatrix, movmatrix; mma.sync
+    barrier, fence                       mbarriers, named barriers, fences of the async proxy
+    bulk_copy, tensor_copy, swizzle      TMA: asynchronous copies of contiguous bytes and of tiles; the layout of swizzled tiles
+    warpgroup, descriptor, register      wgmma, its matrix descriptors, setmaxnreg
+    cluster, launch                      thread block clusters, programmatic dependent launch
 """
 
 from minllm.ptx.arithmetic import (

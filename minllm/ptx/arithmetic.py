@@ -1,4 +1,4 @@
-"""Fast approximate functions of the special-function unit, and byte permutation."""
+"""Approximate functions (SFU), reciprocals, maxima, and byte permutation."""
 
 import math
 
@@ -33,14 +33,14 @@ def tanh_approx(x):
 
 
 def prmt(low, high, selector):
-    """prmt(low, high, selector) -> uint32: picks four of the eight bytes of high:low, one a nibble of the selector. PTX ISA, "prmt"."""
+    """prmt(low, high, selector) -> uint32: four of the eight bytes of high:low, one per nibble of the selector. PTX ISA, "prmt"."""
     pool = (int(low) & 0xFFFFFFFF) | (int(high) & 0xFFFFFFFF) << 32
     picked = [pool >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4)]
     return sum(byte << 8 * i for i, byte in enumerate(picked))
 
 
 def max_f16x2(a, b):
-    """max_f16x2(a, b) -> uint32: the larger of the two low float16, and of the two high ones; of a number and NaN the number. PTX ISA,
+    """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; the maximum of a number and NaN is the number. PTX ISA,
     "max.f16x2"."""
     pair = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.float16)
     return int(np.fmax(pair[:2], pair[2:]).view(np.uint32)[0])

@@ -1,4 +1,4 @@
-"""Where the tokens of a KV cache lie: no instruction, but what the compiler knows of an array's layout and a kernel's source cannot ask."""
+"""The token stride of a KV cache, a property that only the compiler knows."""
 
 from numba.cuda import types
 from numba.cuda.cgutils import unpack_tuple
@@ -8,15 +8,15 @@ from minllm.ptx.instruction import emulated
 
 
 def axis_of_tokens(ndim):
-    """The axis along which tokens follow each other: 1 of [num_blocks, block_size, kv_heads, head_dim], 0 where the slots are one axis."""
+    """The axis of tokens: 1 of [num_blocks, block_size, kv_heads, head_dim], 0 if one axis holds all slots."""
     return max(0, ndim - 3)
 
 
 def token_stride_emulation(cache, row):
-    """token_stride(cache, row): elements from one token of a cache to the next, in the type of `row`, the elements of a token.
+    """token_stride(cache, row): elements from one token of a cache to the next; row: elements per token, whose type the result has.
 
-    cache: [num_blocks, block_size, kv_heads, head_dim], [slots, kv_heads, head_dim] or [slots, row]. For a C-contiguous one this is `row`
-    itself, found when the kernel is compiled: kernels on caches without gaps cost nothing more. For others it comes from the strides.
+    cache: [num_blocks, block_size, kv_heads, head_dim], [slots, kv_heads, head_dim] or [slots, row]. For a C-contiguous cache this is
+    `row`, decided at compile time, and costs nothing at run time. Otherwise it comes from the strides.
     """
     return row if cache.data.flags.c_contiguous else cache.strides[axis_of_tokens(cache.ndim)] // cache.itemsize
 

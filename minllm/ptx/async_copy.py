@@ -1,7 +1,7 @@
-"""cp.async: a thread's copies of 16 bytes from global to shared memory, which arrive while it computes.
+"""cp.async: a thread's asynchronous copies of 16 bytes from global to shared memory.
 
-Copies are closed into groups, and a thread waits until at most so many of its groups are under way. It sees what it copied itself then;
-other threads see it after a barrier. PTX ISA, "Data Movement and Conversion Instructions: cp.async".
+A thread commits its copies as groups, and waits until at most N of its groups are in flight. Then it sees the data of the others itself;
+other threads see them after a barrier. PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def make_cp_async_16(name, prefetch, description):
-    """cp.async of 16 bytes, past L1; `prefetch` is the qualifier that says how much more is brought to L2."""
+    """cp.async of 16 bytes that bypasses L1; `prefetch` is the qualifier for the bytes to prefetch into L2."""
 
     def emulation(address, array, index, valid_bytes):
         thread, valid = getcurrent(), int(valid_bytes)
@@ -50,20 +50,20 @@ def make_cp_async_16(name, prefetch, description):
 cp_async_16 = make_cp_async_16(
     "cp_async_16",
     ".L2::128B",
-    """cp_async_16(shared_address, array, index, valid_bytes): start copying 16 bytes to shared memory; it is done once its group is
-    waited for. Only the first `valid_bytes` (0 to 16) are read, the rest are zeros: how a tile reaches over a matrix's edge. L2 fetches
-    the line of 128 bytes. PTX ISA, "cp.async", with src-size and .level::prefetch_size.""",
+    """cp_async_16(shared_address, array, index, valid_bytes): start copying 16 bytes to shared memory; the copy is complete once its group
+    has been waited for. Only the first `valid_bytes` (0 to 16) are read, the rest are zeros, for tiles at the edge of a matrix. L2
+    fetches the line of 128 bytes. PTX ISA, "cp.async", with src-size and .level::prefetch_size.""",
 )
 cp_async_16_narrow = make_cp_async_16(
     "cp_async_16_narrow",
     "",
-    """cp_async_16_narrow(shared_address, array, index, valid_bytes): as cp_async_16, but L2 fetches the 32 bytes that are asked for and
-    no more: for rows shorter than a line, whose neighbours nobody needs soon.""",
+    """cp_async_16_narrow(shared_address, array, index, valid_bytes): as cp_async_16, but L2 fetches only the sector of 32 bytes: for rows
+    shorter than a line whose neighbours are not needed soon.""",
 )
 
 
 def cp_async_commit_group():
-    """Close the group of copies started since the last one. PTX ISA, "cp.async.commit_group"."""
+    """Commit this thread's copies since its last group as a group. PTX ISA, "cp.async.commit_group"."""
     thread = getcurrent()
     thread.copy_groups.append(thread.copies)
     thread.copies = []
@@ -71,7 +71,7 @@ def cp_async_commit_group():
 
 
 def finish_copies(pending_groups):
-    """Let all but the newest `pending_groups` groups of this thread's copies arrive."""
+    """Complete all but the newest `pending_groups` groups of this thread's copies."""
     thread = getcurrent()
     while len(thread.copy_groups) > pending_groups:
         for address, source, valid, transfer in thread.copy_groups.popleft():
@@ -90,7 +90,7 @@ def make_wait_group(pending):
         finish_copies(pending)
 
     wait.__name__ = f"cp_async_wait_group_{pending}"
-    wait.__doc__ = f"""Wait until at most {pending} of this thread's copy groups are under way. PTX ISA, "cp.async.wait_group"."""
+    wait.__doc__ = f"""Wait until at most {pending} of this thread's copy groups are in flight. PTX ISA, "cp.async.wait_group"."""
     return instruction(f"cp.async.wait_group {pending};", emulation=wait, touches_memory=True)
 
 

@@ -1,8 +1,8 @@
 """Barriers in shared memory (mbarrier), and the sixteen named barriers of a block.
 
-An mbarrier is 8 bytes of shared memory, named by its shared address. It counts arrivals, and bytes that asynchronous copies deliver; when
-all of a phase's arrivals and bytes have come, the phase completes and the next one begins. Who waits names the parity (0, 1, 0, ...) of
-the phase that is to have completed. PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
+An mbarrier is 8 bytes of shared memory, referred to by its shared address. It counts arrivals, and bytes of asynchronous copies; when all
+arrivals and bytes of a phase have come, the phase completes and the next one begins. A thread waits for the phase of a parity (0, 1, 0,
+...) to complete. PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
 """
 
 from greenlet import getcurrent
@@ -15,8 +15,8 @@ from minllm.sim.mbarrier import MBarrier, mbarrier_at
 
 
 def mbarrier_init(address, count):
-    """mbarrier_init(address, count): make an mbarrier of `count` arrivals a phase at a shared address, aligned to 8 bytes. One thread does
-    it; a fence_mbarrier_init and a barrier then show it to all others. PTX ISA, "mbarrier.init"."""
+    """mbarrier_init(address, count): initialise an mbarrier of `count` arrivals per phase at a shared address, a multiple of 8. One thread
+    does this; a fence_mbarrier_init and a barrier then make it visible to all others. PTX ISA, "mbarrier.init"."""
     block, offset = shared_bytes(address, 8)
     if not 1 <= int(count) < 1 << 20:
         fail(f"an mbarrier of {int(count)} arrivals; it takes 1 to {(1 << 20) - 1}")
@@ -24,7 +24,7 @@ def mbarrier_init(address, count):
 
 
 def mbarrier_inval(address):
-    """mbarrier_inval(address): end an mbarrier, so that its memory can be used for other things. PTX ISA, "mbarrier.inval"."""
+    """mbarrier_inval(address): invalidate an mbarrier, so that its memory can be reused. PTX ISA, "mbarrier.inval"."""
     barrier = mbarrier_at(address)
     if barrier.waiters:
         fail(f"{len(barrier.waiters)} threads still wait at {barrier}")
@@ -32,40 +32,40 @@ def mbarrier_inval(address):
 
 
 def mbarrier_arrive(address):
-    """mbarrier_arrive(address): one arrival. What this thread has read and written before is settled for those who wait for the phase.
+    """mbarrier_arrive(address): one arrival, with release semantics: threads that wait for the phase see this thread's earlier accesses.
     PTX ISA, "mbarrier.arrive"."""
     mbarrier_at(address).arrive()
 
 
 def mbarrier_arrive_cluster(address):
-    """mbarrier_arrive_cluster(address): one arrival at an mbarrier of any block of the cluster, named by a shared::cluster address (mapa).
-    PTX ISA, "mbarrier.arrive", .release.cluster.shared::cluster."""
+    """mbarrier_arrive_cluster(address): one arrival at an mbarrier of any block of the cluster, given by its shared::cluster address. PTX
+    ISA, "mbarrier.arrive", .release.cluster.shared::cluster."""
     mbarrier_at(address).arrive()
 
 
 def mbarrier_arrive_relaxed_cluster(address):
-    """mbarrier_arrive_relaxed_cluster(address): the same, but nothing that this thread has written is shown to those who wait: enough for
-    a reader that is done, and without the fence, which waits for all of the thread's stores. PTX ISA, "mbarrier.arrive",
+    """mbarrier_arrive_relaxed_cluster(address): mbarrier_arrive_cluster without release semantics: enough for a thread that has only read,
+    and without the release's fence, which waits for all of the thread's stores. PTX ISA, "mbarrier.arrive",
     .relaxed.cluster.shared::cluster."""
     mbarrier_at(address).arrive()
 
 
 def mbarrier_arrive_expect_tx(address, byte_count):
-    """mbarrier_arrive_expect_tx(address, byte_count): one arrival, and `byte_count` more bytes are to be delivered before the phase
-    completes. PTX ISA, "mbarrier.arrive", .expect_tx."""
+    """mbarrier_arrive_expect_tx(address, byte_count): one arrival; `byte_count` more bytes must arrive before the phase completes. PTX
+    ISA, "mbarrier.arrive", .expect_tx."""
     barrier = mbarrier_at(address)
     barrier.expect(int(byte_count))
     barrier.arrive()
 
 
 def mbarrier_expect_tx(address, byte_count):
-    """mbarrier_expect_tx(address, byte_count): `byte_count` more bytes are to be delivered; no arrival. PTX ISA, "mbarrier.expect_tx"."""
+    """mbarrier_expect_tx(address, byte_count): `byte_count` more bytes must arrive; no arrival. PTX ISA, "mbarrier.expect_tx"."""
     mbarrier_at(address).expect(int(byte_count))
 
 
 def mbarrier_try_wait_parity(address, parity):
-    """mbarrier_try_wait_parity(address, parity) -> uint32: 1 once the phase of this parity has completed, 0 if that took too long; call it
-    again then, as mbarrier_wait_parity does. PTX ISA, "mbarrier.try_wait", .parity."""
+    """mbarrier_try_wait_parity(address, parity) -> uint32: 1 once the phase of this parity has completed, 0 after a time limit; then call
+    it again, as mbarrier_wait_parity does. PTX ISA, "mbarrier.try_wait", .parity."""
     if int(parity) not in (0, 1):
         fail(f"a phase's parity is 0 or 1, not {int(parity)}")
     mbarrier_at(address).wait(int(parity))
@@ -73,13 +73,13 @@ def mbarrier_try_wait_parity(address, parity):
 
 
 def fence_mbarrier_init():
-    """fence_mbarrier_init(): mbarriers that this thread has initialised become visible to the copy engine and to the cluster's other
-    blocks. PTX ISA, "fence.mbarrier_init"."""
+    """fence_mbarrier_init(): make the mbarriers that this thread has initialised visible to TMA (the tensor memory accelerator) and to the
+    cluster's other blocks. PTX ISA, "fence.mbarrier_init"."""
     fence_mbarriers(getcurrent())
 
 
 def named_barrier(barrier, thread_count):
-    """The key and count of a named barrier, checked."""
+    """(key, thread count) of a named barrier, checked."""
     barrier, thread_count = int(barrier), int(thread_count)
     if not 1 <= barrier <= 15:
         fail(f"named barrier {barrier}; 1 to 15 are free, and 0 is cuda.syncthreads()'s own")
@@ -89,14 +89,14 @@ def named_barrier(barrier, thread_count):
 
 
 def bar_sync(barrier, thread_count):
-    """bar_sync(barrier, thread_count): wait until `thread_count` threads (whole warps) of the block have come to this barrier (1 to 15) by
-    bar_sync or bar_arrive. PTX ISA, "bar.sync"."""
+    """bar_sync(barrier, thread_count): wait until `thread_count` threads (whole warps) of the block have reached this barrier (1 to 15)
+    with bar_sync or bar_arrive. PTX ISA, "bar.sync"."""
     key, count = named_barrier(barrier, thread_count)
     meet(key, count, f"named barrier {key[1]} for {count} threads")
 
 
 def bar_arrive(barrier, thread_count):
-    """bar_arrive(barrier, thread_count): come to a named barrier without waiting there. PTX ISA, "bar.arrive"."""
+    """bar_arrive(barrier, thread_count): arrive at a named barrier without waiting. PTX ISA, "bar.arrive"."""
     key, count = named_barrier(barrier, thread_count)
     meet(key, count, "", waits=False)
 

@@ -1,9 +1,9 @@
-"""Bulk copies: one thread starts the copy of a run of bytes, and the copy engine does it beside the threads.
+"""Bulk copies: asynchronous copies of contiguous bytes by TMA.
 
-Into shared memory, a copy reports its bytes to an mbarrier, for which the readers wait. Out of shared memory, copies are put in groups
-for which the thread that started them waits: `..._read` until their source may be overwritten, without it until they are written.
-What threads themselves have stored reaches a copy only past a `fence_proxy_async`. The same holds for the tiles of tensor_copy.py.
-PTX ISA, "Data movement and conversion instructions: bulk copy".
+One thread starts a copy; TMA (the tensor memory accelerator) does it. A copy into shared memory completes on an mbarrier, for which readers
+wait. Copies out of shared memory are committed as groups, for which the thread that started them waits: with `..._read` until their source
+may be overwritten, without until they are written. A copy sees what threads have stored only after a `fence_proxy_async`. All this is also
+true of the tiles of tensor_copy.py. PTX ISA, "Data movement and conversion instructions: bulk copy".
 """
 
 from greenlet import getcurrent
@@ -22,13 +22,13 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def deliver(block, offset, data):
-    """Write bytes to shared memory as the copy engine does: visible to threads and to the asynchronous units."""
+    """Write bytes to shared memory as TMA does: visible to threads and to the async proxy."""
     block.shared[offset : offset + data.size] = data
     asynchronous_view(block)[offset : offset + data.size] = data
 
 
 def start_copy(block, offset, byte_count, barrier, data):
-    """A run of bytes is on its way to shared memory, and completes on an MBarrier; `data()` is what arrives."""
+    """Start a copy into shared memory that completes on an MBarrier; `data()` returns the bytes that arrive."""
     thread = getcurrent()
     block.shared_transfer(thread, "bulk", offset, byte_count)
     transfer = start_transfer(thread, block, "a bulk copy", "write", run_of_chunks(offset, byte_count), barrier)
@@ -36,7 +36,7 @@ def start_copy(block, offset, byte_count, barrier, data):
 
 
 def check_run(address, byte_count):
-    """(block, offset) of a run of bytes in shared memory, and its length."""
+    """(block, offset, length) of contiguous bytes in shared memory, checked."""
     if int(byte_count) % CHUNK_BYTES:
         fail(f"a bulk copy of {int(byte_count)} bytes; it takes multiples of {CHUNK_BYTES}")
     return *shared_bytes(address, int(byte_count), CHUNK_BYTES), int(byte_count)
@@ -44,7 +44,7 @@ def check_run(address, byte_count):
 
 def shared_global_emulation(address, array, index, byte_count, barrier):
     """cp_async_bulk_shared_global(address, array, index, byte_count, barrier): start copying `byte_count` bytes (a multiple of 16) from
-    element `index` on to a shared address; they are reported to the mbarrier. PTX ISA, "cp.async.bulk"."""
+    element `index` on to a shared address; the copy completes on the mbarrier. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     source = array.window(index, count, alignment=CHUNK_BYTES)
     start_copy(block, offset, count, mbarrier_at(barrier), lambda: source)
@@ -67,7 +67,7 @@ def global_shared_emulation(array, index, address, byte_count):
 
 def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
     """cp_async_bulk_shared_shared(address, source, byte_count, barrier): start copying `byte_count` bytes (a multiple of 16) from this
-    block's shared address `source` to a shared::cluster address, reported to the mbarrier of the block there. PTX ISA, "cp.async.bulk"."""
+    block's shared address `source` to a shared::cluster address; the copy completes on an mbarrier there. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     own, start, _ = check_run(source, byte_count)
     reading = start_transfer(getcurrent(), own, "a bulk copy", "read", run_of_chunks(start, count))
@@ -106,8 +106,7 @@ def cp_async_bulk_global_shared(typing_context, array, index, address, byte_coun
 
 
 def cp_async_bulk_commit_group():
-    """Close the group of bulk copies out of shared memory that this thread has started since the last one. PTX ISA,
-    "cp.async.bulk.commit_group"."""
+    """Commit this thread's bulk copies out of shared memory since its last group as a group. PTX ISA, "cp.async.bulk.commit_group"."""
     commit_stores()
 
 
@@ -118,7 +117,7 @@ def make_wait_group(pending, read):
         wait_for_stores(pending, only_read=read)
 
     wait.__name__ = f"cp_async_bulk_wait_group{'_read' if read else ''}_{pending}"
-    done = "have yet to read their sources" if read else "are under way"
+    done = "have yet to read their sources" if read else "are in flight"
     wait.__doc__ = f"""Wait until at most {pending} of this thread's bulk groups {done}. PTX ISA, "cp.async.bulk.wait_group"."""
     return instruction(f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};", emulation=wait, touches_memory=True)
 

@@ -1,7 +1,7 @@
-"""Clusters: the blocks that run together on neighbouring multiprocessors, their barrier, and their distributed shared memory.
+"""Clusters of blocks, their barrier, and distributed shared memory.
 
-A shared::cluster address, made by `mapa`, names a byte in any block's shared memory; a plain shared address names the block's own.
-PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster", "mapa", "ld", "st".
+The blocks of a cluster run at the same time, on SMs of one GPC. A shared::cluster address, made by `mapa`, names a byte in any block's
+shared memory; a plain shared address is the block's own. PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster", "mapa", "ld", "st".
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from minllm.sim.mbarrier import mbarrier_at
 
 
 def cluster_of(thread):
-    """The thread's cluster; a launch without one has clusters of one block and no emulation of their barrier."""
+    """The thread's cluster; SimulationError in a launch without clusters."""
     if thread.block.cluster is None:
         fail("this launch has no clusters: launch with cluster=(x, y, z)")
     return thread.block.cluster
@@ -27,7 +27,7 @@ def cluster_ctarank():
 
 
 def cluster_nctarank():
-    """cluster_nctarank() -> uint32: how many blocks the cluster has. PTX ISA, "%cluster_nctarank"."""
+    """cluster_nctarank() -> uint32: the number of blocks in the cluster. PTX ISA, "%cluster_nctarank"."""
     cluster = getcurrent().block.cluster
     return len(cluster.blocks) if cluster else 1
 
@@ -46,8 +46,8 @@ def make_cluster_ctaid(axis):
 
 
 def barrier_cluster_arrive():
-    """barrier_cluster_arrive(): come to the cluster's barrier; every thread of all its blocks does, and waits later. PTX ISA,
-    "barrier.cluster.arrive", .release."""
+    """barrier_cluster_arrive(): arrive at the cluster's barrier, as every thread of all its blocks must; barrier_cluster_wait follows. PTX
+    ISA, "barrier.cluster.arrive", .release."""
     thread = getcurrent()
     cluster_of(thread).arrive(thread)
 
@@ -62,8 +62,8 @@ def barrier_cluster_wait():
 
 
 def mapa(address, rank):
-    """mapa(address, rank) -> uint32: the shared::cluster address of this block's shared address in the block of that rank. PTX ISA,
-    "mapa"."""
+    """mapa(address, rank) -> uint32: the shared::cluster address that corresponds to a shared address in the block with this rank. PTX
+    ISA, "mapa"."""
     thread, rank = getcurrent(), int(rank)
     if not 0 <= rank < (len(thread.block.cluster.blocks) if thread.block.cluster else 1):
         fail(f"mapa to rank {rank}, which the cluster does not have")
@@ -71,7 +71,7 @@ def mapa(address, rank):
 
 
 def window(address, kind, byte_count=4):
-    """The bytes at a shared::cluster address, which is a multiple of their number."""
+    """`byte_count` bytes at a shared::cluster address, which is a multiple of `byte_count`."""
     block, offset = shared_bytes(address, byte_count)
     return block.shared_root.window(offset, byte_count, kind=kind)
 
@@ -103,8 +103,8 @@ def st_shared_cluster_f32(address, value):
 
 
 def st_async_u32(address, value, barrier):
-    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory, counted as 4 bytes by that block's mbarrier
-    (both shared::cluster addresses of the same block). PTX ISA, "st.async"."""
+    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory and complete 4 bytes of that block's mbarrier
+    (both are shared::cluster addresses of the same block). PTX ISA, "st.async"."""
     target, offset = shared_bytes(address, 4)
     word, completes = np.array([int(value) & 0xFFFFFFFF], np.uint32), mbarrier_at(barrier)
     if completes.block is not target:
@@ -117,7 +117,7 @@ def st_async_u32(address, value, barrier):
 
 
 def elect_sync(mask):
-    """elect_sync(mask) -> uint32: 1 in one lane of those that `mask` names, 0 in the others. PTX ISA, "elect.sync"."""
+    """elect_sync(mask) -> uint32: 1 in one lane of `mask`, 0 in its other lanes. PTX ISA, "elect.sync"."""
     return collective("elect", None, lambda values: {lane: int(lane == min(values)) for lane in values}, mask)
 
 

@@ -1,4 +1,4 @@
-"""Between float32 and the 16-bit formats, two at a time, and between floats and their bits."""
+"""Conversions between float32, pairs of 16-bit floats, and bits."""
 
 import struct
 
@@ -13,7 +13,7 @@ WORD, TWO_WORDS, TWO_FLOATS, TWO_HALVES = struct.Struct("<I"), struct.Struct("<I
 
 
 def bfloat16_bits(bits):
-    """The bits of a float32 rounded to bfloat16, to nearest, ties to even."""
+    """The bits of a float32 (given as bits) rounded to bfloat16, to nearest, ties to even."""
     if bits & 0x7FFFFFFF > 0x7F800000:
         return 0x7FFF  # NaN
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16
@@ -37,7 +37,7 @@ def pack_f16x2(low, high):
 
 
 def unpack_bf16x2(word):
-    """unpack_bf16x2(word) -> (low, high): the two bfloat16 of a word as float32; a bfloat16 is the upper half of a float32."""
+    """unpack_bf16x2(word) -> (low, high): the two bfloat16 of a word as float32 (a bfloat16 is a float32's upper half)."""
     low, high = TWO_FLOATS.unpack(TWO_WORDS.pack((int(word) & 0xFFFF) << 16, int(word) & 0xFFFF0000))
     return np.float32(low), np.float32(high)
 
@@ -54,7 +54,7 @@ def float_as_uint(x):
 
 
 def uint_as_float(word):
-    """uint_as_float(word) -> float32 with these bits."""
+    """uint_as_float(word) -> the float32 with these bits."""
     return np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.float32)[0]
 
 
@@ -75,7 +75,7 @@ unpack_f16x2 = instruction(
 
 
 def bit_cast(emulation, given, wanted, low_type):
-    """An intrinsic that reads a register under another type."""
+    """An intrinsic that reinterprets a register as another type."""
 
     def cast(typing_context, value):
         def lower(context, builder, signature, arguments):

@@ -1,4 +1,7 @@
-"""Between float32 and the 8-bit formats, two at a time: e4m3 (4 bits of exponent, largest 448) and e5m2 (5 bits, largest 57344)."""
+"""Conversions between float32 and fp8, two values at a time.
+
+e4m3 has 4 exponent bits, its largest value is 448; e5m2 has 5, and 57344.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +12,7 @@ E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 
 
 def joined(low, high, dtype):
-    """Two floats rounded to an 8-bit format, those too large to its largest, packed into the low 16 bits of a word."""
+    """Two floats rounded to an 8-bit format, saturating, packed into the low 16 bits of a word."""
     largest = float(ml_dtypes.finfo(dtype).max)
     pair = np.clip(np.array([low, high], np.float32), -largest, largest)  # NaN stays NaN
     return int(pair.astype(dtype).view(np.uint16)[0])
@@ -22,13 +25,13 @@ def parts(word, dtype):
 
 
 def pack_e4m3x2(low, high):
-    """pack_e4m3x2(low, high) -> uint32: two float32 rounded to e4m3, larger ones to 448, `low` in the lowest byte. PTX ISA,
+    """pack_e4m3x2(low, high) -> uint32: two float32 rounded to e4m3, saturating at 448, `low` in the lowest byte. PTX ISA,
     "cvt.rn.satfinite.e4m3x2.f32"."""
     return joined(low, high, E4M3)
 
 
 def pack_e5m2x2(low, high):
-    """pack_e5m2x2(low, high) -> uint32: two float32 rounded to e5m2, larger ones to 57344, `low` in the lowest byte. PTX ISA,
+    """pack_e5m2x2(low, high) -> uint32: two float32 rounded to e5m2, saturating at 57344, `low` in the lowest byte. PTX ISA,
     "cvt.rn.satfinite.e5m2x2.f32"."""
     return joined(low, high, E5M2)
 
@@ -50,13 +53,13 @@ def e4m3x2_to_f16x2(word):
 
 
 def pack_instruction(element, emulation):
-    """Two float32 to 8 bits each; the instruction's result is 16 bits wide."""
+    """Two float32 to fp8; the instruction's result is 16 bits wide."""
     text = f"{{ .reg .b16 pair; cvt.rn.satfinite.{element}x2.f32 pair, $2, $1; cvt.u32.u16 $0, pair; }}"
     return instruction(text, "r", "ff", emulation=emulation)
 
 
 def unpack_instruction(element, emulation):
-    """Two times 8 bits to float32, by way of float16, which holds both formats exactly."""
+    """Two fp8 to float32 by way of float16, which represents both formats exactly."""
     text = (
         f"{{ .reg .b16 pair, low, high; .reg .b32 halves; cvt.u16.u32 pair, $2; cvt.rn.f16x2.{element}x2 halves, pair; "
         "mov.b32 {low, high}, halves; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"

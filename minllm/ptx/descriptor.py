@@ -1,15 +1,15 @@
-"""Matrix descriptors: 64 bits that tell wgmma where a matrix lies in shared memory and how.
+"""Matrix descriptors: address and layout of a wgmma operand in shared memory.
 
     bits 0-13   start address / 16        bits 16-29  leading byte offset / 16      bits 32-45  stride byte offset / 16
     bits 49-51  base offset, 0 here       bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
-A matrix [rows, 16 deep] of 16-bit elements is made of 8-by-8 cores, 8 lines of 16 bytes. With S bytes of swizzle a line of S bytes holds
-S/16 chunks side by side and 8 such lines follow one another (an atom); without swizzle (S = 16 in what follows) it is one chunk. Then
+A matrix [rows, 16 deep] of 16-bit elements consists of 8-by-8 core matrices, 8 lines of 16 bytes each. With a swizzle of S bytes, a line of
+S bytes holds S/16 adjacent chunks, and 8 such lines are an atom; without swizzle (S = 16 below) a line is one chunk. Then
 
-    depth-major ("k"): a line runs along the depth. Eight rows are an atom, the next eight are `stride` bytes on. Without swizzle the second
-                       half of the depth is `leading` bytes on; with it the two lie in one line, and `leading` is not used.
-    row-major ("mn"):  a line runs along the rows, S/2 of them. Eight steps of depth are an atom. With swizzle the next eight are `stride`
-                       bytes on, and the next S/2 rows `leading` bytes on; without swizzle it is the other way round.
+    K-major ("k"):     a line runs along the depth K. Eight rows are an atom; the next eight are `stride` bytes further. Without swizzle the
+                       second half of the depth is `leading` bytes further; with swizzle a line holds both, and `leading` is not used.
+    MN-major ("mn"):   a line runs along S/2 rows. Eight steps of depth are an atom. With swizzle the next eight steps are `stride` bytes
+                       further, and the next S/2 rows `leading` bytes; without swizzle it is the other way round.
 
 PTX ISA, "Asynchronous warpgroup level matrix shared memory layout" and "Matrix descriptor".
 """
@@ -24,13 +24,13 @@ from minllm.sim.arrays import fail
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 
 SWIZZLE_OF_MODE = {0: 0, 1: 128, 2: 64, 3: 32}
-CORE = 8  # rows, and 16-bit elements a chunk
+CORE = 8  # rows of a core matrix, and 16-bit elements per chunk
 
 
 @cuda.jit(device=True)
 def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle):
-    """matrix_descriptor(address, leading_bytes, stride_bytes, swizzle) -> uint64: a matrix from this shared address on; swizzle is 0,
-    32, 64 or 128, and the atoms of a swizzled matrix begin at multiples of 8 * swizzle bytes."""
+    """matrix_descriptor(address, leading_bytes, stride_bytes, swizzle) -> uint64: the descriptor of a matrix at a shared address. swizzle:
+    0, 32, 64 or 128; the atoms of a swizzled matrix begin at multiples of 8 * swizzle bytes."""
     mode = 0
     if swizzle == 128:
         mode = 1
@@ -46,14 +46,14 @@ def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle):
 
 @cuda.jit(device=True)
 def advance_descriptor(descriptor, byte_count):
-    """advance_descriptor(descriptor, byte_count) -> uint64: the same layout, starting `byte_count` bytes (a multiple of 16) further on: the
-    next 16 steps of depth of a tile, for example, which for depth-major tiles lie 32 bytes on."""
+    """advance_descriptor(descriptor, byte_count) -> uint64: the same layout, `byte_count` bytes (a multiple of 16) further. For example,
+    the next 16 steps of depth of a K-major tile are 32 bytes further."""
     return uint64(descriptor) + uint64(byte_count >> 4)
 
 
 @functools.lru_cache(maxsize=1024)
 def matrix_chunks(descriptor, rows, major):
-    """The numbers of the 16-byte chunks of shared memory that hold the [rows, 16] matrix of a descriptor, in the order of chunk_offsets."""
+    """The numbers of the 16-byte chunks that hold the [rows, 16] matrix of a descriptor, in the order of chunk_offsets."""
     start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
     swizzle = SWIZZLE_OF_MODE[descriptor >> 62]
     if descriptor >> 49 & 7:
@@ -65,9 +65,9 @@ def matrix_chunks(descriptor, rows, major):
 
 
 def read_matrix(memory, descriptor, rows, major):
-    """The [rows, 16] matrix of 16-bit elements (uint16) that a descriptor names in a block's shared memory (uint8).
+    """The [rows, 16] matrix (uint16) of a descriptor in a block's shared memory (uint8).
 
-    major: "k" or "mn", which axis the chunks run along.
+    major: the axis along which the chunks run, "k" or "mn".
     """
     chunks = matrix_chunks(int(descriptor), rows, major)
     found = memory.view(np.uint16).reshape(-1, CORE)[chunks]
@@ -78,8 +78,8 @@ def read_matrix(memory, descriptor, rows, major):
 
 @functools.cache
 def chunk_offsets(rows, major, leading, stride, swizzle):
-    """Where the chunks of a [rows, 16] matrix lie before swizzling, from its start, in chunks; the order is read_matrix's."""
-    line = max(swizzle // CHUNK_BYTES, 1)  # chunks of a line
+    """The offsets, in chunks, of a [rows, 16] matrix's chunks from its start, before swizzling; the order is read_matrix's."""
+    line = max(swizzle // CHUNK_BYTES, 1)  # chunks per line
     if major == "k":
         row, half = np.arange(rows)[:, None], np.arange(2)[None]
         return row // CORE * stride + row % CORE * line + half * (1 if swizzle else leading)

@@ -1,4 +1,7 @@
-"""Fences between what threads do and what the copy engine and wgmma do. PTX ISA, "membar / fence"."""
+"""Fences between threads and the async proxy. PTX ISA, "membar / fence".
+
+The async proxy serves TMA (the tensor memory accelerator) and wgmma.
+"""
 
 from greenlet import getcurrent
 
@@ -7,14 +10,14 @@ from minllm.sim.asynchrony import fence_asynchronous_view
 
 
 def fence_proxy_async():
-    """fence_proxy_async(): what this thread has stored to shared memory becomes visible to bulk copies and wgmma. It stands between the
-    stores and the barrier after which another thread starts the copy or the product. PTX ISA, "fence.proxy.async"."""
+    """fence_proxy_async(): make this thread's stores to shared memory visible to TMA and wgmma. Its place is between the stores and the
+    barrier after which a thread starts the copy or the product. PTX ISA, "fence.proxy.async"."""
     fence_asynchronous_view(getcurrent())
 
 
 def fence_proxy_tensormap_acquire(tensor_map):
-    """fence_proxy_tensormap_acquire(tensor_map): this thread's copies see the tensor map as it now is in global memory, not as it was
-    when the copy engine last read that place. Once a block, before its first copy. PTX ISA, "fence.proxy.tensormap"."""
+    """fence_proxy_tensormap_acquire(tensor_map): this thread's copies use the tensor map's current contents in global memory, not those
+    that TMA has cached. Once per block, before its first copy. PTX ISA, "fence.proxy.tensormap"."""
 
 
 def prefetch_tensormap(tensor_map):

@@ -1,14 +1,15 @@
-"""How a PTX instruction becomes a Python function: `instruction(...)` for plain ones, `intrinsic` beside an emulation for others.
+"""Makes Python functions for PTX instructions.
 
-Every function of this package carries its emulation as `.emulation`: a Python function with the same parameters that computes the
-same thing in the simulator. The simulator swaps it in when it runs a kernel, so that a kernel's source is one and the same for both.
+`instruction(...)` is for scalar operands, `intrinsic` and `emulated` for others. Every function of this package has an attribute
+`.emulation`: a Python function with the same parameters that computes the same result. The simulator replaces the function with it, so one
+kernel source serves both GPU and simulator.
 """
 
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-# The constraint letters of inline PTX: PTX ISA, "Inline PTX assembly", section 1.2.
+# Constraint letters: "Inline PTX Assembly in CUDA", section 1.2.
 REGISTERS = {
     "f": (ir.FloatType(), types.float32),
     "r": (ir.IntType(32), types.uint32),
@@ -26,14 +27,14 @@ def assembly(text, constraints, result, operands, *, touches_memory=True, conver
 
 
 def call_assembly(builder, value, arguments, convergent=False):
-    """Call inline assembly; warp-wide instructions are marked convergent so that no branch is threaded through them."""
+    """Call inline assembly; `convergent` keeps LLVM from moving a warp-wide instruction across divergent branches."""
     return builder.call(value, arguments, attrs=("convergent",) if convergent else ())
 
 
 def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False, convergent=False):
-    """An intrinsic with one operand a constraint letter: no output gives None, one a scalar, several a tuple.
+    """An intrinsic with one operand per constraint letter; it returns None, a scalar, or a tuple of several outputs.
 
-    touches_memory: reads or writes memory, so that it is neither moved nor dropped. convergent: the whole warp executes it.
+    touches_memory: it reads or writes memory, so the compiler must not move or drop it. convergent: the whole warp executes it.
     """
     output_types = [REGISTERS[letter][1] for letter in outputs]
     input_types = [REGISTERS[letter][1] for letter in inputs]
@@ -56,7 +57,7 @@ def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False,
         parts = [builder.extract_value(result, i) for i in range(len(outputs))]
         return context.make_tuple(builder, return_type, parts)
 
-    # Numba reads the number of parameters off the typing function, so one is written for each count.
+    # Numba takes the number of parameters from the typing function's signature, so the function is generated.
     parameters = ", ".join(f"operand{i}" for i in range(len(inputs)))
     source = f"def {emulation.__name__}(typing_context{', ' if inputs else ''}{parameters}):\n    return signature, lower\n"
     namespace = {"signature": return_type(*input_types), "lower": lower, "__name__": emulation.__module__}

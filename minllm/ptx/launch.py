@@ -1,4 +1,7 @@
-"""Programmatic dependent launch: a kernel starts while its predecessor in the stream still runs. PTX ISA, "griddepcontrol"."""
+"""Programmatic dependent launch. PTX ISA, "griddepcontrol".
+
+A kernel starts while its predecessor in the stream still runs.
+"""
 
 from greenlet import getcurrent
 
@@ -11,7 +14,7 @@ def griddepcontrol_wait():
 
 
 def griddepcontrol_launch_dependents():
-    """Allow the next kernel of the stream to start once all blocks have said so or ended."""
+    """Allow the next kernel of the stream to start once all blocks have executed this or ended."""
 
 
 griddepcontrol_wait = instruction("griddepcontrol.wait;", emulation=griddepcontrol_wait, touches_memory=True)

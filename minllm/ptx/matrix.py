@@ -1,8 +1,8 @@
-"""ldmatrix, stmatrix and movmatrix: 8x8 tiles of 16-bit elements in a warp's registers, as mma.sync holds them, and in shared memory.
+"""ldmatrix, stmatrix, movmatrix: 8x8 tiles to and from mma.sync's fragments.
 
-Fragments live in `cuda.local.array`s, which the compiler keeps in registers where they are indexed by constants. Lane l of a warp holds,
-of each tile, one word: the elements (l // 4, 2 * (l % 4)) and the next, or with .trans the element (2 * (l % 4), l // 4) and the one below.
-PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
+The tiles have 16-bit elements and are in shared memory. Fragments are `cuda.local.array`s, which the compiler keeps in registers if
+constants index them. Lane l of a warp holds one word of each tile: the elements (l // 4, 2 * (l % 4)) and the next, or with .trans the
+element (2 * (l % 4), l // 4) and the one below. PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
 """
 
 import numpy as np
@@ -12,7 +12,8 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
-from minllm.sim.machine import collective, current_thread
+from minllm.sim.machine import collective
+from minllm.sim.thread import current_thread
 
 I32 = ir.IntType(32)
 GROUP, WITHIN = np.arange(32) // 4, np.arange(32) % 4
@@ -20,12 +21,12 @@ NO_BYTES = np.empty(0, np.uint8)
 
 
 def registers(fragment, at, count, kind="read"):
-    """The bytes of `count` 32-bit registers: elements `at` and following of a thread's local array."""
+    """The bytes of `count` 32-bit registers: elements from `at` on of a thread's local array."""
     return fragment.window(int(at), 4 * count, alignment=4, kind=kind)
 
 
 def row_window(name, address, tiles, kind):
-    """The 16 bytes of shared memory that the running lane names: one row of a tile; nothing where there are fewer tiles."""
+    """The 16 bytes at the running lane's address, one row of a tile; empty if the lane has no row."""
     thread = current_thread()
     if thread.lane >= 8 * tiles:
         return NO_BYTES
@@ -67,7 +68,7 @@ def make_ldmatrix(tiles, transposed):
 
     name = load.__name__ = emulation.__name__ = f"ldmatrix_x{tiles}{'_trans' if transposed else ''}"
     tiling = f"{tiles} 8x8 tiles of 16-bit elements{', each transposed' if transposed else ''}"
-    emulation.__doc__ = f"""{name}(fragment, at, address): load {tiling}, into fragment[at:at+{tiles}] (uint32). Lane l brings the
+    emulation.__doc__ = f"""{name}(fragment, at, address): load {tiling}, into fragment[at:at+{tiles}] (uint32). Lane l provides the
     shared address of row l % 8 of tile l // 8, 16 bytes each. PTX ISA, "ldmatrix"."""
     return emulated(intrinsic(load), emulation)
 
@@ -104,7 +105,7 @@ def make_stmatrix(tiles, transposed):
 
     name = store.__name__ = emulation.__name__ = f"stmatrix_x{tiles}{'_trans' if transposed else ''}"
     tiling = f"{tiles} 8x8 tiles of 16-bit elements{', each transposed' if transposed else ''}"
-    emulation.__doc__ = f"""{name}(address, fragment, at): store {tiling}, from fragment[at:at+{tiles}] (uint32). Lane l brings the
+    emulation.__doc__ = f"""{name}(address, fragment, at): store {tiling}, from fragment[at:at+{tiles}] (uint32). Lane l provides the
     shared address of row l % 8 of tile l // 8, 16 bytes each. PTX ISA, "stmatrix"."""
     return emulated(intrinsic(store), emulation)
 
@@ -116,13 +117,13 @@ stmatrix_x1_trans, stmatrix_x2_trans, stmatrix_x4_trans = (make_stmatrix(tiles, 
 
 
 def transpose_tile(values):
-    """One 8x8 tile, a word a lane, turned: rows become columns."""
+    """The transpose of an 8x8 tile: {lane: word}."""
     tile = np.array([values[lane] for lane in range(32)], np.uint32).view(np.uint16).reshape(8, 8)
     return dict(enumerate(np.ascontiguousarray(tile.T).view(np.uint32).reshape(32)))
 
 
 def movmatrix_trans(word):
-    """movmatrix_trans(word) -> uint32: transpose the 8x8 tile of which every lane brings its word. PTX ISA, "movmatrix"."""
+    """movmatrix_trans(word) -> uint32: transpose an 8x8 tile of which each lane holds one word. PTX ISA, "movmatrix"."""
     return collective("movmatrix_trans", int(word), transpose_tile)
 
 

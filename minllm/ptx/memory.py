@@ -1,4 +1,4 @@
-"""Loads and stores of whole words, up to 128 bits at a time, and addresses in shared memory.
+"""Vector loads and stores up to 128 bits, L2 prefetch, shared addresses.
 
 An `index` is always the flat index of an element of a C-contiguous array; an access must be aligned to its size.
 """
@@ -21,16 +21,15 @@ def four_words(array, index):
 
 
 def plain_words(builder, pointer):
-    """The 16 bytes at `pointer` as four i32: a vector load of LLVM, which finds out itself whether the array is global, shared or local."""
+    """The 16 bytes at `pointer` as four i32: an LLVM vector load, whose address space (global, shared, local) LLVM infers."""
     vector = builder.load(builder.bitcast(pointer, ir.VectorType(I32, 4).as_pointer()), align=16)
     return [builder.extract_element(vector, I32(i)) for i in range(4)]
 
 
 def streaming_words(builder, pointer):
-    """The same from global memory, past L1.
+    """The same from global memory, bypassing L1.
 
-    Not ld.global.nc: ptxas moves read-only loads across any fence, down to where their values are used, and then only one is in
-    flight at a time.
+    Not ld.global.nc: ptxas moves read-only loads across any fence to their first use, and then only one is in flight at a time.
     """
     text = "ld.global.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
     words = call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64]), [builder.ptrtoint(pointer, I64)])
@@ -38,7 +37,7 @@ def streaming_words(builder, pointer):
 
 
 def make_load_128(name, load_words, description):
-    """A 128-bit load that hands out its four words."""
+    """A 128-bit load that returns four words."""
 
     def load(typing_context, array, index):
         def lower(context, builder, signature, arguments):
@@ -63,13 +62,13 @@ load_128 = make_load_128(
 load_128_streaming = make_load_128(
     "load_128_streaming",
     streaming_words,
-    """load_128_streaming(array, index) -> four uint32 from global memory, past L1: for data that is read once. Loads that stand before a
-    `cuda.syncwarp()` are all issued before it. PTX ISA, "ld", with .level::eviction_priority and .level::prefetch_size.""",
+    """load_128_streaming(array, index) -> four uint32 from global memory, bypassing L1: for data that is read once. The compiler does not
+    move the load across a `cuda.syncwarp()`. PTX ISA, "ld", with .level::eviction_priority and .level::prefetch_size.""",
 )
 
 
 def make_load_float32(name, load_words, description):
-    """A 128-bit load that hands out its elements as float32: four of float32, eight of bfloat16 or float16."""
+    """A 128-bit load that returns its elements as float32: four of float32, eight of bfloat16 or float16."""
 
     def load(typing_context, array, index):
         element = array.dtype
@@ -108,7 +107,7 @@ load_float32 = make_load_float32(
 load_float32_streaming = make_load_float32(
     "load_float32_streaming",
     streaming_words,
-    """load_float32_streaming(array, index): as load_float32, from global memory and past L1, for data that is read once.""",
+    """load_float32_streaming(array, index): as load_float32, from global memory, bypassing L1: for data that is read once.""",
 )
 
 
@@ -155,8 +154,7 @@ emulated(load_32, load_32_emulation)
 
 
 def prefetch_l2_emulation(array, index):
-    """prefetch_l2(array, index): start fetching the line of global memory with element `index` to the L2 cache. PTX ISA,
-    "prefetch"."""
+    """prefetch_l2(array, index): start fetching the line of global memory that holds element `index` into L2. PTX ISA, "prefetch"."""
     if not 0 <= int(index) < array.size:
         fail(f"a prefetch of element {int(index)} of the {array} of {array.size} elements")
 
@@ -221,7 +219,7 @@ emulated(store_64, store_64_emulation)
 
 
 def shared_address_emulation(array, index):
-    """shared_address(array, index) -> uint32: where element `index` lies in the block's shared window. PTX ISA, "cvta.to.shared"."""
+    """shared_address(array, index) -> uint32: the shared address of element `index`. PTX ISA, "cvta.to.shared"."""
     return array.base + int(index) * array.dtype.itemsize
 
 

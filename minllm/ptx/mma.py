@@ -1,8 +1,8 @@
-"""Tensor cores, a warp at a time: mma.sync, D [16, 8] = A [16, K] B [K, 8] + D.
+"""mma.sync: a warp's matrix product on tensor cores, D [16, 8] = A [16, K] B [K, 8] + D.
 
-A row of A and a column of B are K elements, 32 bytes: K is 8 of tf32, 16 of bfloat16 or float16, 32 of int8 or fp8. Integers of A may be
-unsigned where those of B are signed. Fragments live in `cuda.local.array`s. With E elements a word (1, 2, 4), lane l holds, g = l // 4 and
-t = l % 4 (PTX ISA, "Matrix fragments for mma"):
+A row of A and a column of B have K elements, 32 bytes: K is 8 for tf32, 16 for bfloat16 and float16, 32 for int8 and fp8. A may be
+unsigned int8 while B is signed. Fragments are `cuda.local.array`s. With E elements per word (1, 2, 4), g = l // 4 and t = l % 4, lane l
+holds (PTX ISA, "Matrix fragments for mma"):
 
     A: 4 words: row g and row g+8 from element t*E on, then both from element K/2 + t*E on
     B: 2 words: column g from element t*E on, and from element K/2 + t*E on
@@ -19,20 +19,21 @@ from numba.cuda.extending import intrinsic
 
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
 from minllm.ptx.matrix import registers
-from minllm.sim.machine import collective, current_thread
+from minllm.sim.machine import collective
+from minllm.sim.thread import current_thread
 
 I32, F32 = ir.IntType(32), ir.FloatType()
-TF32_BITS = np.uint32(0xFFFFE000)  # of a float32, tf32 looks at sign, exponent and the first ten bits of the fraction
+TF32_BITS = np.uint32(0xFFFFE000)  # tf32 uses a float32's sign, exponent and upper ten bits of the fraction
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of mma.sync: PTX's name of the element type, NumPy's (of the word for tf32), elements a word, and the kind that B is of."""
+    """The operand types of an mma.sync."""
 
-    element: str
-    dtype: np.dtype
-    per_word: int
-    of_b: "Kind | None" = None  # where it is another than A's
+    element: str  # PTX's name of A's element type
+    dtype: np.dtype  # NumPy's; for tf32 that of the 32-bit word
+    per_word: int  # elements per 32-bit word
+    of_b: "Kind | None" = None  # B's kind, if it differs from A's
 
     @property
     def right(self):
@@ -50,14 +51,14 @@ class Kind:
         return self.dtype.itemsize == 1 and self.dtype.kind in "iu"
 
     def values(self, raw):
-        """Bytes of words as numbers: float32, or int32 for integers."""
+        """The elements in some bytes, as float32, or int32 for integers."""
         if self.element == "tf32":
             return (raw.view(np.uint32) & TF32_BITS).view(np.float32)
         return raw.view(self.dtype).astype(np.int32 if self.integer else np.float32)
 
 
 def places(per_word):
-    """Where each element of A [16, K] and B [K, 8] lies in the fragments of all lanes, one lane's behind the other's."""
+    """The index of each element of A [16, K] and B [K, 8] in the concatenated fragments of all lanes."""
     depth = 8 * per_word
     row, column = np.mgrid[0:16, 0:depth]
     half, lane, element = column // (depth // 2), column % (depth // 2) // per_word, column % per_word
@@ -69,11 +70,11 @@ def places(per_word):
 PLACES = {per_word: places(per_word) for per_word in (1, 2, 4)}
 ROW, COLUMN = np.mgrid[0:16, 0:8]
 D_PLACE = (ROW % 8 * 4 + COLUMN // 2) * 4 + ROW // 8 * 2 + COLUMN % 2
-D_ELEMENTS = np.argsort(D_PLACE, axis=None)  # where each lane's part of D lies in the matrix
+D_ELEMENTS = np.argsort(D_PLACE, axis=None)  # the flat index in D of each element of the lanes' fragments
 
 
 def warp_product(values, kind):
-    """D = A B + D of a warp: values[lane] = (bytes of A's 4 words, of B's 2, of D's 4) -> bytes of the new D, [32, 16]."""
+    """D = A B + D of a warp: values[lane] = (bytes of 4 words of A, 2 of B, 4 of D) -> bytes of the new D, [32, 16]."""
     a_bytes, b_bytes, d_bytes = (np.concatenate(parts) for parts in zip(*(values[lane] for lane in range(32))))
     a_place, b_place = PLACES[kind.per_word]
     with np.errstate(all="ignore"):
@@ -122,7 +123,7 @@ def make_mma(kind):
     name = multiply.__name__ = emulation.__name__ = f"mma_m16n8k{kind.depth}_{elements}"
     accumulators = "int32, wrapping around" if kind.integer else "float32"
     emulation.__doc__ = f"""{name}(acc, at, a, a_at, b, b_at): acc[at:at+4] += A B over the whole warp; A [16, {kind.depth}] from
-    a[a_at:a_at+4], B [{kind.depth}, 8] from b[b_at:b_at+2], {kind.per_word} {elements.replace("_", " by ")} a uint32, accumulated in
+    a[a_at:a_at+4], B [{kind.depth}, 8] from b[b_at:b_at+2], {kind.per_word} {elements.replace("_", " by ")} per uint32, accumulated in
     {accumulators}. PTX ISA, "mma"."""
     return emulated(intrinsic(multiply), emulation)
 

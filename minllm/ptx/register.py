@@ -1,4 +1,4 @@
-"""Registers: handing them from one warpgroup to another, and pinning values to them."""
+"""Registers: moving them between warpgroups (setmaxnreg), and keeping values in them."""
 
 from llvmlite import ir
 from numba.cuda import types
@@ -37,20 +37,19 @@ def make_setmaxnreg(action, description):
 
 setmaxnreg_dec = make_setmaxnreg(
     "dec",
-    """setmaxnreg_dec(count): all threads of a warpgroup give registers back, so that each keeps `count`, a constant from 24 to 256 in steps
-    of 8. The kernel needs launch_bounds, from which ptxas knows how many each starts with. PTX ISA, "setmaxnreg".""",
+    """setmaxnreg_dec(count): all threads of a warpgroup release registers, so that each keeps `count`, a constant from 24 to 256 in steps
+    of 8. The kernel needs launch_bounds, from which ptxas derives the number at the start. PTX ISA, "setmaxnreg".""",
 )
 setmaxnreg_inc = make_setmaxnreg(
     "inc",
-    """setmaxnreg_inc(count): all threads of a warpgroup wait for registers that others gave back, until each has `count`. PTX ISA,
-    "setmaxnreg".""",
+    """setmaxnreg_inc(count): all threads of a warpgroup wait for released registers until each has `count`. PTX ISA, "setmaxnreg".""",
 )
 
 
 def keep_registers_emulation(array, count):
-    """keep_registers(array, count): the first `count` elements (a constant) of a local array are in registers at this point, and are
-    neither computed later nor read earlier than here. Put it behind wgmma_wait_group for accumulators that the wait completes, and for
-    registers that products in flight have read as their A operand. An empty instruction."""
+    """keep_registers(array, count): the first `count` elements (a constant) of a local array are in registers at this point; the compiler
+    computes none of them later and reads none earlier. Use it after wgmma_wait_group, for accumulators that the wait completes and for
+    registers that were a wgmma's A operand. It emits no instruction."""
 
 
 @intrinsic
@@ -74,8 +73,8 @@ def keep_registers(typing_context, array, count):
 
 
 def keep_register(value):
-    """keep_register(value) -> uint32: the same number, kept in a register from here on; an address, for example, that the compiler would
-    rather compute again in every round of a loop. PTX ISA, "mov"."""
+    """keep_register(value) -> uint32: the same number, kept in a register from here on; for example, an address that the compiler would
+    otherwise recompute in every iteration of a loop. PTX ISA, "mov"."""
     return int(value)
 
 

@@ -1,9 +1,9 @@
-"""Tensor copies: one thread starts the copy of a tile of an array, of 1 to 5 axes, and the copy engine does it beside the threads.
+"""Tensor copies: asynchronous copies of tiles of 1 to 5 axes by TMA.
 
-A tensor map describes the array and the box in which it is copied, and how a tile lies in shared memory (runtime/tensor_map.py). The
-tile is named by the coordinates of its corner, the fastest axis first, as PTX does; what lies outside of the array is filled when it is
-fetched and left out when it is stored; only a fetch may begin before the array. How to wait for a copy: bulk_copy.py.
-PTX ISA, "Data movement and conversion instructions: tensor copy".
+One thread starts a copy; TMA (the tensor memory accelerator) does it. A tensor map describes the array, the box (shape of a tile), and the
+layout of a tile in shared memory (runtime/tensor_map.py). A tile is given by the coordinates of its corner, fastest axis first as in PTX.
+Elements outside the array are filled by a load and skipped by a store; only a load may begin at negative coordinates. bulk_copy.py
+describes how to wait for a copy. PTX ISA, "Data movement and conversion instructions: tensor copy".
 """
 
 import itertools
@@ -25,7 +25,7 @@ TENSOR_ALIGNMENT = 128
 
 
 def overlap(tensor_map, corner):
-    """Where a tile and its array overlap: slices of the array, and of the tile."""
+    """The overlap of a tile with its array: (slices of the array, slices of the tile)."""
     start = [max(at, 0) for at in corner]
     stop = [max(min(at + extent, size), first) for at, extent, size, first in zip(corner, tensor_map.box, tensor_map.array.shape, start)]
     places = list(zip(start, stop, corner))
@@ -33,7 +33,7 @@ def overlap(tensor_map, corner):
 
 
 def read_tile(tensor_map, corner):
-    """The tile whose first element is at `corner` (the array's axes, may lie outside), filled where there is no array."""
+    """The tile at `corner` (in the order of the array's axes, may lie outside), filled outside the array."""
     inside, within = overlap(tensor_map, corner)
     part = tensor_map.array.data[inside]
     if part.shape == tensor_map.box:
@@ -46,13 +46,13 @@ def read_tile(tensor_map, corner):
 
 
 def write_tile(tensor_map, corner, tile):
-    """Write the part of a tile that lies inside of the array."""
+    """Write the part of a tile that lies inside the array."""
     inside, within = overlap(tensor_map, corner)
     tensor_map.array.data[inside] = tile[within]
 
 
 def report_tile(tensor_map, corner, kind):
-    """Tell the monitor which bytes of the array a copy reads or writes: those of each line of the tile."""
+    """Report to the monitor which bytes of the array a copy reads or writes, line by line of the tile."""
     thread, array = getcurrent(), tensor_map.array
     if thread.block.monitor is None:
         return
@@ -65,19 +65,19 @@ def report_tile(tensor_map, corner, kind):
 
 
 def corner_of(coordinates, tensor_map):
-    """Coordinates as a kernel gives them, fastest axis first, as indices of the array's axes."""
+    """A kernel's coordinates, fastest axis first, as signed indices in the order of the array's axes."""
     if len(coordinates) != len(tensor_map.box):
         fail(f"a copy with {len(coordinates)} coordinates from an array with {len(tensor_map.box)} axes")
     return [(int(at) + (1 << 31)) % (1 << 32) - (1 << 31) for at in reversed(coordinates)]
 
 
 def tile_chunks(offset, tensor_map):
-    """Where the 16-byte chunks of a tile lie in shared memory, in units of chunks."""
+    """The chunks of shared memory (addresses / 16) in which each 16-byte chunk of a tile lies."""
     return swizzled(offset // CHUNK_BYTES + np.arange(tensor_map.box_bytes // CHUNK_BYTES), tensor_map.swizzle)
 
 
 def tile_lines(offset, tensor_map, corner):
-    """The bytes of a tile as it lies in shared memory from `offset` on, swizzled."""
+    """The bytes of a tile in the swizzled layout of shared memory from `offset` on."""
     tile = np.ascontiguousarray(read_tile(tensor_map, corner)).reshape(-1).view(np.uint8).reshape(-1, CHUNK_BYTES)
     lines = np.empty_like(tile)
     lines[tile_chunks(offset, tensor_map) - offset // CHUNK_BYTES] = tile
@@ -85,7 +85,7 @@ def tile_lines(offset, tensor_map, corner):
 
 
 def start_tile(block, offset, tensor_map, corner, barrier):
-    """A tile is on its way to shared memory."""
+    """Start the copy of a tile to shared memory."""
     start_copy(block, offset, tensor_map.box_bytes, barrier, lambda: tile_lines(offset, tensor_map, corner))
 
 
@@ -117,10 +117,10 @@ def make_tensor_load(axes):
     places = ", ".join(f"c{axis}" for axis in range(axes))
     load.__name__ = f"cp_async_bulk_tensor_{axes}d_shared_global"
     load.__doc__ = f"""{load.__name__}(address, tensor_map, {places}, barrier): start copying the tile at these coordinates (fastest axis
-    first) to a shared address, a multiple of 128; its bytes are reported to the mbarrier. PTX ISA, "cp.async.bulk.tensor"."""
+    first) to a shared address, a multiple of 128; the copy completes on the mbarrier. PTX ISA, "cp.async.bulk.tensor"."""
     multicast.__name__ = f"{load.__name__}_multicast"
     multicast.__doc__ = f"""{multicast.__name__}(address, tensor_map, {places}, barrier, mask): the same to the same address of every
-    block of the cluster whose rank's bit is set in `mask`, each reported to the mbarrier at the same address there. PTX ISA,
+    block of the cluster whose rank's bit is set in `mask`; each completes on the mbarrier at the same address there. PTX ISA,
     "cp.async.bulk.tensor"."""
     corner = ", ".join(f"${2 + axis}" for axis in range(axes))
     text = f"cp.async.bulk.tensor.{axes}d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -159,8 +159,8 @@ def make_tensor_store(axes):
     store.__name__ = f"cp_async_bulk_tensor_{axes}d_global_shared"
     places = ", ".join(f"c{axis}" for axis in range(axes))
     store.__doc__ = f"""{store.__name__}(tensor_map, {places}, address): start copying a tile from a shared address, a multiple of 128,
-    to these coordinates (fastest axis first), in the thread's open bulk group. A tile may reach beyond the array's end, where nothing is
-    written, but must not begin before it: an H200 traps at a negative coordinate of a store. PTX ISA, "cp.async.bulk.tensor"."""
+    to these coordinates (fastest axis first), in the thread's open bulk group. A tile may extend beyond the array's end, where nothing is
+    written, but its coordinates must not be negative: an H200 traps at such a store. PTX ISA, "cp.async.bulk.tensor"."""
     corner = ", ".join(f"${1 + axis}" for axis in range(axes))
     text = f"cp.async.bulk.tensor.{axes}d.global.shared::cta.bulk_group [$0, {{{corner}}}], [${1 + axes}];"
     return instruction(text, "", "l" + "r" * axes + "r", emulation=store, touches_memory=True)

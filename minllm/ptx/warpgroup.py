@@ -1,15 +1,16 @@
-"""Tensor cores of Hopper: wgmma, with which a warpgroup (128 threads) multiplies tiles straight out of shared memory, beside its threads.
+"""wgmma: asynchronous matrix products of a warpgroup (128 threads) on Hopper.
 
-A product D [64, n] += A [64, 16] B [n, 16]^T runs asynchronously: `wgmma_fence` settles the registers before, `wgmma_commit_group` closes a
-group of products, `wgmma_wait_group_0` (1, 2...) waits until at most that many groups are under way. Until then neither may the
-accumulator be looked at, nor registers of A or shared memory of A and B change. B and mostly A are named by matrix descriptors
-(descriptor.py); A can also come from registers. Thread t of a warpgroup, with warp w = t // 32, g = t % 32 // 4, i = t % 4, holds
+A product D [64, n] += A [64, 16] B [n, 16]^T is asynchronous: `wgmma_fence` orders earlier register accesses before it,
+`wgmma_commit_group` commits products as a group, and `wgmma_wait_group_0` (1, 2, ...) waits until at most 0 (1, 2, ...) groups are in
+flight. Until then the kernel must not access the accumulator, nor change registers of A or shared memory of A and B. B is given by a
+matrix descriptor (descriptor.py), A by a descriptor or in registers. Thread t of a warpgroup, with warp w = t // 32, g = t % 32 // 4,
+i = t % 4, holds
 
     D [64, n]:   n/2 float32: for each 8 columns, from column c on: (16w+g, c+2i), (16w+g, c+2i+1), (16w+g+8, c+2i), (16w+g+8, c+2i+1)
     A [64, 16]:  4 words of two 16-bit elements, as for mma.m16n8k16 in rows 16w to 16w+15
 
-Keep the compiler from touching those registers while products are under way: read the SASS; a WARPGROUP.DEPBAR behind every HGMMA says that
-ptxas serialised them. PTX ISA, "Asynchronous warpgroup level matrix instructions".
+If the kernel accesses those registers while products are in flight, ptxas serialises the products: the SASS then has a WARPGROUP.DEPBAR
+after every HGMMA. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 """
 
 import functools
@@ -30,12 +31,12 @@ I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 @functools.cache
 def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
-    """The function for D [64, n] += A [64, 16] B [n, 16]^T, n a multiple of 8 up to 256, dtype "bf16" or "f16" of A and B.
+    """The function for D [64, n] += A [64, 16] B [n, 16]^T, with A and B of dtype "bf16" or "f16", n a multiple of 8 up to 256.
 
     a "shared":     wgmma(accumulator, a_descriptor, b_descriptor, scale_d)
     a "registers":  wgmma(accumulator, a, a_at, b_descriptor, scale_d), A from the uint32 local array a[a_at:a_at+4]
-    accumulator: a float32 local array of n/2; with scale_d 0 the product replaces it, else it is added.
-    a_major, b_major: "k" where chunks of 8 elements run along the depth, "mn" where they run along rows of A or B. PTX ISA,
+    accumulator: a float32 local array of n/2 elements; with scale_d 0 the product replaces it, else the product is added to it.
+    a_major, b_major: "k" if chunks of 8 elements run along the depth K, "mn" if they run along the rows of A or B. PTX ISA,
     "wgmma.mma_async".
     """
     if n not in range(8, 257, 8) or dtype not in ("bf16", "f16") or a not in ("shared", "registers") or {a_major, b_major} - {"k", "mn"}:
@@ -59,7 +60,7 @@ def start_product(product, *operands):
 
 
 def wgmma_text(product, a_operands, b_operand, scale):
-    """The instruction, with operands' numbers: accumulator first."""
+    """The instruction's text with numbered operands, the accumulator first."""
     registers = ", ".join(f"${i}" for i in range(product.n // 2))
     majors = [] if product.a_in_registers else [int(product.a_major == "mn")]
     flags = ", ".join(map(str, [1, 1, *majors, int(product.b_major == "mn")]))
@@ -68,7 +69,7 @@ def wgmma_text(product, a_operands, b_operand, scale):
 
 
 def accumulate(context, builder, signature, arguments, count, text, constraints, operands):
-    """Call the instruction with the accumulator, `count` elements of arguments[0], tied in and out."""
+    """Call the instruction with the accumulator, `count` elements of arguments[0], as tied inputs and outputs."""
     start = element_pointer(context, builder, signature.args[0], arguments[0], types.int64, I64(0))
     places = [builder.gep(start, [I32(i)]) for i in range(count)]
     tied = ["=f"] * count + [str(i) for i in range(count)] + constraints
@@ -81,7 +82,7 @@ def accumulate(context, builder, signature, arguments, count, text, constraints,
 
 def from_shared(product):
     """wgmma with A in shared memory."""
-    first = product.n  # number of the first operand behind n/2 outputs and n/2 tied inputs
+    first = product.n  # number of the first operand after n/2 outputs and n/2 tied inputs
 
     def wgmma(typing_context, accumulator, a_descriptor, b_descriptor, scale_d):
         def lower(context, builder, signature, arguments):
@@ -122,14 +123,13 @@ def from_registers(product):
 
 
 def wgmma_fence():
-    """wgmma_fence(): registers that this thread has written or read are settled before the products that follow use them: before the first
-    product, and again whenever accumulators or registers of A were touched. PTX ISA, "wgmma.fence"."""
+    """wgmma_fence(): order this thread's register accesses before the products that follow. It is needed before the first product, and
+    again after accesses to accumulators or registers of A. PTX ISA, "wgmma.fence"."""
     state(getcurrent()).registers_fenced = True
 
 
 def wgmma_commit_group():
-    """wgmma_commit_group(): close the group of products that the warpgroup has started since the last one. PTX ISA,
-    "wgmma.commit_group"."""
+    """wgmma_commit_group(): commit the products since the warpgroup's last group as a group. PTX ISA, "wgmma.commit_group"."""
     own = state(getcurrent())
     own.product_groups.append(own.products)
     own.products = []
@@ -145,12 +145,12 @@ def make_wait_group(pending):
             return
         key = ("wgmma.wait_group", thread.number // WARPGROUP)
         reason = f"wgmma.wait_group {pending} of warpgroup {key[1]}"
-        meet(key, WARPGROUP, reason, compute=lambda threads: run_groups(list(threads), pending), orders=False)  # a wait is no barrier
+        meet(key, WARPGROUP, reason, compute=lambda threads: run_groups(list(threads), pending), orders=False)  # not a barrier
         if pending == 0:
             own.registers_fenced = False
 
     wait.__name__ = f"wgmma_wait_group_{pending}"
-    wait.__doc__ = f"""Wait until at most {pending} groups of this warpgroup's products are under way. PTX ISA, "wgmma.wait_group"."""
+    wait.__doc__ = f"""Wait until at most {pending} groups of this warpgroup's products are in flight. PTX ISA, "wgmma.wait_group"."""
     text = f"wgmma.wait_group.sync.aligned {pending};"
     return instruction(text, emulation=wait, touches_memory=True, convergent=True)
 

@@ -1,7 +1,7 @@
-"""Products of a warpgroup: computed for all of its 128 threads at once, when the last of them waits for them.
+"""The emulation of wgmma.
 
-Operands are read then, and no earlier: a kernel that overwrites a tile, or registers of A, while a product may still be under way gets the
-product of what it wrote.
+A product is computed for all 128 threads of a warpgroup when the last of them waits for it. Operands are not read before that: a kernel
+that overwrites a tile, or registers of A, while a product may still be in flight gets the product of the new values.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Product:
 
 
 def run_groups(threads, pending):
-    """Compute all but the newest `pending` groups of a warpgroup's products -> {thread: None}."""
+    """Compute all but the newest `pending` wgmma groups of a warpgroup -> {thread: None}."""
     threads.sort(key=lambda thread: thread.number)
     queues = [thread.asynchronous.product_groups for thread in threads]
     if len({len(queue) for queue in queues}) > 1:
@@ -48,7 +48,7 @@ def run_groups(threads, pending):
 
 
 def start_reading(product, operands):
-    """Tell the monitor what a product reads from shared memory, once a warpgroup: -> Transfer, or None."""
+    """Report to the monitor, once per warpgroup, what a product reads from shared memory -> Transfer, or None."""
     thread, (_, a, b, _) = getcurrent(), operands
     if thread.block.monitor is None or thread.number % WARPGROUP:
         return None
@@ -57,7 +57,7 @@ def start_reading(product, operands):
 
 @functools.lru_cache(maxsize=1024)
 def operand_chunks(product, a, b):
-    """The chunks of shared memory that hold a product's operands, each once; `a` is None where A comes from registers."""
+    """The chunks of shared memory that hold a product's operands, each once; `a` is None if A comes from registers."""
     right = matrix_chunks(b, product.n, product.b_major).reshape(-1)
     return np.unique(right) if a is None else np.union1d(right, matrix_chunks(a, 64, product.a_major))
 
@@ -79,13 +79,13 @@ def multiply(threads, calls, accumulators):
         accumulators[id(accumulator)] = gather(arrays, product.n, threads) if add else None, arrays
     matrix, arrays = accumulators[id(accumulator)]
     with np.errstate(all="ignore"):
-        # In float64 the 16 products and their sum are exact as a rule, so that an element does not depend on its place in the matrix.
+        # In float64 the 16 products and their sum are nearly always exact, so an element does not depend on its position in the matrix.
         summed = (left.astype(np.float64) @ right.astype(np.float64).T).astype(np.float32)
         accumulators[id(accumulator)] = (matrix + summed if add else summed), arrays
 
 
 def floats(words, dtype):
-    """float32 of bfloat16 or float16 given as uint16."""
+    """bfloat16 or float16, given as uint16, as float32."""
     if dtype == "bf16":
         return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return words.view(np.float16).astype(np.float32)
@@ -113,7 +113,7 @@ def gather(arrays, n, threads):
 
 
 def scatter(matrix, arrays, threads):
-    """The rows and columns of [64, n] back to the accumulators of 128 threads."""
+    """Write [64, n] back to the accumulators of 128 threads."""
     n = matrix.shape[1]
     parts = matrix.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(WARPGROUP, n // 2)
     parts = np.ascontiguousarray(parts, np.float32).view(np.uint8)

@@ -1,4 +1,4 @@
-"""An array in device memory: a pointer, a shape, strides, a dtype, and a reference that keeps the memory alive."""
+"""An array in device memory."""
 
 import math
 from typing import Any
@@ -11,10 +11,10 @@ from minllm.errors import KernelArgumentError
 class DeviceArray:
     """An array on the GPU, with as much of NumPy's interface as a forward pass needs.
 
-    `pointer` is the address of the first element. `block` owns the memory and is shared by all views; when the last of them is
-    dropped, the memory goes back to its pool. `kernel_parameter` is where the launcher keeps what it derives from the others.
-    Arrays are C-contiguous unless `strides` (bytes from one element to the next along each axis) say otherwise: a layer of a cache in
-    which the layers of a token lie side by side is a view with gaps. Such a view cannot be copied or filled as a whole.
+    `pointer` is the address of the first element. `block` owns the memory and is shared by all views; when the last of them is dropped, the
+    memory returns to its pool. `kernel_parameter` is the launcher's cache of the array's packed form (parameters.py). Arrays are
+    C-contiguous unless `strides` (bytes from one element to the next along each axis) say otherwise: one layer of a cache that interleaves
+    the layers of each token is a view with gaps. Such a view cannot be copied or filled as a whole.
     """
 
     __slots__ = ("pointer", "shape", "dtype", "block", "memory", "kernel_parameter", "_strides")
@@ -36,7 +36,7 @@ class DeviceArray:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements follow each other without gaps, the last axis fastest."""
+        """Whether the array is C-contiguous."""
         return self._strides is None
 
     @property
@@ -72,7 +72,7 @@ class DeviceArray:
         return DeviceArray(self.pointer, tuple(extents), self.dtype, self.block, self.memory, strides)
 
     def __getitem__(self, index: Any) -> "DeviceArray":
-        """A view of a row (an int) or of neighbouring rows (a slice with step 1) along the first axis."""
+        """A view of a row (an int) or of consecutive rows (a slice with step 1) along the first axis."""
         row_bytes, strides = self.strides[0], self._strides
         if isinstance(index, slice):
             start, stop, step = index.indices(self.shape[0])
@@ -96,7 +96,7 @@ class DeviceArray:
         return DeviceArray(self.pointer, (*self.shape[:-1], last // dtype.itemsize), dtype, self.block, self.memory)
 
     def copy_to_host(self) -> np.ndarray:
-        """A NumPy array of the same contents; waits for the kernels that were launched before."""
+        """The contents as a NumPy array; waits for the kernels launched before."""
         self.check_contiguous("copied to the host")
         host = np.empty(self.shape, self.dtype)
         if self.nbytes:
@@ -104,7 +104,7 @@ class DeviceArray:
         return host
 
     def copy_from_host(self, host: np.ndarray) -> None:
-        """Overwrite with a NumPy array of the same shape and dtype, in order with the kernels launched before and after."""
+        """Overwrite with a NumPy array of the same shape and dtype, in stream order."""
         if tuple(host.shape) != self.shape or host.dtype != self.dtype:
             raise KernelArgumentError(f"cannot copy a {host.dtype} {host.shape} host array to a {self.dtype} {self.shape} device array")
         self.check_contiguous("copied to")
@@ -119,7 +119,7 @@ class DeviceArray:
             self.memory.fill(self.pointer, value, self.nbytes)
 
     def check_contiguous(self, use: str) -> None:
-        """Raise KernelArgumentError for a view with gaps, which cannot be put to this use."""
+        """Raise KernelArgumentError for a view with gaps, which does not allow this use."""
         if self._strides is not None:
             raise KernelArgumentError(f"an array of shape {self.shape} and strides {self._strides} has gaps and cannot be {use} as a whole")
 
@@ -133,15 +133,15 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 
 def reshaped_strides(shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a view of the same elements in another shape; KernelArgumentError where an axis would reach over a gap."""
-    runs: list[list[int]] = []  # [elements, stride] of neighbouring axes without a gap between them, the last axes first
+    """The strides of a reshaped view; KernelArgumentError if an axis spans a gap."""
+    runs: list[list[int]] = []  # [elements, stride] of adjacent axes without a gap between them, the last axes first
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if runs and stride == runs[-1][0] * runs[-1][1]:
             runs[-1][0] *= extent
         elif extent != 1:
             runs.append([extent, stride])
     found: list[int] = []
-    left, stride = 1, strides[-1]  # elements of the run that no axis has yet, and how far apart they are
+    left, stride = 1, strides[-1]  # elements of the current run that no axis covers yet, and their stride
     for extent in reversed(new_shape):
         if left == 1 and extent != 1:
             left, stride = runs.pop(0)

@@ -1,15 +1,15 @@
-"""When may machine code from an earlier run be used again? When everything that the compiler saw of the kernel is the same.
+"""The disk cache's key: a hash of everything that the compiler sees of a kernel.
 
-What Numba compiles is not a file but a function object: its bytecode, and the values that its global names, its closure and its defaults
-have at that moment. Constants are frozen into the code; functions among the values are compiled in their turn. So that is what the key
-is made of: `describe` walks from the kernel through all functions that it can reach, in whatever file they stand, and writes down
-their bytecode and constants. An edit of any of them changes the key; an edit of a comment, of a launcher, or of another kernel does not.
+Numba compiles not a file but a function object: its bytecode, and the current values of its global names, closure and defaults. Constants
+become part of the machine code; functions among the values are compiled too. The key is made of the same: `describe` walks from the kernel
+through all functions that it can reach, in any file, and lists their bytecode and constants. An edit of any of them changes the key; an
+edit of a comment, a launcher, or another kernel does not.
 
-Two things are not reached by that walk, and are hashed in full: the files of minllm/ptx, whose functions write instructions instead of
-being compiled, and the files that direct Numba (COMPILER_FILES). Nothing else in the package extends Numba; a test sees to it. The
-versions of Python, Numba, NumPy and the toolkit stand for everything beyond the package.
+The walk does not reach two things, which are hashed as files: minllm/ptx, whose functions emit instructions instead of being compiled, and
+the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. For everything outside the
+package, the key has the versions of Python, Numba, NumPy and the toolkit.
 
-A value of a kind that the walk does not know makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
+A value of an unknown kind makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ PACKAGE = Path(__file__).resolve().parent.parent
 CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
                "co_exceptiontable")  # fmt: skip
 COMPILER_FILES = ("compiler.py", "range_loops.py")
-# What stands behind these names is fixed by `compiler_versions`.
+# Modules whose contents are determined by `compiler_versions`.
 VERSIONED = ("builtins", "math", "numba", "numpy", "ml_dtypes", "operator")
 DISTRIBUTIONS = ("numba-cuda", "numba", "llvmlite", "numpy", "ml_dtypes", "cuda-core")
 TOOLKIT_WHEELS = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc", "nvidia-cuda-runtime")
 
 
 class Undescribable(Exception):
-    """A value of a kind whose meaning cannot be written down."""
+    """A value of a kind that `describe` does not support."""
 
 
 def cache_key(function, argument_types, compute_capability, options):
-    """A hash of all that decides the machine code; None for a kernel from outside of the package, or one that cannot be described."""
+    """A hash of all that determines the machine code; None: the kernel is not cached."""
     if not function.__module__.startswith("minllm."):
         return None
     try:
@@ -54,10 +54,10 @@ def cache_key(function, argument_types, compute_capability, options):
 
 
 def describe(value, seen, names=()):
-    """A nested list of texts that differs wherever the compiler could see another thing in `value`.
+    """A nested list of texts that differs whenever the compiler could see a difference in `value`.
 
-    seen: {id of a function: its number}, for functions that call each other. names: what the code that uses `value` calls by name; of a
-    module, these attributes matter. Raises Undescribable.
+    seen: {id of a function: its number}, for functions that call each other. names: the names in the code that uses `value`; of a module,
+    only these attributes matter. Raises Undescribable.
     """
     if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, types.Type)):
         return f"{type(value).__name__} {value!r}"
@@ -81,7 +81,7 @@ def describe(value, seen, names=()):
 
 
 def describe_function(function, seen):
-    """A function's bytecode and the values that its names have."""
+    """A function's bytecode and the values of its names."""
     if id(function) in seen:
         return f"function {seen[id(function)]}"
     seen[id(function)] = len(seen)
@@ -104,7 +104,7 @@ def describe_code(code, namespace, seen):
 
 
 def describe_module(module, seen, names):
-    """A module of ours is what a kernel takes from it: those of its attributes that are called as something in `names`."""
+    """A module of this package is described by what a kernel uses of it: its attributes in `names`."""
     if is_versioned(module.__name__) or is_instruction_module(module.__name__):
         return f"module {module.__name__}"
     if module.__name__.partition(".")[0] != "minllm":
@@ -119,13 +119,13 @@ def global_names(code):
 
 
 def attributes(code):
-    """Names that may be attributes of a module that the code uses, or functions within it, sorted."""
+    """The names that the code and functions nested in it use, which may be attributes of a module, sorted."""
     nested = [attributes(constant) for constant in code.co_consts if isinstance(constant, python_types.CodeType)]
     return sorted(set(code.co_names).union(*nested))
 
 
 def is_empty(cell):
-    """Whether a closure's variable has no value (yet)."""
+    """Whether a closure's variable has no value yet."""
     try:
         return cell.cell_contents is cell
     except ValueError:
@@ -133,7 +133,7 @@ def is_empty(cell):
 
 
 def is_versioned(module_name):
-    """Whether what is in a module changes only with the versions that are in every key."""
+    """Whether a module's contents change only with the versions in every key."""
     return (module_name or "").partition(".")[0] in VERSIONED
 
 
@@ -143,8 +143,8 @@ def is_instruction(value):
 
 
 def is_instruction_module(module_name):
-    """Whether a module is of minllm/ptx."""
-    return f"{module_name}.".startswith("minllm.ptx.")  # the dot behind it: minllm.ptx itself, but not minllm.ptxas
+    """Whether a module belongs to minllm/ptx."""
+    return f"{module_name}.".startswith("minllm.ptx.")  # the added dot includes minllm.ptx itself and excludes minllm.ptxas
 
 
 def qualified_name(value):
@@ -157,7 +157,7 @@ def qualified_name(value):
 
 @functools.cache
 def compiler_sources():
-    """One hash over the files that write machine code themselves."""
+    """One hash of the files that emit instructions or control the compiler."""
     digest = hashlib.sha256()
     for path in (*(PACKAGE / "runtime" / name for name in COMPILER_FILES), *sorted((PACKAGE / "ptx").rglob("*.py"))):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -166,7 +166,7 @@ def compiler_sources():
 
 @functools.cache
 def compiler_versions():
-    """Versions of everything that turns Python into a cubin."""
+    """The versions of all packages that take part in compiling Python to a cubin."""
     found = {"python": platform.python_version()}
     for name in (*DISTRIBUTIONS, *TOOLKIT_WHEELS, *(f"{wheel}-cu12" for wheel in TOOLKIT_WHEELS)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,9 +1,9 @@
-"""Numba as a compiler: from a Python function and its argument types to a cubin, for any target, with or without a GPU.
+"""Numba as a compiler: from a Python function to a cubin, for any target.
 
-Numba's own dispatcher compiles for the device that it finds and launches what it compiled. Here the target is an argument, the
-result is a `CompiledKernel` that knows its registers and spills, and a cubin once compiled is kept on disk.
+It needs no GPU. Numba's own dispatcher compiles for the present device and launches the result. Here the target is an argument, the result
+is a `CompiledKernel` with its registers and spills, and cubins are cached on disk.
 
-The disk cache's key is a hash of everything that decides the machine code (cache_key.py). Numba's own `cache=True` misses edits in other
+The disk cache's key is a hash of everything that determines the machine code (cache_key.py). Numba's own `cache=True` misses edits in other
 files: a kernel whose device function changed would run stale code.
 """
 
@@ -25,22 +25,22 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.np.numpy_support import from_dtype
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
-from minllm.runtime import range_loops  # noqa: F401 (loops that every generation's compiler unrolls)
+from minllm.runtime import range_loops  # noqa: F401 (replaces Numba's lowering of range)
 from minllm.runtime.cache_key import cache_key
 from minllm.runtime.disk_cache import cached_text, read_cached, write_cached
 
-# What is to be done where linked modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since
-# compute capability 10.0 the linker wants to hear the same from all, and NVRTC, which compiles Numba's bfloat16 functions, says 1.
+# The linker's reaction if modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since compute
+# capability 10.0 the linker requires the same flag in all modules, and NVRTC, which compiles Numba's bfloat16 functions, sets 1.
 NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG = 'i32 2, !"Debug Info Version"', 'i32 1, !"Debug Info Version"'
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Machine code of one kernel for one target, with what ptxas said about it.
+    """Machine code of one kernel for one target, with ptxas' report.
 
-    registers: 32-bit registers a thread. spill_bytes: bytes a thread stores to local memory for want of registers (0 is the aim).
-    stack_bytes: local memory a thread, bytes. shared_bytes: static shared memory a block, bytes. All four are None where the linker
+    registers: 32-bit registers per thread. spill_bytes: bytes of registers per thread spilled to local memory (should be 0).
+    stack_bytes: bytes of local memory per thread. shared_bytes: bytes of static shared memory per block. All four are None if the linker
     did not report them.
     """
 
@@ -53,13 +53,13 @@ class CompiledKernel:
     shared_bytes: int | None
 
     def sass(self) -> list[str]:
-        """The machine instructions, one a line, without addresses. Needs nvdisasm (wheel nvidia-cuda-nvdisasm); its output is cached."""
+        """The machine instructions without addresses, by nvdisasm; cached on disk."""
         text = cached_text(hashlib.sha256(self.cubin).hexdigest(), "sass", self.disassembly)
         instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)
         return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
 
     def disassembly(self, *options: str) -> str:
-        """What nvdisasm prints of the code; `options` are its own, beside "code sections only" and "no dataflow analysis"."""
+        """The output of nvdisasm -c -ndf (code sections only, no dataflow analysis) and further `options`."""
         from cuda.pathfinder import find_nvidia_binary_utility
 
         nvdisasm = find_nvidia_binary_utility("nvdisasm")
@@ -73,15 +73,15 @@ class CompiledKernel:
 
 
 def argument_type(value):
-    """The Numba type under which a kernel takes `value`: arrays by dtype, rank and contiguity, ints as int32, floats as float32.
+    """The Numba type of a kernel's argument: ints are int32, floats float32.
 
-    None stays None: `if bias is not None:` in a kernel then decides at compile time, and the code for the other case is not there.
+    None has the type none: `if bias is not None:` in a kernel is then decided at compile time, and the other branch is not compiled.
     """
     if isinstance(value, types.Type):
         return value
     if value is None:
         return types.none
-    if hasattr(value, "numba_type"):  # an object that says itself how a kernel takes it, as a tensor map does
+    if hasattr(value, "numba_type"):  # an object that states its own type: a tensor map
         return value.numba_type
     if isinstance(value, (bool, np.bool_)):
         raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
@@ -102,9 +102,9 @@ def argument_type(value):
 
 
 def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """Compile `function` for `compute_capability` (major, minor): from the disk cache where it is there, else by Numba.
+    """The CompiledKernel of a function for a target, from the disk cache if possible.
 
-    Raises KernelCompilationError, naming the kernel, its argument types and what the compiler said.
+    Raises KernelCompilationError with the kernel, its argument types and the compiler's message.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     key = cache_key(function, argument_types, compute_capability, options)
@@ -118,7 +118,7 @@ def compile_kernel(function, argument_types, compute_capability, *, fastmath=Fal
 
 
 def compile_listing(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """(CompiledKernel, PTX text) with the source's file names and line numbers in both; never cached. Raises KernelCompilationError."""
+    """(CompiledKernel, PTX text), both with line numbers; never cached."""
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     with compilation_errors(function, argument_types):
         linker, name, target = prepare(function, argument_types, compute_capability, options, lineinfo=True)
@@ -129,7 +129,7 @@ def compile_listing(function, argument_types, compute_capability, *, fastmath=Fa
 
 @contextlib.contextmanager
 def compilation_errors(function, argument_types):
-    """Whatever a compiler raises, as a KernelCompilationError that names the kernel and its argument types."""
+    """Turn any error of the compiler into a KernelCompilationError."""
     try:
         yield
     except Exception as error:
@@ -139,15 +139,15 @@ def compilation_errors(function, argument_types):
 
 
 def compile_fresh(function, argument_types, compute_capability, options):
-    """Compile without looking at the disk cache."""
+    """Compile without the disk cache."""
     linker, name, target = prepare(function, argument_types, compute_capability, options)
     cubin = linker.link_to("cubin")
     return CompiledKernel(name, cubin, target, **resource_usage(linker.report))
 
 
 def prepare(function, argument_types, compute_capability, options, lineinfo=False):
-    """(linker that holds the kernel as intermediate code, the kernel's symbol, the target's name)."""
-    # The "a" targets hold the instructions of one architecture alone (wgmma, setmaxnreg); they exist from 9.0 on.
+    """(linker that holds the kernel's intermediate code, the kernel's symbol, the target's name)."""
+    # The "a" targets have architecture-specific instructions (wgmma, setmaxnreg); they exist from 9.0 on.
     target = (*compute_capability, "a" if compute_capability >= (9, 0) else "")
     with target_device(compute_capability):
         result = compile_cuda(
@@ -161,7 +161,7 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
         nvvm.set_launch_bounds(entry, options["launch_bounds"])
         if lineinfo:
             library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
-        if compute_capability < (9, 0):  # no kernel overlaps another there: the instructions would not assemble, and are not needed
+        if compute_capability < (9, 0):  # no programmatic dependent launch: its instructions would not assemble, and are not needed
             library._llvm_strs = [re.sub('"griddepcontrol[^"]*"', '""', text) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
         library._link_all(linker, target, ignore_nonlto=False)
@@ -169,13 +169,13 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
 
 
 class VerboseLinker(numba_driver._Linker):
-    """Numba's linker, asking ptxas for registers and spills."""
+    """Numba's linker, with ptxas' report of registers and spills."""
 
     def link_to(self, kind):
         """Link to a "cubin" or to "ptx", as bytes, and keep ptxas' report in `report`."""
         from cuda.core import Linker, LinkerOptions
 
-        # nvJitLink keeps intermediate results between processes, and then ptxas neither runs nor reports: our own cache is enough.
+        # nvJitLink's own cache is off, because ptxas reports nothing for a cached result; disk_cache.py is enough.
         options = LinkerOptions(
             max_register_count=self.max_registers, arch=self.arch, link_time_optimization=True, lineinfo=self.lineinfo,
             ptxas_options="-v", no_cache=True, ptx=kind == "ptx",
@@ -194,7 +194,7 @@ def resource_usage(log):
         found = re.findall(pattern, log)
         return max(map(int, found)) if found else 0
 
-    if "Used" not in log:  # the code is good, only the report is missing
+    if "Used" not in log:  # the code is valid, only the report is missing
         return dict.fromkeys(("registers", "spill_bytes", "stack_bytes", "shared_bytes"))
     return dict(
         registers=number(r"Used (\d+) registers"),
@@ -206,7 +206,7 @@ def resource_usage(log):
 
 @contextlib.contextmanager
 def target_device(compute_capability):
-    """Numba asks the current device which target to compile device functions for; here it is told."""
+    """Make Numba compile device functions for this target instead of the current device."""
     original = numba_dispatcher.get_current_device
     device = python_types.SimpleNamespace(compute_capability=tuple(compute_capability), id=0)
     numba_dispatcher.get_current_device = lambda: device

@@ -1,4 +1,4 @@
-"""Device memory straight from the driver: what the pool of memory.py hands out again and again."""
+"""Device memory from the driver, which the pool of memory.py reuses."""
 
 from minllm.runtime.device import check_driver, current_device
 
@@ -6,7 +6,7 @@ from minllm.runtime.device import check_driver, current_device
 class CudaMemory:
     """Allocation, copies and fills through the driver.
 
-    Copies and fills go through the legacy default stream, which waits for the kernels launched before, and for which later kernels wait.
+    Copies and fills use the legacy default stream, which waits for the kernels launched before, and for which later kernels wait.
     """
 
     def __init__(self):
@@ -22,19 +22,19 @@ class CudaMemory:
         return int(check_driver((status, pointer), f"allocate {nbytes} bytes"))
 
     def free(self, pointer: int) -> None:
-        """Give memory back; waits until the GPU is idle."""
+        """Free memory; waits until the GPU is idle."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemFree(pointer), "free memory")
 
     def copy_to_device(self, pointer: int, address: int, nbytes: int) -> None:
-        """From host to device."""
+        """Copy from host to device."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemcpyHtoD(pointer, address, nbytes), f"copy {nbytes} bytes to the GPU")
 
     def copy_to_host(self, address: int, pointer: int, nbytes: int) -> None:
-        """From device to host."""
+        """Copy from device to host."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemcpyDtoH(address, pointer, nbytes), f"copy {nbytes} bytes from the GPU")
@@ -50,5 +50,5 @@ class CudaMemory:
         return self.device.memory_info()
 
     def trim(self) -> int:
-        """Give back to the driver what is kept here: nothing."""
+        """Bytes returned to the driver: none, because nothing is cached here."""
         return 0

@@ -1,8 +1,7 @@
-"""Addresses and pages of memory straight from the driver: the backend of virtual_memory.py on a GPU.
+"""Virtual addresses and pages of a GPU: a backend of virtual_memory.py.
 
-What the driver asks for each page, on an H200: cuMemCreate makes it (9 us), cuMemMap puts it at an address (2 us), cuMemSetAccess lets
-the GPU use it (25 us); cuMemUnmap (17 us) and cuMemRelease (11 us) undo that (`minllm bench virtual`). Mapping does not wait for kernels
-that run.
+cuMemCreate creates a page, cuMemMap maps it at an address, cuMemSetAccess gives the GPU access; cuMemUnmap and cuMemRelease undo this
+(`minllm bench virtual` measures each). Mapping does not wait for running kernels.
 
 Source: CUDA driver API, "Virtual Memory Management".
 """
@@ -15,7 +14,7 @@ from minllm.runtime.device import check_driver, current_device
 
 
 class CudaPages:
-    """Addresses and pages of the current GPU; pages are of the driver's smallest size, 2 MB. Thin over the driver."""
+    """Addresses and pages of the current GPU; pages have the driver's smallest size, 2 MB."""
 
     def __init__(self):
         from cuda.bindings import driver
@@ -38,13 +37,13 @@ class CudaPages:
         self.device.make_current()
 
     def reserve(self, nbytes: int) -> int:
-        """The first of `nbytes` addresses that nobody else gets."""
+        """The first of `nbytes` reserved addresses."""
         from cuda.bindings import driver
 
         return int(check_driver(driver.cuMemAddressReserve(nbytes, self.page_bytes, 0, 0), f"reserve {nbytes} bytes of addresses"))
 
     def give_up(self, address: int, nbytes: int) -> None:
-        """Give reserved addresses back; nothing is mapped there any more."""
+        """Free reserved addresses; nothing may be mapped there."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemAddressFree(address, nbytes), "free reserved addresses")
@@ -59,13 +58,13 @@ class CudaPages:
         return check_driver((status, page), "create a page of memory")
 
     def release(self, page: Any) -> None:
-        """Give a page back to the driver."""
+        """Return a page to the driver."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemRelease(page), "release a page of memory")
 
     def map(self, address: int, page: Any) -> None:
-        """Put a page at an address; the GPU may use it once `allow` was called."""
+        """Map a page at an address; the GPU may use it after `allow`."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemMap(address, self.page_bytes, 0, page, 0), "map a page of memory")
@@ -77,13 +76,13 @@ class CudaPages:
         check_driver(driver.cuMemSetAccess(address, nbytes, [self.access], 1), "set the access to mapped memory")
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Take the pages behind addresses away."""
+        """Unmap the pages at some addresses."""
         from cuda.bindings import driver
 
         check_driver(driver.cuMemUnmap(address, nbytes), "unmap memory")
 
     def wait(self) -> None:
-        """Return when no kernel or copy that was launched before can touch memory any more."""
+        """Wait for all kernels and copies launched before."""
         from cuda.bindings import driver
 
         check_driver(driver.cuCtxSynchronize(), "wait for the GPU")

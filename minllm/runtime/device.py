@@ -1,4 +1,7 @@
-"""The GPU: whether there is one, what it is, and its primary context, which all CUDA libraries of a process share."""
+"""The GPU: whether there is one, its properties, and its primary context.
+
+All CUDA libraries of a process share this context.
+"""
 
 import ctypes
 import functools
@@ -10,7 +13,7 @@ from minllm.errors import DeviceError
 
 @functools.cache
 def is_available() -> bool:
-    """Whether kernels can run on a GPU here: a driver, a device, and NVIDIA's Python bindings. Never raises, imports nothing of CUDA."""
+    """Whether there are a driver, a device and NVIDIA's bindings. Never raises."""
     try:
         if importlib.util.find_spec("cuda.bindings") is None or importlib.util.find_spec("cuda.core") is None:
             return False
@@ -23,7 +26,7 @@ def is_available() -> bool:
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU. total_memory and l2_bytes are in bytes; compute_capability is (major, minor)."""
+    """One GPU; memory sizes in bytes."""
 
     index: int
     name: str
@@ -33,11 +36,11 @@ class Device:
     l2_bytes: int
 
     def make_current(self) -> None:
-        """Make the device's primary context this thread's: once a thread, before anything else of CUDA."""
+        """Make the device's primary context current in this thread; required once per thread, before other CUDA calls."""
         core_device(self.index).set_current()
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) memory of the device in bytes, as the driver sees it now."""
+        """(free, total) memory of the device in bytes."""
         from cuda.bindings import driver
 
         self.make_current()
@@ -45,7 +48,7 @@ class Device:
 
 
 def current_device(index: int = 0) -> Device:
-    """The GPU that minllm uses, its primary context current in this thread. Raises DeviceError where there is none."""
+    """The GPU, with its context current in this thread. Raises DeviceError."""
     device = describe_device(index)
     device.make_current()
     return device
@@ -53,7 +56,7 @@ def current_device(index: int = 0) -> Device:
 
 @functools.cache
 def describe_device(index: int) -> Device:
-    """What the driver says about GPU `index`."""
+    """The Device for GPU `index`."""
     from cuda.bindings import driver
 
     core = core_device(index)
@@ -73,7 +76,7 @@ def describe_device(index: int) -> Device:
 
 @functools.cache
 def core_device(index: int):
-    """cuda.core's object for GPU `index`, or DeviceError saying what is missing."""
+    """cuda.core's object for GPU `index`; DeviceError, which says what is missing, if there is none."""
     if not is_available():
         raise DeviceError("no usable NVIDIA GPU was found; use device='cpu', or run `minllm doctor` to see what is missing")
     from cuda.core import Device as CoreDevice
@@ -85,7 +88,7 @@ def core_device(index: int):
 
 
 def check_driver(result, what: str):
-    """The value of a cuda.bindings call, or DeviceError naming what was tried and what the driver answered."""
+    """The value of a cuda.bindings call; DeviceError if it could not do `what`."""
     status, *values = result
     if status:
         raise DeviceError(f"the driver could not {what}: {status.name}")

@@ -1,4 +1,4 @@
-"""Cubins on disk, and their disassembly, so that a kernel is compiled once a machine and not once a process."""
+"""Cubins and disassembly on disk: a kernel is compiled once per machine."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Where cubins are kept: $MINLLM_CACHE_DIR, else the user's cache folder."""
+    """The folder for cubins: $MINLLM_CACHE_DIR, else the user's cache folder."""
     chosen = os.environ.get("MINLLM_CACHE_DIR")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minllm" / "kernels"
 
@@ -19,7 +19,7 @@ def entry(key, kind="cubin"):
 
 
 def read_cached(key, make):
-    """make(cubin=..., **fields) of what is kept under `key`, or None; a damaged entry counts as none."""
+    """make(cubin=..., **fields) for the entry of `key`, or None if it is missing or damaged."""
     try:
         header, _, cubin = entry(key).read_bytes().partition(b"\n")
         fields = json.loads(header)
@@ -29,13 +29,13 @@ def read_cached(key, make):
 
 
 def write_cached(key, compiled):
-    """Keep a CompiledKernel: one line of JSON, then the cubin. A full or read-only disk costs only the next start's time."""
+    """Write a CompiledKernel, if the disk allows: a line of JSON, then the cubin."""
     fields = {name: value for name, value in vars(compiled).items() if name != "cubin"} | {"bytes": len(compiled.cubin)}
     write(entry(key), json.dumps(fields).encode() + b"\n" + compiled.cubin)
 
 
 def cached_text(key, kind, make):
-    """The text that is kept under `key`, or else make(), which is then kept. Texts end with a line's end: others are damaged."""
+    """The text of an entry, or else make(), which is then written."""
     path = entry(key, kind)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if (text := path.read_text(encoding="utf-8")).endswith("\n"):
@@ -46,7 +46,7 @@ def cached_text(key, kind, make):
 
 
 def write(path, contents):
-    """Write a file at once, whole or not at all; where that is impossible, not at all."""
+    """Write a file atomically; if that fails, do nothing."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -1,8 +1,8 @@
 """CUDA graphs: a sequence of launches recorded once and replayed with one call.
 
-A launch costs the host 7 to 15 µs, a node of a graph the GPU about 1 µs; a decode step of 16 layers is some 130 launches. A graph keeps the
-addresses and scalars of its launches, so what changes from replay to replay (token ids, positions, lengths) lives in arrays that
-stay where they are, and the blocks that its temporaries used belong to it as long as it exists.
+A launch takes microseconds of the host's time, and a decode step has several launches per layer; `minllm bench step` measures the gain. A
+graph keeps the addresses and scalars of its launches, so what changes between replays (token ids, positions, lengths) is in arrays with
+fixed addresses, and the memory of its temporaries belongs to the graph as long as it exists.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from minllm.runtime.memory import DeviceMemory
 
 
 class CapturedGraph:
-    """What `function` launches on `stream` (a cuda.core Stream), recorded without running it.
+    """The launches of `function` on `stream` (a cuda.core Stream), recorded without executing them.
 
-    Everything that `function` would compile, load or allocate anew should have been so before: call it once first.
-    `result` is what it returned: arrays that every replay writes again.
+    Call `function` once before, so that nothing is compiled, loaded or newly allocated during the capture.
+    `result` is its return value: arrays that every replay overwrites.
     """
 
     def __init__(self, function: Callable[[], Any], stream: Any, memory: DeviceMemory):
@@ -27,7 +27,7 @@ class CapturedGraph:
             try:
                 self.result = function()
             except BaseException:
-                with contextlib.suppress(Exception):  # a failed capture ends with an error too; the first one matters
+                with contextlib.suppress(Exception):  # ending a failed capture raises too; the first error matters
                     builder.end_building()
                 raise
             builder.end_building()
@@ -35,5 +35,5 @@ class CapturedGraph:
         self.graph.upload(stream)
 
     def launch(self) -> None:
-        """Replay, in the stream's order; returns at once."""
+        """Replay the graph in stream order; returns at once."""
         self.graph.launch(self.stream)

@@ -1,7 +1,7 @@
-"""Virtual memory played by the host's: addresses that the operating system backs with memory only where they are touched.
+"""Virtual memory of the host: a backend of virtual_memory.py without a GPU.
 
-The engine on a CPU keeps its virtual cache here, and the logic above is tested here without a GPU. A page that is mapped holds garbage
-(all bits set, NaN for floats), as on a GPU nobody promises what is in it.
+The engine on a CPU keeps its virtual cache here, and tests of virtual_memory.py run here without a GPU. A newly mapped page holds garbage
+(all bits set, NaN for floats), because the contents of a new page on a GPU are undefined.
 """
 
 import itertools
@@ -13,15 +13,15 @@ import numpy as np
 from minllm.errors import DeviceError
 
 GARBAGE = 0xFF
-MOST_ADDRESSES = 1 << 34  # bytes of one range: some systems count addresses as if they were memory
+MOST_ADDRESSES = 1 << 34  # bytes per range; some systems limit addresses as if they were memory
 
 
 class HostPages:
-    """A backend of virtual_memory: `page_bytes` and what CudaPages can do, for at most `limit` pages at a time (None: any number)."""
+    """The interface of CudaPages, with at most `limit` pages (None: any number)."""
 
     def __init__(self, page_bytes: int = 1 << 16, limit: int | None = None):
         self.page_bytes, self.limit = page_bytes, limit
-        self.num_created = 0  # and not released since
+        self.num_created = 0  # pages that exist
         self._numbers = itertools.count()
         self._ranges: dict[int, tuple[mmap.mmap, np.ndarray]] = {}  # address -> its memory, as bytes
 
@@ -29,7 +29,7 @@ class HostPages:
         """Nothing to do on a CPU."""
 
     def reserve(self, nbytes: int) -> int:
-        """The first of `nbytes` addresses; no memory is taken."""
+        """The first of `nbytes` reserved addresses; this takes no memory."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         try:
             memory = mmap.mmap(-1, nbytes, flags=flags)
@@ -41,36 +41,36 @@ class HostPages:
         return address
 
     def give_up(self, address: int, nbytes: int) -> None:
-        """Forget a range; its memory goes when the last array over it is dropped."""
+        """Forget a range; its memory is freed when the last array over it is dropped."""
         del self._ranges[address]
 
     def create(self) -> int | None:
-        """The number of a new page, which no other ever had, or None beyond the limit."""
+        """The unique number of a new page, or None beyond the limit."""
         if self.limit is not None and self.num_created >= self.limit:
             return None
         self.num_created += 1
         return next(self._numbers)
 
     def release(self, page: int) -> None:
-        """One page less."""
+        """Release a page."""
         self.num_created -= 1
 
     def map(self, address: int, page: int) -> None:
-        """From now on there is a page, full of garbage."""
+        """Put a page at an address: fill the memory there with garbage."""
         self.bytes_at(address, self.page_bytes)[:] = GARBAGE
 
     def allow(self, address: int, nbytes: int) -> None:
-        """The operating system allows what was reserved."""
+        """Nothing to do: reserved memory of the host is accessible."""
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Give the memory behind addresses back to the operating system."""
+        """Return the memory at some addresses to the operating system."""
         start, (memory, _) = self._range_of(address)
         first, last = -(-(address - start) // mmap.PAGESIZE), (address - start + nbytes) // mmap.PAGESIZE
         if hasattr(memory, "madvise") and last > first:
             memory.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
 
     def wait(self) -> None:
-        """Nothing runs beside the caller."""
+        """Nothing to do: no work is asynchronous on a CPU."""
 
     def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
         """The array that begins at an address."""
@@ -79,7 +79,7 @@ class HostPages:
         return view[address - start : address - start + count].view(dtype).reshape(shape)
 
     def bytes_at(self, address: int, nbytes: int) -> np.ndarray:
-        """Some bytes of a reserved range, as they are in memory."""
+        """Bytes of a reserved range, as a view."""
         start, (_, view) = self._range_of(address)
         return view[address - start : address - start + nbytes]
 

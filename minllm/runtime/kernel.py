@@ -1,4 +1,4 @@
-"""The `@kernel` decorator: one Python function that runs on the GPU, in the simulator, and through the ahead-of-time compiler.
+"""The `@kernel` decorator: one function to launch, simulate, trace or compile.
 
     @kernel
     def scale_kernel(x, out, factor): ...
@@ -6,16 +6,16 @@
     scale_kernel[grid, block](x, out, 2.0)                            # GPU; x and out are device arrays
     scale_kernel[grid, block, stream, shared_bytes](x, out, 2.0)
     scale_kernel.simulate[grid, block](x, out, 2.0)                   # NumPy arrays, no GPU
-    scale_kernel.trace[grid, block](x, out, 2.0)                      # the same, and what it did: bytes, sectors, conflicts, FLOPs
+    scale_kernel.trace[grid, block](x, out, 2.0)                      # the same, with counts: bytes, sectors, conflicts, FLOPs
     scale_kernel.compile(x, out, 2.0, compute_capability=(9, 0))      # registers, spills, SASS
 
-Numba compiles; the launch is our own, straight through the driver: Numba's takes tens of microseconds of host time for eight
-arrays. Arrays reach the kernel in Numba's own layout (parameters.py), so that kernels index them in several dimensions.
+Numba compiles, but the launch calls the driver directly, because Numba's launch takes much more host time per array. Arrays reach the
+kernel in Numba's own layout (parameters.py), so kernels can index them in several dimensions.
 
-A kernel made with `dependent_launch=True` may start while its predecessor in the stream still runs: its blocks are set up, and load what no
-kernel writes (weights), in the other's last microseconds. It calls `ptx.griddepcontrol_wait` before anything else, in every thread, and
-`ptx.griddepcontrol_launch_dependents` to grant its successor the same. GPUs before compute capability 9.0 launch it as any other.
-CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+A kernel made with `dependent_launch=True` may start while its predecessor in the stream still runs: its blocks start, and load what no
+kernel writes (weights), during the predecessor's last microseconds. Every thread calls `ptx.griddepcontrol_wait` before it reads results
+of earlier kernels or writes anything, and `ptx.griddepcontrol_launch_dependents` to let the next kernel start early. Before compute
+capability 9.0 the launch is an ordinary one. CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 import functools
@@ -27,14 +27,14 @@ from minllm.runtime import compiler
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.parameters import parameter, write_parameters
 
-# Static and dynamic shared memory of a block beyond this has to be asked for, kernel by kernel.
+# A kernel whose blocks use more shared memory (static and dynamic) than this must opt in.
 DEFAULT_SHARED_BYTES = 48 * 1024
 
-compilation_listeners = []  # each is called with a kernel's name before it is compiled or loaded: progress bars hook in here
+compilation_listeners = []  # functions called with a kernel's name before it is compiled or loaded, for progress bars
 
 
 class Kernel:
-    """A kernel and everything that can be done with it; made by the decorator `kernel`."""
+    """A kernel to launch, simulate, trace or compile; made by the decorator `kernel`."""
 
     def __init__(self, function, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
         functools.update_wrapper(self, function)
@@ -48,21 +48,21 @@ class Kernel:
 
     @property
     def simulate(self):
-        """`kernel.simulate[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: the same launch in the simulator."""
+        """`kernel.simulate[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: launch in the simulator."""
         return Simulation(self)
 
     @property
     def trace(self):
-        """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)`: simulate, and count. -> Trace"""
+        """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)` -> Trace of a simulated launch."""
         return Simulation(self, traced=True)
 
     def compile(self, *arguments, compute_capability=(9, 0)):
-        """Compile ahead of time for arguments like these (arrays, scalars or Numba types). Needs no GPU. -> CompiledKernel"""
+        """The CompiledKernel for arguments like these, or Numba types. Needs no GPU."""
         types = [compiler.argument_type(argument) for argument in arguments]
         return compiler.compile_kernel(self.function, types, compute_capability, **self.options)
 
     def load(self, arguments):
-        """Compile for the current device (or read the disk cache) and hand the cubin to the driver."""
+        """Compile for the current device (or read the disk cache) and load the cubin -> LoadedKernel."""
         for listener in compilation_listeners:
             listener(self.__name__)
         device = current_device()
@@ -71,7 +71,7 @@ class Kernel:
 
 
 class LoadedKernel:
-    """A cubin in the driver's hands."""
+    """A cubin that the driver has loaded."""
 
     def __init__(self, compiled, device, dependent_launch=False):
         from cuda.bindings import driver
@@ -82,10 +82,10 @@ class LoadedKernel:
         self.kernel = check_driver(driver.cuLibraryGetKernel(self.library, compiled.name.encode()), f"find {compiled.name}")
         # A CUkernel is accepted wherever the driver launches a CUfunction.
         self.function = driver.CUfunction(int(self.kernel))
-        self.shared_bytes_allowed = DEFAULT_SHARED_BYTES - (compiled.shared_bytes or 0)  # of dynamic shared memory, beside the static
+        self.shared_bytes_allowed = DEFAULT_SHARED_BYTES - (compiled.shared_bytes or 0)  # limit of dynamic shared memory
 
     def allow_shared_bytes(self, shared_bytes):
-        """Raise the kernel's limit of dynamic shared memory; above 48 KB a kernel has to ask."""
+        """Raise the kernel's limit of dynamic shared memory, which is 48 KB by default."""
         from cuda.bindings import driver
 
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -95,7 +95,7 @@ class LoadedKernel:
 
 
 class Launch:
-    """A kernel with its grid, block, stream, dynamic shared memory and cluster (blocks along x, y, z): call it with the arguments."""
+    """A kernel with its launch configuration: call it with the arguments."""
 
     __slots__ = ("kernel", "grid", "block", "stream", "shared_bytes", "cluster")
 
@@ -105,7 +105,7 @@ class Launch:
         self.cluster = None if cluster is None else three_dimensions(cluster, "cluster")
 
     def __call__(self, *arguments):
-        """Launch; returns at once, the kernel runs in stream order."""
+        """Launch the kernel in stream order; returns at once."""
         from cuda.bindings import driver
 
         types, packed = zip(*map(parameter, arguments)) if arguments else ((), ())
@@ -129,7 +129,7 @@ class Launch:
 
 @functools.lru_cache(1024)
 def driver_configuration(grid, block, shared_bytes, stream, cluster, dependent_launch):
-    """A launch with attributes, as the driver takes it; where blocks form clusters, the grid still counts blocks."""
+    """The CUlaunchConfig of a launch with attributes; grid counts blocks, not clusters."""
     from cuda.bindings import driver
 
     attributes = []
@@ -153,7 +153,7 @@ def driver_configuration(grid, block, shared_bytes, stream, cluster, dependent_l
 
 
 class Simulation:
-    """`kernel.simulate` and `kernel.trace`: take a launch configuration in square brackets, then the arguments."""
+    """`kernel.simulate` or `kernel.trace`: call it as `[launch configuration](arguments)`."""
 
     def __init__(self, kernel, traced=False):
         self.kernel, self.traced = kernel, traced
@@ -170,11 +170,11 @@ class Simulation:
 
 
 def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
-    """Make a GPU kernel of a Python function written for numba.cuda.
+    """Make a Kernel from a Python function written for numba.cuda.
 
-    fastmath: approximate division, square root and the like, and contraction; launch_bounds: (threads a block, blocks a
-    multiprocessor) that ptxas is to fit the registers to; max_registers: a cap on registers a thread; dependent_launch: the
-    kernel may start before its predecessor has ended, see above.
+    fastmath: approximate division, square root and similar, and contraction. launch_bounds: (threads per block, blocks per SM) for which
+    ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before its
+    predecessor has ended, see above.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers, dependent_launch=dependent_launch)
     if function is None:
@@ -183,7 +183,7 @@ def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=N
 
 
 def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0, cluster=None):
-    """Launch where the arrays are: in the simulator for NumPy arrays, on the GPU for device arrays. Mixing them is an error."""
+    """Launch in the simulator for NumPy arrays, on the GPU for device arrays."""
     on_host = [isinstance(a, np.ndarray) for a in arguments if getattr(a, "ndim", 0)]
     if not on_host or on_host.count(on_host[0]) != len(on_host):
         raise KernelArgumentError(
@@ -191,13 +191,13 @@ def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0, cluster=
             "all arrays of a launch live in one place: copy them there first"
         )
     if grid == 0 or (type(grid) is tuple and 0 in grid):
-        return  # nothing to do: an empty batch
+        return  # an empty batch
     where = kernel.simulate if on_host[0] else kernel
     where[grid, block, stream, shared_bytes, cluster](*arguments)
 
 
 def check(condition, message):
-    """Raise KernelArgumentError(message) unless `condition` holds: launchers check shapes and dtypes with this."""
+    """Raise KernelArgumentError(message) unless `condition` is true, for launchers."""
     if not condition:
         raise KernelArgumentError(message)
 

@@ -1,7 +1,7 @@
-"""PTX and SASS as a reader wants them: cut into pieces, each under the line of Python that it was made from.
+"""Listings of PTX and SASS: the instructions of each line of Python.
 
-The compiler leaves marks: `.loc` in PTX, and in a cubin a line table that nvdisasm prints as comments. A device function is inlined, and
-its instructions count for the line of the kernel that calls it.
+Line numbers come from `.loc` in PTX, and from a cubin's line table, which nvdisasm prints as comments. Device functions are inlined: their
+instructions belong to the line of the kernel that calls them.
 """
 
 import linecache
@@ -19,7 +19,7 @@ PTX_LINE = re.compile(r"^\s*\.loc\s+(?P<number>\d+)\s+(?P<line>\d+)")
 
 @dataclass
 class Piece:
-    """Instructions, one a line, and the line of Python that they were made from; line 0 where that is not known."""
+    """Consecutive instructions of one line of Python; line 0 if it is unknown."""
 
     file: str
     line: int
@@ -27,7 +27,7 @@ class Piece:
 
     @property
     def place(self) -> str:
-        """file:line, the file as seen from the folder that holds the package."""
+        """file:line, with the file relative to the folder that holds the package."""
         path = Path(self.file)
         inside = path.is_relative_to(PACKAGE.parent)
         return f"{path.relative_to(PACKAGE.parent) if inside else path}:{self.line}" if self.line else ""
@@ -39,7 +39,7 @@ class Piece:
 
 
 def sass_pieces(disassembly: str) -> list[Piece]:
-    """The pieces of what `nvdisasm -g` prints of a cubin that was compiled with line numbers."""
+    """The pieces of the output of `nvdisasm -g` for a cubin with line numbers."""
     pieces = [Piece("", 0, [])]
     for text in disassembly.splitlines():
         if mark := SASS_LINE.search(text):
@@ -52,7 +52,7 @@ def sass_pieces(disassembly: str) -> list[Piece]:
 
 
 def ptx_pieces(ptx: str) -> list[Piece]:
-    """The pieces of PTX text that was compiled with line numbers; the debugger's sections at its end are left out."""
+    """The pieces of PTX text with line numbers, without the debug sections at its end."""
     files = {found["number"]: found["file"] for found in PTX_FILE.finditer(ptx)}
     pieces = [Piece("", 0, [])]
     for text in ptx.splitlines():
@@ -66,6 +66,6 @@ def ptx_pieces(ptx: str) -> list[Piece]:
 
 
 def move_to(pieces: list[Piece], file: str, line: int) -> None:
-    """Begin a new piece, unless the last one is of the same line."""
+    """Begin a new piece, unless the last one has the same line."""
     if (pieces[-1].file, pieces[-1].line) != (file, line):
         pieces.append(Piece(file, line, []))

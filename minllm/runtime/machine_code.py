@@ -1,8 +1,8 @@
-"""Reading machine code: which instructions a kernel is made of, and what they give away.
+"""The instruction mix of machine code (SASS).
 
-SASS names an instruction with its modifiers: LDG.E.128 loads 128 bits from global memory, HMMA.16816.F32.BF16 multiplies on the tensor
-cores, LDL and STL are local memory, which is what a spilled register becomes. A predicate (@P0, @!UP3) may stand in front. NVIDIA lists
-the names in "CUDA Binary Utilities", section "Instruction Set Reference".
+A SASS opcode includes its modifiers: LDG.E.128 loads 128 bits from global memory, HMMA.16816.F32.BF16 multiplies on the tensor cores, LDL
+and STL access local memory, to which registers are spilled. A predicate (@P0, @!UP3) may precede it. NVIDIA lists the opcodes in "CUDA
+Binary Utilities", section "Instruction Set Reference".
 """
 
 import re
@@ -14,13 +14,13 @@ LOCAL_MEMORY = re.compile(r"^(LDL|STL)\b")
 
 
 def opcodes(sass: list[str]) -> list[str]:
-    """The instructions' names with their modifiers, in order, without predicates and operands, padding left out."""
+    """The opcodes with their modifiers, in order, without predicates, operands and padding (NOP)."""
     names = [PREDICATE.sub("", instruction).split()[0] for instruction in sass]
     return [name for name in names if name != "NOP"]
 
 
 def instruction_mix(sass: list[str]) -> dict[str, int]:
-    """{opcode: how often it stands in the code}, the commonest first. How often it runs is another matter: loops."""
+    """{opcode: occurrences in the code}, most common first; loops execute some of them more often."""
     return dict(Counter(opcodes(sass)).most_common())
 
 

@@ -1,15 +1,14 @@
 """Device memory: a caching pool or the driver's own, and page-locked host memory.
 
-Asking the driver for memory costs up to a millisecond and waits for the GPU; a forward pass needs a dozen temporaries a layer.
-So freed blocks are kept in lists by size and handed out again. All kernels run in one order (one stream, and the default stream, which
-waits for it), so a block may be reused as soon as Python has dropped its last reference: whoever writes to it next does so after the
-kernels that were launched before.
+An allocation by the driver takes up to a millisecond, a free waits for the GPU, and a forward pass needs a dozen temporaries per layer. So
+the pool keeps freed blocks in lists by size and reuses them. All kernels run in one order (in one stream, and the default stream waits for
+it), so a block may be reused as soon as Python has dropped its last reference: its next writer runs after all kernels launched before.
 
-Three modes of allocation, to compare (ALLOCATIONS, `minllm bench memory`):
+There are three modes of allocation (ALLOCATIONS), which `minllm bench memory` compares:
 
-    pool            the lists above over cuMemAlloc: the default
-    synchronous     cuMemAlloc and cuMemFree for every array, as a first program does it; a free waits until the GPU is idle
-    stream_ordered  cuMemAllocAsync and cuMemFreeAsync: the driver keeps the lists, in the order of the stream
+    pool            these lists over cuMemAlloc: the default
+    synchronous     cuMemAlloc and cuMemFree for every array, as in a first CUDA program; a free waits until the GPU is idle
+    stream_ordered  cuMemAllocAsync and cuMemFreeAsync: the driver keeps a pool, in stream order
 """
 
 import contextlib
@@ -31,18 +30,18 @@ from minllm.runtime.device import check_driver, current_device
 
 ALLOCATIONS = ("pool", "synchronous", "stream_ordered")
 SMALLEST_BLOCK = 512  # bytes; also the alignment of every array
-LARGE_STEP = 2 << 20  # large blocks are multiples of this, as in the driver
+LARGE_STEP = 2 << 20  # bytes; sizes of large blocks are multiples of this, as in the driver
 
 
 def block_size_for(nbytes: int) -> int:
-    """Bytes of the block that holds an array: a power of two up to 1 MiB, above that a multiple of 2 MiB."""
+    """The size of a block: a power of two up to 1 MiB, then a multiple of 2 MiB."""
     if nbytes <= LARGE_STEP // 2:
         return max(SMALLEST_BLOCK, 1 << max(0, nbytes - 1).bit_length())
     return -(-nbytes // LARGE_STEP) * LARGE_STEP
 
 
 class Block:
-    """A piece of device memory; it goes back to its pool when the last array that uses it is dropped."""
+    """A block of device memory; it returns to its pool when the last array that uses it is dropped."""
 
     __slots__ = ("pointer", "size", "pool")
 
@@ -54,17 +53,17 @@ class Block:
 
 
 class GraphBlocks:
-    """Blocks that belong to one captured graph: its replays write to them, so nobody else may have them while it lives."""
+    """Blocks of a captured graph, which are not reused while it exists."""
 
     def __init__(self):
-        self.sizes: dict[int, int] = {}  # address -> size, all of them
-        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses that the capture may use again
+        self.sizes: dict[int, int] = {}  # address -> size
+        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses that the capture may reuse
 
 
 class DeviceMemory:
-    """The pool. `memory` allocates, frees, copies and fills: CudaMemory, or in tests the host's own.
+    """The pool over `memory`: CudaMemory, or in tests a version in host memory.
 
-    caching False gives every block straight back to `memory`, but for those that are dropped while a graph is captured.
+    caching: False frees every dropped block at once, except those that are dropped while a graph is captured.
     """
 
     def __init__(self, memory: Any, caching: bool = True):
@@ -72,7 +71,7 @@ class DeviceMemory:
         self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses
         self.bytes_in_use = 0
         self.bytes_cached = 0
-        self.owner: dict[int, GraphBlocks] = {}  # address -> the graph that it belongs to
+        self.owner: dict[int, GraphBlocks] = {}  # address -> its graph
         self.capturing: GraphBlocks | None = None
 
     def empty(self, shape: Any, dtype: Any) -> DeviceArray:
@@ -95,7 +94,7 @@ class DeviceMemory:
         return array
 
     def allocate(self, size: int) -> Block:
-        """A block of a size from block_size_for: a cached one, else a new one, else a new one after giving all cached ones back."""
+        """A block of a size from block_size_for: cached if there is one, else new."""
         if self.capturing is not None and self.capturing.free[size]:
             return Block(self.capturing.free[size].pop(), size, self)
         if self.free[size]:
@@ -110,7 +109,7 @@ class DeviceMemory:
         return Block(pointer, size, self)
 
     def new_block(self, size: int) -> int:
-        """The address of memory fresh from the driver. Raises OutOfMemoryError, which names who has the rest."""
+        """The address of new memory, after a `trim` if needed. Raises OutOfMemoryError."""
         pointer = self.memory.allocate(size)
         if pointer is None and self.trim():
             pointer = self.memory.allocate(size)
@@ -124,7 +123,7 @@ class DeviceMemory:
         return pointer
 
     def take_back(self, pointer: int, size: int) -> None:
-        """Cache a block that no array refers to any more: for its graph, or for everybody."""
+        """Cache a block that no array uses any more, for its graph or for general reuse."""
         if pointer in self.owner:
             self.owner[pointer].free[size].append(pointer)
         elif not self.caching and self.capturing is None:
@@ -136,7 +135,7 @@ class DeviceMemory:
             self.bytes_cached += size
 
     def trim(self) -> int:
-        """Give the cached blocks back to the driver; how many bytes that were."""
+        """Return the cached blocks to the driver; the number of bytes."""
         freed, self.bytes_cached = self.bytes_cached, 0
         for pointers in self.free.values():
             while pointers:
@@ -145,7 +144,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def capture(self, graph: Any) -> Iterator[None]:
-        """Blocks handed out inside belong to `graph` until it is dropped. A failed capture gives them back at once."""
+        """Blocks allocated in this context belong to `graph` until it is dropped."""
         self.capturing = blocks = GraphBlocks()
         try:
             yield
@@ -157,7 +156,7 @@ class DeviceMemory:
         weakref.finalize(graph, self.release, blocks).atexit = False
 
     def release(self, blocks: GraphBlocks) -> None:
-        """Hand the blocks of a graph that is gone to everybody; those still in use follow when their arrays are dropped."""
+        """Release a dropped graph's blocks for general reuse, once they are unused."""
         for pointer in blocks.sizes:
             del self.owner[pointer]
         for size, pointers in blocks.free.items():
@@ -166,7 +165,7 @@ class DeviceMemory:
 
 
 def device_memory(allocation: str | None = None) -> DeviceMemory:
-    """The memory of the GPU that minllm uses, one for each of ALLOCATIONS; by default the environment's MINLLM_ALLOCATION, or the pool.
+    """The DeviceMemory for one of ALLOCATIONS; the default is $MINLLM_ALLOCATION, or the pool.
 
     Raises InvalidOptionError for another name.
     """
@@ -186,9 +185,9 @@ def _device_memory(allocation: str) -> DeviceMemory:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A NumPy array in page-locked memory, which the GPU copies to and from by itself; freed with its last view.
+    """A NumPy array in page-locked (pinned) memory, for asynchronous copies; freed with its last view.
 
-    Raises OutOfMemoryError where the host has not as much that could be locked.
+    Raises OutOfMemoryError if the host cannot lock that much memory.
     """
     from cuda.bindings import driver
 

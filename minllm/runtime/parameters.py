@@ -1,6 +1,6 @@
-"""A launch's arguments as the driver takes them: one address a parameter, of a value that it copies.
+"""A launch's arguments in the driver's format: one address per parameter.
 
-Every value gets 8 bytes of one buffer, so the table of their addresses never changes, and a launch writes the values and nothing else.
+Every value has 8 bytes of one buffer, so the table of addresses never changes, and a launch writes only the values.
 An array is Numba's (meminfo, parent, size, itemsize, data, shape..., strides...), 64 bits each; it packs these once and keeps them.
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 from minllm.errors import KernelArgumentError
 
 VALUE_BYTES = 8
-LARGEST_COUNT = 4064 // VALUE_BYTES  # the driver's limit is 4 KB a launch (more on newer GPUs, but not on all)
-NOTHING = bytes(VALUE_BYTES)  # Numba gives None a pointer that nobody reads
+LARGEST_COUNT = 4064 // VALUE_BYTES  # the driver's limit is 4 KB per launch (more on some newer GPUs)
+NOTHING = bytes(VALUE_BYTES)  # Numba passes None as a pointer that the kernel does not read
 INT32, FLOAT32 = struct.Struct("<i4x"), struct.Struct("<f4x")
 
 
 class ParameterBuffer(threading.local):
-    """Where a thread writes the values of its launches; `table` is the address of the addresses of all of them."""
+    """A thread's buffer for a launch's values; `table` holds their addresses."""
 
     def __init__(self):
         self.values = (ctypes.c_uint64 * LARGEST_COUNT)()
@@ -31,11 +31,11 @@ class ParameterBuffer(threading.local):
 
 
 buffer = ParameterBuffer()
-array_types: dict[tuple, int] = {}  # (dtype, axes, whether C-contiguous) -> a small number that stands for it
+array_types: dict[tuple, int] = {}  # (dtype, axes, whether C-contiguous) -> a small number as its key
 
 
 def parameter(argument):
-    """(what decides the argument's type in a kernel, its packed values); an array keeps them in `kernel_parameter`."""
+    """(key of the argument's type, its packed values); an array caches both."""
     kept = getattr(argument, "kernel_parameter", None)
     if kept is not None:
         return kept
@@ -57,7 +57,7 @@ def parameter(argument):
 
 
 def pack_int(value):
-    """An int as int32, which is what a kernel takes it for."""
+    """An int packed as int32, its type in a kernel."""
     if not -(2**31) <= value < 2**31:
         raise KernelArgumentError(f"a kernel was given {value}, which does not fit int32; pass np.int64({value})")
     return INT32.pack(value)
@@ -72,7 +72,7 @@ def array_parameter(array):
 
 
 def write_parameters(packed):
-    """Put the values of a launch where the driver reads them, once it is called in this thread; returns the table's address."""
+    """Write a launch's values to this thread's buffer; returns the address of the table, for the driver."""
     values = b"".join(packed)
     if len(values) > LARGEST_COUNT * VALUE_BYTES:
         given = len(values) // VALUE_BYTES

@@ -1,13 +1,13 @@
-"""`for i in range(n)` in a shape that every compiler generation can unroll.
+"""Lowers `for i in range(n)` to a form that all optimisers can unroll.
 
-Numba asks a range for its next number in two steps: a branch around "take one off the count and move on", and after it a second branch, on
-the same condition, into or out of the loop. The optimiser for GPUs up to Hopper threads the first branch into the second. The one
-for Blackwell (compute capability 10.0 and later) does not, because threads of a warp may diverge there; many loops then stay loops, and
-a local array that is indexed by their variable stays in memory instead of registers.
+Numba's code for the next number of a range has two branches on the same condition: one around "decrement the count, advance the number",
+then one into or out of the loop. The optimiser for GPUs up to Hopper threads the first branch into the second (jump threading). That for
+Blackwell (compute capability 10.0 and later) does not, because threads of a warp may diverge there; many loops are then not unrolled, and
+a local array that their variable indexes stays in memory instead of registers.
 
-Here the first branch is left out: count and number move on in any case. After the last round nobody looks at them again.
+The code here has no first branch: count and number advance in any case. After the last iteration they are not used any more.
 
-Importing this module replaces the rule in Numba's registry, for kernels of any origin in this process.
+Importing this module replaces the rule in Numba's registry, for all kernels of this process.
 """
 
 from numba.cuda.core.imputils import RefType, iternext_impl
@@ -15,7 +15,7 @@ from numba.cuda.cpython import rangeobj
 
 
 def register(number, iterator):
-    """Replace the rule for ranges of one type of number; the iterator holds pointers to the next number and to how many are left."""
+    """Replace Numba's rule for ranges of one type of number."""
 
     @rangeobj.registry.lower("iternext", iterator)
     @iternext_impl(RefType.BORROWED)

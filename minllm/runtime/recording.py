@@ -1,4 +1,4 @@
-"""Launches noted down instead of carried out: what a step consists of, for those who count its kernels or time them one by one."""
+"""Records launches instead of executing them, to count or time kernels."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from minllm.runtime.kernel import Launch
 
 
 class RecordedLaunch(NamedTuple):
-    """A launch that can be carried out any number of times; it keeps its arrays alive."""
+    """A launch that can be executed any number of times; it keeps its arrays alive."""
 
     launch: Launch
     arguments: tuple[Any, ...]
 
     @property
     def name(self) -> str:
-        """The kernel's."""
+        """The kernel's name."""
         return self.launch.kernel.__name__
 
     def __call__(self) -> None:
@@ -24,7 +24,7 @@ class RecordedLaunch(NamedTuple):
 
 @contextlib.contextmanager
 def recorded_launches() -> Iterator[list[RecordedLaunch]]:
-    """Yields the list to which every launch on the GPU is added, until the end of the `with` block. None of them is carried out."""
+    """Within this context launches on the GPU are appended to the list that it yields, and not executed."""
     launches: list[RecordedLaunch] = []
     original = Launch.__call__
     Launch.__call__ = lambda launch, *arguments: launches.append(RecordedLaunch(launch, arguments))

@@ -1,8 +1,8 @@
-"""The stream that everything runs on, and asynchronous copies and fills in its order.
+"""The compute stream, and asynchronous copies and fills in stream order.
 
-A stream is a queue of work for the GPU. minllm uses one, so that order of launch is order of execution. It is an ordinary
-("blocking") stream: it and the legacy default stream wait for each other, so that the synchronous copies of `memory.py` need no
-further care. Only the default stream itself cannot be captured into a graph, hence one of our own.
+A stream is a queue of work for the GPU. minllm uses one, so work executes in the order of its launches. It is a blocking stream: it and the
+legacy default stream wait for each other, so the synchronous copies of `memory.py` need no extra synchronisation. It is not the default
+stream itself, because that cannot be captured into a graph.
 """
 
 import functools
@@ -24,14 +24,14 @@ def compute_stream():
 
 
 def stream_handle(stream) -> int:
-    """The driver's handle of a cuda.core Stream, as launches take it."""
+    """The driver's handle of a cuda.core Stream, for launches."""
     return int(stream.handle)
 
 
 def read_later(array: DeviceArray, pinned: np.ndarray, stream):
     """Start to copy a device array to a page-locked host array of the same shape and dtype; returns an event.
 
-    The host array holds the contents once `event.sync()` has returned; until then it must not be used for anything else.
+    The host array is valid once `event.sync()` has returned; until then it must not be used.
     """
     from cuda.bindings import driver
 
@@ -46,8 +46,8 @@ def read_later(array: DeviceArray, pinned: np.ndarray, stream):
 def write_later(array: DeviceArray, pinned: np.ndarray, stream):
     """Start to overwrite a device array with a page-locked host array of the same shape and dtype; returns an event.
 
-    Work launched before sees the old contents, work launched after the new. The host array must not change until `event.sync()`
-    has returned.
+    Work launched earlier sees the old contents, work launched later the new. The host array must not change until `event.sync()` has
+    returned.
     """
     from cuda.bindings import driver
 
@@ -60,7 +60,7 @@ def write_later(array: DeviceArray, pinned: np.ndarray, stream):
 
 
 def fill_words_later(array: DeviceArray, word: int, stream) -> None:
-    """Set every 32-bit word of a device array, in the stream's order, without waiting for it."""
+    """Set every 32-bit word of a device array, asynchronously in stream order."""
     from cuda.bindings import driver
 
     result = driver.cuMemsetD32Async(array.pointer, word & 0xFFFFFFFF, array.nbytes // 4, stream_handle(stream))

@@ -1,11 +1,11 @@
-"""Stream-ordered allocation: memory that is valid from one point in a stream to another, and so needs no waiting.
+"""Stream-ordered allocation, which never waits for the GPU.
 
-cuMemAllocAsync takes from a pool of the driver's what was freed earlier in the same stream, at once and without a call to the operating
-system; cuMemFreeAsync returns at once too. The pool keeps what it has (its release threshold is set to all of it) instead of giving it
-back whenever the host waits for the GPU. CUDA C++ Programming Guide, "Stream Ordered Memory Allocator".
+cuMemAllocAsync takes memory that was freed earlier in the same stream from a pool of the driver, without a call to the operating system;
+cuMemFreeAsync does not wait either. The pool's release threshold is unlimited here; otherwise it would return its memory whenever the host
+waits for the GPU. CUDA C++ Programming Guide, "Stream Ordered Memory Allocator".
 
-Blocks of a graph must keep their addresses, while an allocation on a stream that is being captured would become a node of the graph: those
-are allocated as usual, and frees wait until the capture is over.
+An allocation on a stream in capture would become a node of the graph, but a graph's blocks must keep their addresses. So during a capture
+memory comes from cuMemAlloc, and frees wait until the capture is over.
 """
 
 from minllm.runtime.cuda_memory import CudaMemory
@@ -31,7 +31,7 @@ class StreamOrderedMemory(CudaMemory):
         self._late: list[int] = []  # freed during a capture
 
     def allocate(self, nbytes: int) -> int | None:
-        """The address of memory that work launched from now on may use, or None if there is not enough."""
+        """The address of memory for work launched from now on, or None if there is not enough."""
         from cuda.bindings import driver
 
         if self._is_capturing():
@@ -46,7 +46,7 @@ class StreamOrderedMemory(CudaMemory):
         return int(check_driver((status, pointer), f"allocate {nbytes} bytes"))
 
     def free(self, pointer: int) -> None:
-        """Give memory back once the work launched so far is done with it; returns at once."""
+        """Free memory after the work launched so far; returns at once."""
         from cuda.bindings import driver
 
         if pointer in self._plain:
@@ -59,7 +59,7 @@ class StreamOrderedMemory(CudaMemory):
             check_driver(driver.cuMemFreeAsync(pointer, self.stream), "free memory")
 
     def trim(self) -> int:
-        """Give what the pool keeps back to the driver; how many bytes that were."""
+        """Return the pool's unused memory to the driver; the number of bytes."""
         from cuda.bindings import driver
 
         self._free_late()

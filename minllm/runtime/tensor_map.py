@@ -1,17 +1,17 @@
-"""Tensor maps: what the copy engine knows of an array in global memory, so that one thread fetches a tile of it by naming its corner.
+"""Tensor maps describe an array to TMA (the tensor memory accelerator).
 
     weight_map = tensor_map(weight, box=(256, 64))          # boxes of 256 rows of 64 columns
     matmul_kernel[grid, block, None, shared_bytes](weight_map, ...)
 
-A NumPy array gives the map that the simulator understands, a DeviceArray one with the driver's 128-byte descriptor in GPU memory; both
-go to a kernel as an argument, where the functions `ptx.cp_async_bulk_tensor_*` take them. A descriptor says nothing but address, shape,
-dtype, box, swizzle and fill, so it is made once for all arrays that agree in those, and a launch finds it in a dictionary. It is kept
-as long as the process lives, because graphs may hold its address, in memory that never held another one.
+The map of a NumPy array is for the simulator; the map of a DeviceArray has the driver's 128-byte descriptor in GPU memory. A kernel takes
+either as an argument and passes it to the functions `ptx.cp_async_bulk_tensor_*`. A descriptor depends only on address, shape, dtype, box,
+swizzle and fill, so it is made once for all arrays that agree in those, and a launch finds it in a dictionary. It is kept until the process
+ends, because graphs may hold its address, and its memory never holds another descriptor.
 
-The elements of the array's last axis lie side by side, and the box counts elements along its axes, in its order. A tile lies in shared
-memory C-contiguous, but for the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes, chunk ^ (line % 8) where a
-line is 128 bytes, so that reading a column of chunks meets no bank conflicts; 64 and 32 permute fewer. Elements outside of the array
-arrive as zeros (or NaN), and are not written by a store. CUDA driver API, "cuTensorMapEncodeTiled"; PTX ISA, "Tensors".
+The elements of the array's last axis are adjacent, and the box gives a tile's elements along each axis, in the array's order. A tile in
+shared memory is C-contiguous except for the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes to
+chunk ^ (line % 8), with lines of 128 bytes, so that reading a column of chunks has no bank conflicts; 64 and 32 permute fewer chunks. A
+load fills elements outside the array with zeros (or NaN); a store skips them. CUDA driver API, "cuTensorMapEncodeTiled"; PTX, "Tensors".
 """
 
 import functools
@@ -26,7 +26,7 @@ from minllm.errors import DeviceError, KernelArgumentError
 from minllm.runtime.device import check_driver
 
 DESCRIPTOR_BYTES = 128
-PAGE_BYTES = 1 << 16  # GPU memory that is allocated at a time, for 512 descriptors
+PAGE_BYTES = 1 << 16  # GPU memory per allocation: 512 descriptors
 LARGEST_BOX = 256  # elements along one axis
 DATA_TYPES = {
     np.dtype(ml_dtypes.bfloat16): "BFLOAT16",
@@ -48,13 +48,13 @@ SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZ
 FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
 
 DESCRIPTORS = {}  # (address, shape, strides, dtype, box, swizzle, fill, promotion) -> address of the descriptor
-free_places = []  # addresses of allocated descriptors that were never used
+free_places = []  # addresses of allocated memory for descriptors, never used before
 
 
 class TensorMap:
-    """An array and the box in which it is copied; `descriptor` is the address of 128 bytes on the GPU, None for a NumPy array."""
+    """An array and its tile shape (box); descriptor: its GPU address, or None."""
 
-    numba_type = types.uint64  # kernels take the descriptor's address
+    numba_type = types.uint64  # the type of a kernel's parameter: the descriptor's address
 
     def __init__(self, array, box, swizzle, fill, descriptor=None):
         self.array, self.box, self.swizzle, self.fill, self.descriptor = array, box, swizzle, fill, descriptor
@@ -63,12 +63,12 @@ class TensorMap:
         return f"TensorMap(array of {self.array.shape} {self.array.dtype}, box={self.box}, swizzle={self.swizzle}, fill={self.fill!r})"
 
     def with_array(self, change):
-        """The same map of `change(array)`: the simulator puts a checked array, or a copy, in place of a NumPy array."""
+        """The same map of `change(array)`: the simulator replaces a NumPy array by a checked array or a copy."""
         return TensorMap(change(self.array), self.box, self.swizzle, self.fill, self.descriptor)
 
     @property
     def box_bytes(self):
-        """Bytes of a tile: what a copy delivers to its mbarrier, elements outside of the array included."""
+        """Bytes of a tile, and transaction bytes of its copy on an mbarrier."""
         return math.prod(self.box) * self.array.dtype.itemsize
 
     @property
@@ -80,11 +80,11 @@ class TensorMap:
 
 
 def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
-    """The TensorMap of an array (NumPy or DeviceArray, 1 to 5 axes, the last without gaps) in boxes of `box` elements.
+    """The TensorMap of a NumPy array or DeviceArray, 1 to 5 axes, in tiles of `box`.
 
-    swizzle: 0, 32, 64 or 128; the box's last axis is that many bytes long. fill: what stands for elements outside, "zeros" or "nan".
-    promotion: 128 or 256, how many bytes L2 fetches from memory at least. Raises KernelArgumentError for what the copy engine does not
-    allow.
+    swizzle: 0, 32, 64 or 128; unless it is 0, it is the length of the box's last axis in bytes. fill: the value of elements outside the
+    array, "zeros" or "nan". promotion: 128 or 256, the fewest bytes that L2 fetches from HBM. Raises KernelArgumentError for what TMA does
+    not support.
     """
     box = tuple(int(extent) for extent in box)
     if isinstance(array, np.ndarray):
@@ -99,7 +99,7 @@ def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
 
 
 def check_map(array, box, swizzle, fill):
-    """Raise KernelArgumentError unless the copy engine can copy such boxes."""
+    """Raise KernelArgumentError unless TMA supports such boxes."""
 
     def check(condition, message):
         if not condition:
@@ -153,7 +153,7 @@ def encode(array, box, swizzle, fill, promotion=256):
 
 
 def keep(words):
-    """The address of a copy of a descriptor on the GPU; made on a stream of its own, because a capture may be under way on another."""
+    """Copy a descriptor to the GPU -> its address."""
     from cuda.bindings import driver
 
     if not free_places:
@@ -167,7 +167,7 @@ def keep(words):
 
 @functools.cache
 def copy_stream():
-    """The driver's stream on which descriptors are copied: it waits for no other."""
+    """The driver's stream on which descriptors are copied; it does not synchronise with other streams."""
     from cuda.bindings import driver
 
     return check_driver(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "create a stream")

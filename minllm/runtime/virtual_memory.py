@@ -1,15 +1,15 @@
-"""Virtual memory: a range of addresses is reserved at once, and physical pages are put behind parts of it when they are needed.
+"""Virtual memory: addresses are reserved at once, pages mapped when needed.
 
     pages = PagePool(CudaPages(), limit=1000)         # up to 1,000 pages of 2 MB
-    memory = VirtualRange(pages, nbytes=1 << 40)      # addresses only: a terabyte costs nothing
-    memory.map(0, 3)                                  # behind the first 6 MB there is memory now
+    memory = VirtualRange(pages, nbytes=1 << 40)      # addresses only: a terabyte takes no memory
+    memory.map(0, 3)                                  # the first 6 MB are backed by memory now
     array = memory.array((1024, 1024), np.float16)    # kernels see ordinary addresses
     memory.unmap(2, 1)
 
-A kernel that touches an address without a page dies of an illegal access, and with it the process's context: whoever unmaps makes sure
-that nothing launched before is still running.
+A kernel that touches an unmapped address fails with an illegal access, which destroys the process's CUDA context. So before pages are
+unmapped, all work that may use them must have finished.
 
-`backend` is what touches the machine: cuda_pages.CudaPages, or host_pages.HostPages for the engine on a CPU and for tests.
+The backend is cuda_pages.CudaPages, or host_pages.HostPages for the engine on a CPU and for tests.
 """
 
 import contextlib
@@ -23,30 +23,30 @@ from minllm.errors import MinLLMError, OutOfMemoryError, VirtualMemoryError
 
 
 class PagePool:
-    """Physical pages, at most `limit` of them. A page that is given back is kept for the next who asks, until `trim`."""
+    """Physical pages, at most `limit` of them. Returned pages are reused; `trim` releases them."""
 
     def __init__(self, backend: Any, limit: int):
         self.backend, self.limit = backend, limit
         self.created = 0  # pages that exist
-        self._idle: list[Any] = []  # of those, the ones that are mapped nowhere
+        self._idle: list[Any] = []  # created pages that are not mapped
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page."""
+        """Bytes per page."""
         return self.backend.page_bytes
 
     @property
     def in_use(self) -> int:
-        """Pages that somebody has mapped."""
+        """Pages that have been taken and not given back."""
         return self.created - len(self._idle)
 
     @property
     def left(self) -> int:
-        """Pages that may still be taken, if the machine has them."""
+        """Pages that can still be taken, if the machine has the memory."""
         return self.limit - self.in_use
 
     def take(self) -> Any:
-        """A page. Raises OutOfMemoryError beyond the limit, or where the machine has no more."""
+        """A page. Raises OutOfMemoryError beyond the limit, or if the machine has no more memory."""
         if self._idle:
             return self._idle.pop()
         page = self.backend.create() if self.created < self.limit else None
@@ -59,11 +59,11 @@ class PagePool:
         return page
 
     def give_back(self, page: Any) -> None:
-        """Keep a page that is mapped nowhere any more."""
+        """Return a page, which is no longer mapped, to the pool."""
         self._idle.append(page)
 
     def trim(self) -> int:
-        """Give the idle pages back to the machine; how many that were."""
+        """Release the idle pages to the machine; the number of pages."""
         count = len(self._idle)
         while self._idle:
             self.backend.release(self._idle.pop())
@@ -71,39 +71,39 @@ class PagePool:
         return count
 
     def __del__(self):
-        with contextlib.suppress(Exception):  # at the end of the process the driver may be gone
+        with contextlib.suppress(Exception):  # the driver may have shut down at the end of the process
             self.trim()
 
 
 class VirtualRange:
-    """Reserved addresses, a page each behind some of them.
+    """A range of reserved addresses, with pages mapped into parts of it.
 
-    `on_unmap` is called before pages are taken away, and returns once nobody can touch them any more; by default it waits for
-    everything that was launched on the GPU.
+    `on_unmap` is called before pages are unmapped, and returns once no work can touch them any more; by default it waits for all work
+    launched on the GPU.
     """
 
     def __init__(self, pages: PagePool, nbytes: int, on_unmap: Callable[[], None] | None = None):
         self.pages, self.page_bytes = pages, pages.page_bytes
         self.num_pages = -(-nbytes // self.page_bytes)
         self.nbytes = self.num_pages * self.page_bytes
-        self.address: int | None = None  # until they are reserved, and after `close`
-        self._mapped: dict[int, Any] = {}  # page number -> the physical page behind it
+        self.address: int | None = None  # None before addresses are reserved, and after `close`
+        self._mapped: dict[int, Any] = {}  # page number -> physical page
         self._on_unmap = on_unmap or pages.backend.wait
         self.address = pages.backend.reserve(self.nbytes)
 
     @property
     def num_mapped(self) -> int:
-        """How many pages are behind the range."""
+        """The number of mapped pages."""
         return len(self._mapped)
 
     def is_mapped(self, first: int, count: int = 1) -> bool:
-        """Whether all of these pages are there."""
+        """Whether all of these pages are mapped."""
         return all(page in self._mapped for page in range(first, first + count))
 
     def map(self, first: int, count: int = 1) -> None:
-        """Put pages behind page numbers first to first + count; all of them or, if it raises, none.
+        """Map the pages `first` to `first + count - 1`; if this raises, none of them is mapped.
 
-        Raises OutOfMemoryError, or VirtualMemoryError for a page that is mapped already or outside of the range.
+        Raises OutOfMemoryError, or VirtualMemoryError for a page that is already mapped or outside the range.
         """
         self._check(first, count, mapped=False)
         backend, taken, num_mapped = self.pages.backend, [], 0
@@ -123,7 +123,7 @@ class VirtualRange:
         self._mapped.update(zip(range(first, first + count), taken, strict=True))
 
     def unmap(self, first: int, count: int = 1) -> None:
-        """Take pages away and give them to the pool, once nothing can touch them any more. VirtualMemoryError if one is not there."""
+        """Unmap pages and return them to the pool, after `on_unmap`. VirtualMemoryError if one is not mapped."""
         self._check(first, count, mapped=True)
         if count:
             self._on_unmap()
@@ -132,14 +132,14 @@ class VirtualRange:
             self.pages.give_back(self._mapped.pop(number))
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array over the range from its first address on, mapped or not."""
+        """An array at the start of the range, mapped or not."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes > self.nbytes:
             raise VirtualMemoryError(f"an array of {nbytes} bytes does not fit a range of {self.nbytes}: reserve more")
         return self.pages.backend.array(self.address, shape, dtype, self)
 
     def close(self) -> None:
-        """Unmap everything and give the addresses back; arrays over the range are of no use any more. Twice does no harm."""
+        """Unmap everything and free the addresses; arrays over them become invalid."""
         if self.address is None:
             return
         for number in sorted(self._mapped):
@@ -148,7 +148,7 @@ class VirtualRange:
         self.address = None
 
     def __del__(self):
-        with contextlib.suppress(Exception):  # at the end of the process the driver may be gone
+        with contextlib.suppress(Exception):  # the driver may have shut down at the end of the process
             self.close()
 
     def _address_of(self, number: int) -> int:

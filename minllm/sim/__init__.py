@@ -1,11 +1,11 @@
-"""The SIMT simulator: runs kernels on the CPU, one greenlet a CUDA thread.
+"""The SIMT simulator: runs kernels on the CPU, one greenlet per CUDA thread.
 
     from minllm.sim import simulate
     simulate(kernel, grid, block, *numpy_arrays, shared_bytes=0)
 
-takes a kernel of this package, any `@cuda.jit` dispatcher or a plain function, and runs it unmodified in this process, GPU or not.
-With `detect=True`, or inside `detecting()`, detectors also find races, reads of memory nobody wrote and more (minllm.sim.detectors).
-`trace(...)` takes the same and gives what the kernel did, in numbers; `tracing()` does so for every launch within it.
+The kernel is one of this package, any `@cuda.jit` dispatcher or a plain function; it runs unmodified in this process and needs no GPU.
+With `detect=True`, or inside `detecting()`, detectors also find races, reads of unwritten memory and more (minllm.sim.detectors).
+`trace(...)` takes the same arguments and returns counts of what the kernel did; `tracing()` traces every launch within it.
 """
 
 from minllm.sim.detectors import detecting, unwritten

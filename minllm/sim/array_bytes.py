@@ -1,4 +1,7 @@
-"""Where the bytes of an array lie that may have gaps: a layer of a cache in which the layers of a token lie side by side, for example."""
+"""The bytes of arrays that may have gaps.
+
+A view with gaps is, for example, one layer of a cache in which each token's layers are adjacent.
+"""
 
 import numpy as np
 
@@ -6,7 +9,7 @@ from minllm.errors import SimulationError
 
 
 def bytes_between(data):
-    """The bytes from the first element of an array to the last, gaps included, as a uint8 view of the same memory."""
+    """A uint8 view from an array's first element to its last, gaps included."""
     if not data.size:
         return np.empty(0, np.uint8)
     if data.flags.c_contiguous:
@@ -19,7 +22,7 @@ def bytes_between(data):
 
 
 def place_of(data, byte):
-    """The index of the element that holds a byte, counted from the first; in a gap an index out of bounds."""
+    """The index of the element that holds a byte, counted from the first; out of bounds for a byte in a gap."""
     index = []
     for stride in data.strides:
         index.append(int(byte // stride))
@@ -28,10 +31,10 @@ def place_of(data, byte):
 
 
 def lies_in_a_row(data, start, count):
-    """Whether `count` bytes from `start` on hold elements of the array only, no gap."""
+    """Whether `count` bytes from `start` on contain no gap."""
     axis = data.ndim - 1
     while axis > 0 and data.strides[axis - 1] == data.strides[axis] * data.shape[axis]:
-        axis -= 1  # until the axes from this one on have no gaps between them
+        axis -= 1  # the axes from this one on have no gaps between them
     place = place_of(data, start)[:axis]
     first = sum(position * stride for position, stride in zip(place, data.strides))
     inside = all(position < extent for position, extent in zip(place, data.shape))

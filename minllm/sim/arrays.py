@@ -1,7 +1,7 @@
-"""Arrays as a simulated kernel sees them: every access is checked, and nothing wraps around silently.
+"""The arrays of a simulated kernel: every access is checked.
 
-A GPU computes an address and reads whatever is there; NumPy counts negative indices from the end. Both hide mistakes, so global,
-shared and local arrays are handed to the kernel as `CheckedArray`s, which raise SimulationError instead.
+A GPU computes an address and reads whatever is there; NumPy counts negative indices from the end. Both hide mistakes, so a simulated
+kernel gets its global, shared and local arrays as `CheckedArray`s, which raise SimulationError instead.
 """
 
 import math
@@ -13,12 +13,11 @@ from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, lies_in_a_row
 from minllm.sim.place import describe, kernel_frame
 from minllm.sim.scalars import dtype_of
+from minllm.sim.thread import current_thread
 
 
 def fail(what):
     """Raise SimulationError with the place in the kernel: file, line, block and thread."""
-    from minllm.sim.machine import current_thread
-
     thread = current_thread()
     where = f", block {tuple(thread.block.index)}, thread {tuple(thread.index)}" if thread else ""
     raise SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
@@ -27,9 +26,9 @@ def fail(what):
 class CheckedArray:
     """An array in global, shared or local memory, indexed as Numba's arrays are, with both bounds checked.
 
-    It is C-contiguous, or a view with gaps (a layer of a cache in which layers lie side by side): no access may touch a gap.
-    space: "global", "shared", "local" or "constant". base: bytes from the start of the argument or declaration that this is a part
-    of; in shared memory, the address in the block's shared memory. name: the argument or variable, "" where unknown.
+    It is C-contiguous, or a view with gaps (one layer of a cache that interleaves layers): no access may touch a gap.
+    space: "global", "shared", "local" or "constant". base: offset in bytes within the argument or declaration that this array is part of;
+    in shared memory, the address. name: the argument or variable, "" if unknown.
     """
 
     __slots__ = (
@@ -42,8 +41,8 @@ class CheckedArray:
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
         self.itemsize = data.dtype.itemsize
-        self.quick = data.size if data.ndim == 1 else 0  # indices below it name an element by themselves: the common case
-        self.address = base if space == "shared" else None  # of the first byte; looked up when first needed
+        self.quick = data.size if data.ndim == 1 else 0  # an int below this is a valid index by itself: the common case
+        self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat_bytes = bytes_between(data)
 
     def part(self, data, offset):
@@ -86,7 +85,7 @@ class CheckedArray:
         return self.part(self.data.reshape(*shape), 0)
 
     def check(self, index):
-        """`index` as a tuple of ints, or SimulationError if it is out of bounds or of a wrong kind."""
+        """`index` as a tuple of ints; SimulationError if it is out of bounds or has a wrong type."""
         indices = index if isinstance(index, tuple) else (index,)
         if len(indices) > self.ndim:
             fail(f"{len(indices)} indices into the {self.ndim}-dimensional {self}")
@@ -102,7 +101,7 @@ class CheckedArray:
     def __getitem__(self, index):
         if type(index) is int and 0 <= index < self.quick:
             return self.data.item(index) if self.integer else self.data[index]
-        # NumPy itself refuses what is too large; only negative indices, which it would count from the end, are looked at here.
+        # NumPy refuses indices that are too large; negative ones, which it would count from the end, are checked here.
         try:
             if (min(index) if type(index) is tuple else index) < 0:
                 self.check(index)
@@ -131,7 +130,7 @@ class CheckedArray:
             if any(isinstance(position, slice) for position in indices):
                 fail("a kernel stores one element at a time")
             self.data[indices] = value
-        except OverflowError:  # integers wrap on the GPU, where NumPy refuses them
+        except OverflowError:  # integers wrap on a GPU; NumPy refuses them
             bits = 8 * self.itemsize
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
@@ -141,15 +140,15 @@ class CheckedArray:
             fail(f"a write to the {self}, which is read-only")
 
     def atomic(self, index, change):
-        """Replace the element by `change(element)`, and return the old one; threads run in turn, so nothing can come between."""
+        """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
         self[index] = change(old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
-        """`count` bytes (a uint8 view) from the element at flat `index` on, in bounds, and aligned to `alignment` or `count` bytes.
+        """`count` bytes from flat element `index` on, as a uint8 view; checks bounds, and alignment to `alignment` or `count` bytes.
 
-        kind: "read" or "write", what the caller does with them at once. thread: on whose behalf, if it is not the running one's.
+        kind: "read" or "write", what the caller does at once. thread: the accessing thread, by default the running one.
         """
         start = int(index) * self.itemsize
         if start < 0 or start + count > self.flat_bytes.size:
@@ -174,7 +173,7 @@ class CheckedArray:
 
 
 def poisoned(shape, dtype):
-    """A new array of bytes 0xFF: NaN in every floating-point format, so that a read of memory nobody wrote shows."""
+    """A new array of bytes 0xFF, NaN in every floating-point format: a read of unwritten memory then shows."""
     shape = shape if isinstance(shape, tuple) else (shape,)
     count = math.prod(int(extent) for extent in shape)
     return np.full(count * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape([int(extent) for extent in shape])

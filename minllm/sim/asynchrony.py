@@ -1,11 +1,12 @@
-"""What runs beside the threads: meetings of some of them, bulk copies, and shared memory as the asynchronous units see it.
+"""Asynchronous operations, and the async proxy's view of shared memory.
 
-Nothing asynchronous takes effect before somebody waits for it: a copy that completes on an mbarrier lands when a thread waits for that
-barrier's phase and nothing else is missing; a bulk store reads its source and writes its destination when its group is waited for. A
-kernel that forgets to wait therefore finds old data, and one that reuses a buffer too early sends or multiplies new data.
+An asynchronous operation takes effect as late as possible. A copy that completes on an mbarrier arrives when a thread waits for the
+barrier's phase and nothing else is missing; a bulk store reads its source and writes its destination when a thread waits for its group. So
+a kernel that forgets to wait finds old data, and one that reuses a buffer too early sends or multiplies new data.
 
-The copy engine and wgmma do not see what threads store to shared memory until a `fence.proxy.async` (PTX ISA, "Async proxy"): they work
-on `asynchronous_view(block)`, which a fence brings up to date.
+TMA (the tensor memory accelerator, which does bulk and tensor copies) and wgmma access shared memory through the async proxy: they do not
+see what threads have stored until a `fence.proxy.async` (PTX ISA, "Async proxy"). Here they use `asynchronous_view(block)`, which a fence
+brings up to date.
 """
 
 from collections import deque
@@ -17,18 +18,18 @@ from minllm.sim.arrays import fail
 from minllm.sim.machine import SHARED_MEMORY_BYTES, block_scheduler_switch
 from minllm.sim.transfer import CHUNK, end_transfer, start_transfer
 
-RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address the offset alone
+RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address just the offset
 
 
 class BlockState:
-    """What a block has beside its threads: mbarriers by address, meetings of some threads, the asynchronous units' view, registers."""
+    """A block's mbarriers, waiting threads, async proxy's view and register pool."""
 
     def __init__(self):
         self.mbarriers, self.meetings, self.view, self.registers = {}, {}, None, None
 
 
 class ThreadState:
-    """What a thread has started and not yet waited for: bulk stores, and warpgroup products, each in open and committed groups."""
+    """A thread's bulk stores and wgmma products, in open and committed groups."""
 
     def __init__(self):
         self.stores, self.store_groups = [], deque()
@@ -36,7 +37,7 @@ class ThreadState:
         self.registers_fenced = False
 
     def end(self):
-        """The thread has returned: finish what may outlive it; what it should have waited for instead, as text, or None."""
+        """Finish a thread that has returned; a message if it should have waited, else None."""
         stores = [store for group in [*self.store_groups, self.stores] for store in group]
         if any(store.data is None for store in stores):
             return "ends before its bulk stores have read shared memory: wait with cp.async.bulk.wait_group.read"
@@ -48,28 +49,28 @@ class ThreadState:
 
 
 def state(owner):
-    """The BlockState or ThreadState of a block or thread, made when first asked for."""
+    """The BlockState or ThreadState of a block or thread, created at its first use."""
     if owner.asynchronous is None:
         owner.asynchronous = BlockState() if hasattr(owner, "warps") else ThreadState()
     return owner.asynchronous
 
 
 def park(thread, reason):
-    """Stop the running thread until `wake`; `reason`, as text, is what a deadlock report says of it."""
+    """Stop the running thread until `wake`; str(reason) is its line in a deadlock report."""
     thread.waiting_for = reason
     block_scheduler_switch(thread)
 
 
 def wake(thread):
-    """Let a parked thread go on."""
+    """Let a parked thread continue."""
     thread.block.runnable.append(thread)
 
 
 def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
-    """Come with `key` to where `count` threads of the block are to meet, and wait there for them unless `waits` is False.
+    """Arrive where `count` threads meet, and wait for them unless `waits` is False.
 
-    The last to come computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. orders: whether
-    what they did before is settled for all of them then, as at a barrier.
+    The last thread computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. orders: whether
+    the meeting orders memory accesses of all these threads, as a barrier does.
     """
     thread = getcurrent()
     meetings = state(thread.block).meetings
@@ -95,13 +96,13 @@ def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
 
 
 def release(thread, thing):
-    """Tell the monitor that what `thread` has done is settled for those who acquire `thing`."""
+    """Report to the monitor that what `thread` has done is visible after an acquire of `thing`."""
     if thread.block.monitor is not None:
         thread.block.monitor.release(thread, thing)
 
 
 def acquire(thread, thing):
-    """Tell the monitor that `thread` has waited for what was released to `thing`."""
+    """Report to the monitor that `thread` sees what was released to `thing`."""
     if thread.block.monitor is not None:
         thread.block.monitor.acquire(thread, thing)
 
@@ -110,7 +111,7 @@ def acquire(thread, thing):
 
 
 def locate(address):
-    """(block, offset) of a shared::cta or shared::cluster address, as the running thread means it."""
+    """(block, offset) of the running thread's shared::cta or shared::cluster address."""
     block, address = getcurrent().block, int(address)
     rank, offset = address >> RANK_SHIFT, address & (1 << RANK_SHIFT) - 1
     if rank:
@@ -123,7 +124,7 @@ def locate(address):
 
 
 def shared_bytes(address, count, alignment=None):
-    """(block, offset) of `count` bytes that exist and are aligned."""
+    """(block, offset) of `count` bytes at a shared address; checks bounds and alignment."""
     block, offset = locate(address)
     if not 0 <= offset <= block.shared_top - count:
         fail(f"{count} bytes at shared address {offset} are outside the block's {block.shared_top} bytes of shared memory")
@@ -132,11 +133,11 @@ def shared_bytes(address, count, alignment=None):
     return block, offset
 
 
-# The asynchronous units' view of shared memory
+# The async proxy's view of shared memory
 
 
 def asynchronous_view(block):
-    """Shared memory as copy engine and wgmma see it: what they wrote themselves, and what threads wrote before a fence."""
+    """Shared memory as TMA and wgmma see it: their own writes, and what threads stored before a fence."""
     own = state(block)
     if own.view is None:
         own.view = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
@@ -144,14 +145,14 @@ def asynchronous_view(block):
 
 
 def fence_asynchronous_view(thread):
-    """The running thread's stores become visible to the asynchronous units, and its new mbarriers too."""
+    """Make the running thread's stores and its new mbarriers visible to the async proxy."""
     block = thread.block
     asynchronous_view(block)[: block.shared_top] = block.shared[: block.shared_top]
     fence_mbarriers(thread)
 
 
 def fence_mbarriers(thread):
-    """The mbarriers that the running thread has initialised become visible to the asynchronous units and to the cluster."""
+    """Make the running thread's new mbarriers visible to async proxy and cluster."""
     for barrier in state(thread.block).mbarriers.values():
         if barrier.unfenced_by is thread:
             barrier.unfenced_by = None
@@ -161,27 +162,27 @@ def fence_mbarriers(thread):
 
 
 class BulkStore:
-    """A bulk copy out of shared memory: reads its source, and writes its destination, when the thread that started it waits for that."""
+    """A bulk copy out of shared memory: reads and writes when the thread that started it waits for each."""
 
     def __init__(self, read, write, block, chunks):
         self.read_source, self.write, self.data = read, write, None
         self.transfer = start_transfer(getcurrent(), block, "a bulk store", "read", chunks)
 
     def read(self):
-        """Take the source's bytes, if that has not happened yet."""
+        """Read the source's bytes, unless this has already happened."""
         if self.data is None:
             check_fenced(self.transfer)
             self.data = self.read_source()
             end_transfer(self.transfer, [getcurrent()])
 
     def finish(self):
-        """Read and write."""
+        """Read the source and write the destination."""
         self.read()
         self.write(self.data)
 
 
 def check_fenced(transfer):
-    """Fail where a copy is about to read what threads have stored without a fence.proxy.async since. Only where somebody watches."""
+    """Fail if a copy reads what threads stored after the last fence.proxy.async."""
     if transfer is None:
         return
     block, chunks = transfer.block, transfer.chunks
@@ -196,14 +197,14 @@ def check_fenced(transfer):
 
 
 def commit_stores():
-    """Close the group of bulk stores that the running thread has started since the last one."""
+    """Commit the bulk stores that the running thread has started since its last group as a group."""
     own = state(getcurrent())
     own.store_groups.append(own.stores)
     own.stores = []
 
 
 def wait_for_stores(pending, only_read):
-    """All but the newest `pending` groups have read their sources, or have been written too."""
+    """Complete all but the newest `pending` groups: their reads, and unless `only_read` their writes."""
     groups = state(getcurrent()).store_groups
     for group in list(groups)[: max(len(groups) - pending, 0)]:
         for store in group:

@@ -1,26 +1,27 @@
-"""Clusters: blocks that run at the same time, reach each other's shared memory and meet at a barrier of their own.
+"""Clusters: blocks that run together, share memory and have a barrier.
 
-PTX ISA, "Cluster of cooperative thread arrays". The blocks of a cluster share one queue of runnable threads, so that whoever waits for
-another block gives it the turn.
+PTX ISA, "Cluster of cooperative thread arrays". The blocks of a cluster share one queue of runnable threads, so a thread that waits for
+another block lets that block run.
 """
 
 from minllm.errors import SimulationError
 from minllm.sim.asynchrony import acquire, park, release, wake
-from minllm.sim.machine import Block, Dimensions, run_together
+from minllm.sim.machine import Block, run_together
+from minllm.sim.thread import Dimensions
 
-LARGEST_CLUSTER = 8  # blocks; more is not portable between GPUs
+LARGEST_CLUSTER = 8  # blocks; larger clusters are not portable between GPUs
 
 
 class Cluster:
     """The blocks of one cluster, in order of rank, and their barrier.
 
-    phase: how often the barrier has been passed; arrived: threads that have arrived in this phase.
+    phase: completed phases of the barrier; arrived: threads that have arrived in the current phase.
     """
 
     def __init__(self, dimensions, blocks):
         self.dimensions, self.blocks = dimensions, blocks
         self.phase, self.arrived, self.waiters = 0, 0, []
-        self.arrived_in = {}  # thread -> the phase in which it arrived last
+        self.arrived_in = {}  # thread -> phase of its last arrival
         for rank, block in enumerate(blocks):
             block.cluster, block.rank, block.runnable = self, rank, blocks[0].runnable
 
@@ -42,7 +43,7 @@ class Cluster:
         acquire(thread, self)
 
     def release(self):
-        """Open the barrier if nobody is missing; also called when a thread ends."""
+        """Complete the phase if all living threads have arrived; also called when a thread ends."""
         living = sum(block.alive for block in self.blocks)
         if self.arrived and self.arrived >= living:
             self.phase, self.arrived = self.phase + 1, 0
@@ -52,7 +53,7 @@ class Cluster:
 
 
 def check_cluster(cluster, grid):
-    """`cluster` as Dimensions, or SimulationError if a grid cannot be cut into such clusters."""
+    """`cluster` as Dimensions; SimulationError if the grid cannot be divided into such clusters."""
     cluster = Dimensions(*cluster) if isinstance(cluster, (tuple, list)) else Dimensions(int(cluster))
     if cluster.x * cluster.y * cluster.z > LARGEST_CLUSTER or min(cluster) < 1:
         raise SimulationError(f"a cluster of {tuple(cluster)} blocks; a cluster has 1 to {LARGEST_CLUSTER}")

@@ -1,7 +1,7 @@
-"""Cooperative launches: `cuda.cg.this_grid().sync()`, a barrier of all blocks of a grid, which therefore all run at once.
+"""Cooperative launches: `cuda.cg.this_grid().sync()`, a barrier of a whole grid.
 
-A grid of a kernel that uses it runs as one: its blocks share a queue of runnable threads. On a GPU such a grid must fit at once on its
-multiprocessors (CUDA C++ Programming Guide, "Grid Synchronization").
+All blocks of such a grid run at the same time. Here the blocks of such a grid share a queue of runnable threads. On a GPU they must all be
+resident at once (CUDA C++ Programming Guide, "Grid Synchronization").
 """
 
 from greenlet import getcurrent
@@ -22,7 +22,7 @@ class Grid:
             block.cooperative, block.runnable = self, blocks[0].runnable
 
     def sync(self):
-        """Wait for all threads of the grid; those that have ended never come."""
+        """Wait for all threads of the grid; if one has already ended, this is a deadlock."""
         thread = getcurrent()
         self.waiting.append(thread)
         if len(self.waiting) == self.count:
@@ -46,7 +46,7 @@ def this_grid():
 
 
 def run_cooperatively(indices, make_block, function, arguments):
-    """Run the blocks of a grid at once; `make_block(index)` -> Block."""
+    """Run the blocks of a grid at the same time; `make_block(index)` -> Block."""
     blocks = [make_block(index) for index in indices]
     Grid(blocks)
     run_together(blocks, function, arguments)

@@ -31,7 +31,7 @@ class SimulatedMath:
 
 
 class SimulatedLibdevice:
-    """`numba.cuda.libdevice`: the float32 functions that kernels use, by their names there."""
+    """`numba.cuda.libdevice`: the float32 functions that kernels use."""
 
     def __getattr__(self, name):
         plain = name.removeprefix("fast_").removesuffix("f").removesuffix("_rn")

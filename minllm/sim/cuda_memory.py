@@ -1,4 +1,4 @@
-"""`cuda.shared`, `cuda.local`, `cuda.const` and `cuda.atomic` inside a simulated kernel."""
+"""Simulated `cuda.shared`, `cuda.local`, `cuda.const` and `cuda.atomic`."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from minllm.sim.scalars import dtype_of
 
 
 class Named:
-    """A name of `numba.cuda` with names of its own; those that are missing say so."""
+    """A namespace of `numba.cuda`; SimulationError for names that are missing here."""
 
     def __getattr__(self, name):
         fail(f"cuda.{type(self).name}.{name} is not known to the simulator")
@@ -26,7 +26,7 @@ class SharedMemory(Named):
     name = "shared"
 
     def array(self, shape, dtype, alignment=None):
-        """A static array: one per block and place in the code; shape 0 is the dynamic memory from its start."""
+        """A static array, one per block and place in the code; shape 0 means the dynamic shared memory."""
         block, dtype = getcurrent().block, dtype_of(dtype)
         key = instruction(sys._getframe(1))
         if key not in block.shared_arrays:
@@ -37,7 +37,7 @@ class SharedMemory(Named):
         return block.shared_arrays[key]
 
     def place(self, block, shape, dtype, alignment):
-        """First byte of an array in the block's shared memory, and the byte behind it."""
+        """(first byte, one past the last) of an array in the block's shared memory."""
         if shape == 0:
             return 0, block.dynamic_bytes // dtype.itemsize * dtype.itemsize
         alignment = max(alignment or dtype.itemsize, 16)
@@ -55,7 +55,7 @@ class LocalMemory(Named):
     name = "local"
 
     def array(self, shape, dtype, alignment=None):
-        """A thread's own array, full of NaN until written."""
+        """A thread's own array, filled with NaN."""
         name = assigned_name(*instruction(sys._getframe(1)))
         return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
 
@@ -74,7 +74,7 @@ class ConstantMemory(Named):
 
 
 class Atomic(Named):
-    """`cuda.atomic`: each reads, changes, and returns the old value."""
+    """`cuda.atomic`: each function changes an element and returns its old value."""
 
     name = "atomic"
 

@@ -1,4 +1,4 @@
-"""The names of `numba.cuda` that kernels use, as the simulator understands them."""
+"""The simulator's version of `numba.cuda`."""
 
 import functools
 import sys
@@ -11,14 +11,15 @@ from numba.cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
-from minllm.sim.machine import FULL_MASK, WARP_SIZE, barrier, collective
+from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction
 from minllm.sim.scalars import simulated_type
+from minllm.sim.thread import WARP_SIZE
 from minllm.sim.vectors import is_vector_stub, vector_type
 
 
 class Indices:
-    """threadIdx and the like: three numbers of the thread that asks, by x, y and z."""
+    """threadIdx, blockIdx, blockDim or gridDim of the running thread: .x, .y and .z."""
 
     def __init__(self, find):
         self.find = find
@@ -53,7 +54,7 @@ class SimulatedCuda:
         fail(f"cuda.{name} is not known to the simulator")
 
     def grid(self, dimensions):
-        """Absolute position of the thread in the grid, in 1, 2 or 3 dimensions."""
+        """The thread's position in the grid, in 1, 2 or 3 dimensions."""
         thread = getcurrent()
         triples = zip(thread.block.index, thread.block.dimensions, thread.index)
         position = tuple(block * size + inside for block, size, inside in triples)
@@ -88,13 +89,13 @@ class SimulatedCuda:
     threadfence_block = threadfence_system = threadfence
 
     def nanosleep(self, nanoseconds):
-        """Let the others go first, as a thread that sleeps in a loop expects of them."""
+        """Let the other threads run first, so that a loop that sleeps and polls makes progress."""
         thread = getcurrent()
         thread.block.runnable.append(thread)
         thread.waiting_for = "cuda.nanosleep"
         thread.parent.switch()
 
-    # Shuffles: every lane brings a value and names the lane that it reads
+    # Shuffles: every lane provides a value and names the lane from which it reads
 
     def _shuffle(self, kind, mask, value, source):
         def exchange(values):
@@ -147,7 +148,7 @@ class SimulatedCuda:
         return (1 << getcurrent().lane) - 1
 
     def activemask(self):
-        """The lanes that come to this instruction before others have to wait for them: on a GPU, those that run together here."""
+        """The mask of lanes that reach this instruction in the same scheduling round."""
         thread = getcurrent()
         key = "activemask", instruction(sys._getframe(1))
         together = thread.warp.meetings.setdefault(key, set())

@@ -1,9 +1,8 @@
-"""Counting a kernel's float32 arithmetic: numbers that count what is done with them.
+"""Counts a kernel's float32 FLOPs, with a type that counts its operations.
 
-While a kernel is traced, every float32 that comes from an array, a cast, a math function or an emulated instruction is a
-`CountedFloat32`: still a float32 with the same arithmetic, but each sum, difference, product and quotient that it takes part in is one
-operation. A fused multiply-add is two, a function (exp, 1 / sqrt(x), ex2, ...) one. Comparisons, minima, maxima, signs, conversions and
-integers are none: what is left is what is called FLOPs.
+While a kernel is traced, every float32 from an array, a cast, a math function or an emulated instruction is a `CountedFloat32`: its
+arithmetic is that of float32, and each sum, difference, product and quotient counts as one FLOP. A fused multiply-add counts as two, a
+function (exp, 1 / sqrt(x), ex2, ...) as one. Comparisons, minima, maxima, signs, conversions and integer arithmetic do not count.
 """
 
 import types as python_types
@@ -18,7 +17,7 @@ from minllm.sim.scalars import Cast
 NOT_ARITHMETIC = {"fabs", "fabsf", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "copysign", "min", "max", "fmin", "fmax"}
 COUNTED_INSTRUCTIONS = {"ex2", "rcp", "tanh_approx"}
 
-operations = Counter()  # of the launch that is being traced, by kind
+operations = Counter()  # kind -> FLOPs of the launch that is being traced
 
 
 class CountedFloat32(np.float32):
@@ -28,7 +27,7 @@ class CountedFloat32(np.float32):
 
 
 def counted(value):
-    """A float32 as one whose arithmetic is counted, in a tuple too; other values as they are."""
+    """A float32, or the float32 in a tuple, as CountedFloat32; other values unchanged."""
     if type(value) is np.float32:
         return CountedFloat32(value)
     return tuple(map(counted, value)) if type(value) is tuple else value
@@ -55,7 +54,7 @@ CountedFloat32.__abs__ = lambda self: CountedFloat32(np.float32.__abs__(self))
 
 
 class CountedArray(MonitoredArray):
-    """A MonitoredArray whose float32 elements are counted."""
+    """A MonitoredArray whose float32 elements are read as CountedFloat32."""
 
     __slots__ = ()
 
@@ -71,7 +70,7 @@ class CountedCast(Cast):
 
 
 class CountedModule:
-    """A module that a kernel uses; `change(name, value)` gives what stands for each of its names."""
+    """A module that a kernel uses, with each attribute replaced by `change(name, value)`."""
 
     def __init__(self, module, change):
         self._module, self._change = module, change
@@ -81,7 +80,7 @@ class CountedModule:
 
 
 def counted_function(function, count):
-    """The function, its float32 results counted from now on, and itself counted as `count` operations if it gives one."""
+    """The function with counted float32 results; a call that returns one counts as `count` FLOPs."""
 
     def call(*arguments):
         value = counted(function(*arguments))
@@ -94,14 +93,14 @@ def counted_function(function, count):
 
 
 def counted_math(name, found):
-    """A name of `math` or libdevice: its functions are operations, fused multiply-adds two."""
+    """A name of `math` or libdevice: a function counts as one FLOP, a fused multiply-add as two."""
     if not callable(found) or name in NOT_ARITHMETIC:
         return found
     return counted_function(found, 2 if name.startswith("fma") else 1)
 
 
 def counted_cuda(name, found):
-    """A name of `numba.cuda`: only fma is arithmetic."""
+    """A name of `numba.cuda`: only fma counts."""
     return counted_function(found, 2) if name == "fma" else found
 
 
@@ -113,7 +112,7 @@ REPLACED = {
 
 
 def count_in(function, done):
-    """Make a simulated twin of a kernel, which no other launch uses, count: what it refers to is replaced in place, recursively."""
+    """Make a kernel's simulated twin count, by replacing what it refers to."""
     if function not in done:
         done.add(function)
         for name in names_used(function.__code__) & set(function.__globals__):
@@ -124,7 +123,7 @@ def count_in(function, done):
 
 
 def replacement(value, done):
-    """What a kernel is to use instead of `value` in order to be counted."""
+    """What a counted kernel uses instead of `value`."""
     if id(value) in REPLACED:
         return REPLACED[id(value)]
     if isinstance(value, SimulatedModule):

@@ -1,60 +1,33 @@
-"""Threads, warps and blocks: one greenlet a CUDA thread, run in turn, each until it has to wait for others.
+"""Warps and blocks: one greenlet per CUDA thread, one of which runs at a time.
 
-A thread runs until a barrier or a warp-wide instruction. The last one to arrive computes the result for all who take part, and
-all go on. When nobody can run and threads still wait, the kernel would hang or be undefined on a GPU: SimulationError says who
-waits where.
+A thread runs until a barrier or a warp-wide instruction. The last thread to arrive computes the result for all participants, and all of
+them continue. If threads still wait and none can run, the kernel would hang or be undefined on a GPU: SimulationError says which threads
+wait where.
 """
 
 import sys
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
-from greenlet import getcurrent, greenlet
+from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.arrays import fail
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import kernel_frame
+from minllm.sim.thread import WARP_SIZE, Thread
 
-WARP_SIZE = 32
 FULL_MASK = 0xFFFFFFFF
-SHARED_MEMORY_BYTES = 227 * 1024  # the most that one block may have on compute capability 9.0
-
-
-class Dimensions(NamedTuple):
-    """Three sizes or indices, as threadIdx, blockIdx, blockDim and gridDim hold."""
-
-    x: int
-    y: int = 1
-    z: int = 1
-
-
-class Thread(greenlet):
-    """One CUDA thread: its place, and the asynchronous copies that it has started."""
-
-    def __init__(self, block, number, run):
-        super().__init__(run)
-        size = block.dimensions
-        self.block, self.number = block, number
-        self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
-        self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
-        self.warp.threads.append(self)
-        self.warp.lanes |= 1 << self.lane
-        self.waiting_for = None
-        self.result = None
-        self.copies, self.copy_groups = [], deque()
-        self.has_waited_for_predecessors = False  # griddepcontrol.wait
-        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or warpgroup products
+SHARED_MEMORY_BYTES = 227 * 1024  # limit per block on compute capability 9.0
 
 
 class Warp:
-    """Up to 32 threads, and the collectives that some of them have reached."""
+    """Up to 32 threads, and the warp-wide instructions that some of them have reached."""
 
     def __init__(self, number, monitor=None):
         self.number, self.monitor = number, monitor
         self.threads = []
-        self.lanes = 0  # a mask of those that exist
+        self.lanes = 0  # mask of the lanes that exist
         self.meetings = {}
 
 
@@ -63,12 +36,12 @@ class Block:
 
     def __init__(self, index, dimensions, grid, shared_bytes, monitor=None, resident=1):
         self.index, self.dimensions, self.grid = index, dimensions, grid
-        self.resident = resident  # blocks that its launch bounds want on a multiprocessor, which share its registers
+        self.resident = resident  # blocks per SM (streaming multiprocessor) in the launch bounds; they share its registers
         count = dimensions.x * dimensions.y * dimensions.z
         self.warps = [Warp(number, monitor) for number in range(-(-count // WARP_SIZE))]
         self.dynamic_bytes = shared_bytes
         self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
-        self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, static arrays behind it
+        self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, then static arrays
         self.shared_arrays = {}
         self.monitor = monitor
         self.shared_root = checked(self.shared, "shared", 0, "", monitor)
@@ -76,16 +49,16 @@ class Block:
         self.at_barrier = []
         self.threads = []
         self.alive = count
-        self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's place in it
-        self.cooperative = None  # cooperative.Grid, where the kernel synchronises the whole grid
-        self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers and the like
+        self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's rank in it
+        self.cooperative = None  # cooperative.Grid, if the kernel synchronises the whole grid
+        self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers or other asynchronous state
 
     def run(self, function, arguments):
         """Run all threads to their end."""
         run_together([self], function, arguments)
 
     def end_thread(self, thread):
-        """A thread has returned: those that wait for all others wait for one less."""
+        """A thread has returned: barriers wait for one thread less."""
         self.alive -= 1
         self.release_barrier()
         if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
@@ -94,7 +67,7 @@ class Block:
             self.cluster.release()
 
     def shared_transfer(self, thread, event, address, byte_count):
-        """Check the target of a transfer beside the threads, `byte_count` bytes at a shared address, and tell the monitor of it."""
+        """Check the destination of an asynchronous copy and report it to the monitor."""
         end = address + byte_count
         if address < 0 or end > self.shared_top or (address < self.dynamic_bytes < end):
             fail(f"{event} writes {byte_count} bytes at shared address {address}, which no array of the block holds")
@@ -103,7 +76,7 @@ class Block:
             self.monitor.asynchronous(thread, event, self.shared_root, address, byte_count, frame)
 
     def shared_name(self, address):
-        """The variable that holds the array at a shared address, with the element: for messages."""
+        """`variable[index]` of the element at a shared address, for messages."""
         for array in self.shared_arrays.values():
             if array.base <= address < array.base + array.size * array.itemsize:
                 index = np.unravel_index((address - array.base) // array.itemsize, array.shape)
@@ -111,7 +84,7 @@ class Block:
         return "memory outside any array"
 
     def release_barrier(self):
-        """Let everybody go on once all living threads are at the barrier."""
+        """Release the barrier once all living threads have reached it."""
         if self.at_barrier and len(self.at_barrier) == self.alive:
             values = [value for _, value in self.at_barrier]
             if self.monitor is not None:
@@ -122,7 +95,7 @@ class Block:
             self.at_barrier = []
 
     def report_stuck(self):
-        """Say who waits where."""
+        """A message: which threads wait where."""
         waiting = {}
         for thread in self.threads:
             if not thread.dead:
@@ -134,7 +107,7 @@ class Block:
 
 
 def run_together(blocks, function, arguments):
-    """Run all threads of blocks that share one queue of runnable threads to their end."""
+    """Run all threads of some blocks, which share one queue of runnable threads, to their end."""
     runnable = blocks[0].runnable
     for block in blocks:
         block.threads = [Thread(block, number, function) for number in range(block.alive)]
@@ -157,20 +130,14 @@ def run_together(blocks, function, arguments):
             block.monitor.end_block(block)
 
 
-def current_thread():
-    """The simulated thread that is running, or None outside a simulation."""
-    thread = getcurrent()
-    return thread if isinstance(thread, Thread) else None
-
-
 def line_of_kernel(thread):
-    """The line of the kernel at which a waiting thread stands."""
+    """The line of the kernel at which a thread waits."""
     frame = kernel_frame(thread.gr_frame)
     return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
 
 
 def barrier(value=None):
-    """Wait for all living threads of the block; the values that they brought."""
+    """Wait for all living threads of the block; returns the values of all of them."""
     thread = getcurrent()
     block = thread.block
     block.at_barrier.append((thread, value))
@@ -181,7 +148,7 @@ def barrier(value=None):
 
 
 def collective(kind, value, compute, mask=FULL_MASK):
-    """A warp-wide instruction: wait until all lanes of `mask` bring a value, then `compute({lane: value})` -> {lane: result}."""
+    """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
     thread = getcurrent()
     warp, mask = thread.warp, int(mask) & FULL_MASK
     if not mask >> thread.lane & 1:
@@ -205,5 +172,5 @@ def collective(kind, value, compute, mask=FULL_MASK):
 
 
 def block_scheduler_switch(thread):
-    """Hand control back to the block's loop until somebody makes this thread runnable again."""
+    """Return control to the block's loop until another thread makes this one runnable again."""
     thread.parent.switch()

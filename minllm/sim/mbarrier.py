@@ -1,6 +1,6 @@
-"""mbarriers: barriers in shared memory that also count the bytes which copies deliver. PTX ISA, "mbarrier".
+"""mbarriers: barriers that also count the bytes of copies. PTX ISA, "mbarrier".
 
-A copy that completes on an mbarrier lands no sooner than it has to: when a thread waits for the barrier's phase, and no arrival is missing.
+A copy that completes on an mbarrier lands as late as possible: when a thread waits for the barrier's phase and no arrival is missing.
 """
 
 from collections import deque
@@ -15,10 +15,10 @@ LARGEST_TRANSACTION = (1 << 20) - 1
 
 
 class MBarrier:
-    """An mbarrier object: a phase that completes once all arrivals have come and all expected bytes have landed.
+    """An mbarrier object; a phase completes when all arrivals and bytes have come.
 
-    PTX ISA, "mbarrier": `completed` phases, `count` arrivals a phase, `pending` of them missing, `transactions` bytes expected and not yet
-    landed.
+    completed: number of completed phases. count: arrivals per phase. pending: those still missing. transactions (tx-count): bytes expected
+    and not yet landed.
     """
 
     def __init__(self, block, offset, count, thread):
@@ -29,7 +29,7 @@ class MBarrier:
 
     @property
     def phase(self):
-        """The parity of the phase that is under way."""
+        """The parity of the current phase."""
         return self.completed & 1
 
     def __str__(self):
@@ -40,13 +40,13 @@ class MBarrier:
         )
 
     def expect(self, byte_count):
-        """More bytes are to land in this phase."""
+        """expect-tx: `byte_count` more bytes must land before the phase completes."""
         self.transactions += byte_count
         if self.transactions > LARGEST_TRANSACTION:
             fail(f"{self} expects more than {LARGEST_TRANSACTION} bytes")
 
     def arrive(self, count=1):
-        """One arrival, or several."""
+        """arrive-on: `count` arrivals."""
         if count > self.pending:
             fail(f"one arrival too many at {self}")
         self.pending -= count
@@ -54,9 +54,9 @@ class MBarrier:
         self.settle()
 
     def start_copy(self, byte_count, land, transfer=None):
-        """A copy of `byte_count` bytes is under way; `land(thread)`, with the one that started it, is called when it has to be there.
+        """A copy of `byte_count` bytes is in flight; `land(thread that started it)` is called when it lands.
 
-        transfer: what monitors know it as; without one it counts as something that the thread itself does when it lands.
+        transfer: its Transfer; without one, monitors see the copy as an access by that thread at the time when it lands.
         """
         if self.unfenced_by is not None:
             fail(f"a copy completes on {self}, whose initialisation no fence.mbarrier_init or fence.proxy.async has made visible")
@@ -64,7 +64,7 @@ class MBarrier:
         self.settle()
 
     def settle(self):
-        """Let copies land if somebody waits for them and arrivals are complete; complete the phase if nothing is missing."""
+        """Let copies land, and complete the phase, if nothing else is missing."""
         if self.pending:
             return
         while self.waiters and self.copies:
@@ -85,17 +85,17 @@ class MBarrier:
     def wait(self, parity):
         """Suspend the running thread until the phase of this parity has completed."""
         thread = getcurrent()
-        number = self.completed if self.phase == parity else self.completed - 1  # of the phase that is waited for
+        number = self.completed if self.phase == parity else self.completed - 1  # the phase to wait for
         if self.completed == number:
             self.waiters.append(thread)
             self.settle()
             if self.completed == number:
                 park(thread, self)
-        acquire(thread, (self, number))  # and not of later ones, which may have completed before the thread goes on
+        acquire(thread, (self, number))  # not later phases, which may complete before the thread continues
 
 
 def mbarrier_at(address):
-    """The mbarrier at a shared address; SimulationError if none was initialised there."""
+    """The MBarrier at a shared address; SimulationError if none was initialised there."""
     block, offset = shared_bytes(address, 8)
     found = state(block).mbarriers.get(offset)
     if found is None:

@@ -1,6 +1,7 @@
-"""What can watch a simulation: detectors and traces subclass Monitor and are given to `simulate(..., monitors=[...])`.
+"""The interface of monitors, which watch a simulation.
 
-Without monitors nothing here is called: arrays are then of a class that does not report, and the machine looks at one `None`.
+Detectors and tracers subclass Monitor and are passed as `simulate(..., monitors=[...])`. Without monitors nothing here is called: arrays
+then have a class that does not report, and the machine checks for None.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Launch:
-    """One launch: the kernel, its grid and block, its arrays by argument name, and its dynamic shared memory in bytes."""
+    """A launch; arrays by argument name, shared_bytes of dynamic shared memory."""
 
     kernel: Any
     function: Any
@@ -20,16 +21,16 @@ class Launch:
 
 
 class Monitor:
-    """Every method is called as the simulation goes and does nothing; override those that matter.
+    """The events of a simulation, one method each; a subclass overrides those that it needs, the others do nothing.
 
-    `thread` is a machine.Thread (.number, .index, .lane, .warp, .block), `block` a machine.Block, `warp` a machine.Warp, `frame` the
-    kernel's Python frame: file and line, and `f_lasti`, which together with `f_code` names one instruction. Take from a frame what is
-    needed at once; it goes on running.
+    `thread` is a thread.Thread (.number, .index, .lane, .warp, .block), `block` a machine.Block, `warp` a machine.Warp, `frame` the
+    kernel's Python frame: file and line, and `f_lasti`, which together with `f_code` identifies one instruction. Read a frame at once,
+    because it continues to run.
     """
 
-    scalar_type = None  # a function from a Numba type to the cast that kernels use instead of the usual one, if the monitor has one
-    spaces = ("global", "shared", "local", "constant")  # those whose accesses the monitor wants to hear of
-    array_class = None  # a subclass of monitored_arrays.MonitoredArray that kernels are given instead of it, if the monitor has one
+    scalar_type = None  # optional: Numba type -> the cast that kernels use instead of the usual one
+    spaces = ("global", "shared", "local", "constant")  # memory spaces whose accesses are reported
+    array_class = None  # optional: a subclass of monitored_arrays.MonitoredArray for the kernel's arrays
 
     def start(self, launch):
         """The launch is about to begin."""
@@ -40,39 +41,42 @@ class Monitor:
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         """A thread reads, writes or atomically changes memory: kind is "read", "write" or "atomic".
 
-        array: .space is "global", "shared", "local" or "constant", .name the argument or variable, .root the whole array that a slice
-        or view was taken from; attach what must live as long as the memory to `array.root.notes`, a dict.
-        start_byte: from the start of the root array; for shared memory, the address in the block's shared memory.
+        array: .space is "global", "shared", "local" or "constant", .name the argument or variable, .root the whole array of a slice or
+        view. The dict `array.root.notes` holds what must live as long as the memory.
+        start_byte: offset from the start of the root array; for shared memory, the shared address.
         """
 
     def index(self, thread, array, index):
-        """A thread is about to use an index, or a tuple, that is not of plain ints, on an array; bounds have not been checked yet."""
+        """A thread is about to use an index that is not an int or a tuple of ints; bounds have not been checked yet."""
 
     def barrier(self, block, threads):
-        """All living threads of a block have met at a barrier, and go on now."""
+        """All living threads of a block have met at a barrier, and now continue."""
 
     def collective(self, warp, kind, lanes, mask, frame):
-        """The lanes (numbers) of a warp that `mask` names have met at a warp-wide instruction, such as "syncwarp" or "shfl"."""
+        """The lanes of `mask` have met at a warp-wide instruction, such as "shfl"."""
 
     def release(self, thread, thing):
-        """What `thread` has done so far is visible to whoever acquires `thing` from now on: an arrival at an mbarrier, say."""
+        """A release: an acquire of `thing` makes the thread's earlier accesses visible."""
 
     def acquire(self, thread, thing):
-        """`thread` sees all that was released to `thing` so far: it has waited for an mbarrier's phase, say."""
+        """An acquire: `thread` sees all that was released to `thing` so far."""
 
     def flops(self, thread, count, kind):
-        """Operations counted for a whole warp or more, called once by one of its threads: kind is the instruction's name."""
+        """FLOPs of a warp-wide instruction named `kind`, reported by one thread."""
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
-        """A copy into shared memory starts: event "cp_async", which is under way until the thread's `access` of kind "write" to the same
-        bytes tells that it has arrived, or "bulk", until its transfer ends. "cp_async_commit_group" and "cp_async_wait_group_0" to
-        "..._3" (about to wait for all but so many groups) come with 0 bytes."""
+        """An event of asynchronous copies into shared memory.
+
+        "cp_async": a copy starts; it is in flight until the thread's `access` of kind "write" to the same bytes. "bulk": a bulk copy
+        starts; it is in flight until its transfer ends. "cp_async_commit_group", and "cp_async_wait_group_N", about to wait until at most
+        N groups are in flight, have 0 bytes.
+        """
 
     def transfer_starts(self, transfer):
-        """A transfer.Transfer of shared memory begins beside the threads: bulk copies and stores, cp.async, wgmma."""
+        """An asynchronous transfer.Transfer of shared memory begins: a bulk copy or store, cp.async, wgmma."""
 
     def transfer_ends(self, transfer, threads, thing):
-        """A transfer is done: `threads` have waited for it, or those who acquire `thing` will have. What a bulk copy wrote is there now."""
+        """A transfer is complete for `threads`, and for threads that acquire `thing`."""
 
     def end_block(self, block):
         """All threads of `block` have ended."""
@@ -93,16 +97,15 @@ class Monitors(Monitor):
         self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
         for name in HOOKS:
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
-        self.report_to = {space: self.access_to(space) for space in Monitor.spaces}  # by space: whom arrays tell of accesses
+        self.report_to = {space: self.access_to(space) for space in Monitor.spaces}  # space -> the function that an array calls
         self.access = self.route
 
-
     def route(self, thread, array, *rest):
-        """Report an access to those that listen to the array's space."""
+        """Report an access to the monitors of the array's space."""
         self.report_to[array.space](thread, array, *rest)
 
     def access_to(self, space):
-        """The function that accesses to memory of this space are reported to."""
+        """The function to which accesses to memory of this space are reported."""
         return in_turn([monitor.access for monitor in self.monitors if hears(monitor, "access") and space in monitor.spaces])
 
 
@@ -112,7 +115,7 @@ def hears(monitor, name):
 
 
 def in_turn(methods):
-    """A function that calls all of `methods`; the only one itself where it is one."""
+    """A function that calls all of `methods`; if there is only one, this one itself."""
     if len(methods) == 1:
         return methods[0]
 
@@ -124,6 +127,6 @@ def in_turn(methods):
 
 
 def combined(monitors):
-    """All monitors as one, or None where there are none."""
+    """All monitors as one, or None if there are none."""
     monitors = list(monitors)
     return Monitors(monitors) if monitors else None

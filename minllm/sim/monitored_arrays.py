@@ -1,4 +1,7 @@
-"""Arrays that tell a monitor of every access: what tracers count and detectors judge."""
+"""Arrays that report every access to a monitor.
+
+A tracer counts accesses, a detector checks them.
+"""
 
 import sys
 
@@ -9,9 +12,9 @@ from minllm.sim.place import kernel_frame
 
 
 class MonitoredArray(CheckedArray):
-    """A CheckedArray that tells a Monitor of every access.
+    """A CheckedArray that reports every access to a Monitor.
 
-    root: the whole array that this is a part of. notes (of a root): what monitors attach to the memory.
+    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory.
     """
 
     __slots__ = ("monitor", "report", "root", "notes", "strides")
@@ -27,7 +30,7 @@ class MonitoredArray(CheckedArray):
         return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
 
     def start_byte(self, index):
-        """Where an element that exists begins, in bytes from the start of the root."""
+        """The offset of an existing element from the start of the root, in bytes."""
         if type(index) is tuple:
             start = self.base
             for position, stride in zip(index, self.strides):
@@ -36,7 +39,7 @@ class MonitoredArray(CheckedArray):
         return self.base + index * self.itemsize
 
     def look_at(self, index):
-        """Tell the monitor of an index that is not of plain ints."""
+        """Report an index that is not made of plain ints."""
         if type(index) is tuple:
             for position in index:
                 if type(position) is not int:
@@ -78,7 +81,7 @@ class MonitoredArray(CheckedArray):
 
 
 def checked(data, space="global", base=0, name="", monitor=None, root=None):
-    """A CheckedArray, or a MonitoredArray where there is a monitor (of the monitor's own kind if it has one)."""
+    """A CheckedArray, or with a monitor a MonitoredArray or the monitor's own `array_class`."""
     if monitor is None:
         return CheckedArray(data, space, base, name)
     return (monitor.array_class or MonitoredArray)(data, space, base, name, monitor, root)

@@ -1,4 +1,4 @@
-"""Where in a kernel something happened: the innermost frame that is the kernel's own, and the names that its source gives to arrays."""
+"""Where in a kernel something happened: its frame, line, and names of arrays."""
 
 import dis
 import functools
@@ -22,7 +22,7 @@ def kernel_frame(frame):
 
 
 def file_of(code):
-    """The file of a code object; "cell" for a notebook's cell, whose temporary file says nothing to anybody."""
+    """The file of a code object; "cell" for a notebook's cell, whose temporary file has no meaningful name."""
     folder = os.path.basename(os.path.dirname(code.co_filename))
     return "cell" if folder.startswith("ipykernel_") else code.co_filename
 
@@ -40,10 +40,10 @@ def describe_instruction(code, offset):
 
 @functools.cache
 def instruction_starts(code):
-    """For each two bytes of a code object, where the instruction that they belong to begins.
+    """For each two bytes of a code object, the offset at which their instruction begins.
 
-    A frame's `f_lasti` may point behind its instruction, at the interpreter's own caches, once the interpreter has specialised it: an
-    instruction is named by where it begins.
+    Once the interpreter has specialised an instruction, a frame's `f_lasti` may point behind it, at the interpreter's inline caches;
+    the offset at which it begins is the same for all frames.
     """
     starts, begun = [], 0
     offsets = {instruction.offset for instruction in dis.get_instructions(code)}
@@ -54,13 +54,13 @@ def instruction_starts(code):
 
 
 def instruction(frame):
-    """(code, offset) of the instruction that a frame has come to."""
+    """(code, offset) of the instruction that a frame executes."""
     return frame.f_code, instruction_starts(frame.f_code)[frame.f_lasti >> 1]
 
 
 @functools.cache
 def assigned_name(code, offset):
-    """The local variable that the result of the call at byte `offset` of `code` is assigned to, or "" if there is none."""
+    """The local variable to which the result of the call at byte `offset` is assigned, or "" if there is none."""
     for instruction in dis.get_instructions(code):
         if instruction.offset > offset and instruction.opname not in ("CACHE", "NOP"):
             if instruction.opname.startswith("STORE_") and instruction.argval is not None:

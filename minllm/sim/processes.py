@@ -1,6 +1,6 @@
-"""A launch spread over processes: each runs some of the blocks on arrays in memory that all of them share.
+"""A launch spread over processes, which share the arrays in host memory.
 
-For kernels whose blocks do not speak to each other. Atomics on global memory would not be atomic between processes, and are refused.
+It works for kernels whose blocks do not communicate. Global atomics are refused, because they would not be atomic between processes.
 """
 
 import mmap
@@ -13,7 +13,7 @@ from minllm.errors import SimulationError
 
 
 def check_spreading(monitors, cluster, names):
-    """Raise SimulationError for a launch that has to stay in one process."""
+    """Raise SimulationError if a launch has to stay in one process."""
     reason = None
     if "fork" not in multiprocessing.get_all_start_methods():
         reason = "this system cannot fork"
@@ -28,14 +28,14 @@ def check_spreading(monitors, cluster, names):
 
 
 class SharedArguments:
-    """A launch's arguments, with every array copied to memory that forked processes share; the same array twice stays one."""
+    """A launch's arguments, with every array copied once to memory that forked processes share."""
 
     def __init__(self, arguments):
         self.copies = {}  # id of the caller's array -> (that array, its copy)
         self.arguments = [self.share(argument) for argument in arguments]
 
     def share(self, argument):
-        """The copy of an array, or of one that an argument holds; other arguments as they are."""
+        """The copy of an array, or of the array that an argument holds; other arguments unchanged."""
         if hasattr(argument, "with_array"):
             return argument.with_array(self.share)
         if not isinstance(argument, np.ndarray) or not argument.size:
@@ -48,7 +48,7 @@ class SharedArguments:
         return self.copies[id(argument)][1]
 
     def run(self, steps, processes):
-        """Run the steps, every `processes`-th in one process, and copy the arrays back. Raises the first process's error."""
+        """Run the steps in processes, and copy the arrays back. Raises the first error."""
         context = multiprocessing.get_context("fork")
         workers = []
         for number in range(min(processes, len(steps))):
@@ -69,12 +69,12 @@ class SharedArguments:
 
 
 def work(steps, sender):
-    """What a process does: run its steps, and send None or the exception."""
+    """Run the steps in a worker process, and send None or the exception."""
     error = None
     try:
         for step in steps:
             step()
-    except Exception as raised:  # the caller's process raises it
+    except Exception as raised:  # the parent process raises it
         error = raised
     try:
         pickle.dumps(error)
@@ -85,7 +85,7 @@ def work(steps, sender):
 
 
 def result(receiver):
-    """What a process has sent, or an error if it ended without."""
+    """What a worker has sent, or an error if it ended without sending."""
     try:
         return receiver.recv()
     except EOFError:

@@ -1,4 +1,4 @@
-"""Progress of launches that take long."""
+"""Progress of launches that take a long time."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ LONG_SECONDS = 60
 
 
 def run_in_turn(steps, name, now=time.monotonic, long_seconds=LONG_SECONDS):
-    """Call all steps of the launch of kernel `name`. If that will take longer than `long_seconds`, say so and show how far it is.
+    """Call all steps of a launch; show a bar if it will take over `long_seconds`.
 
     now: a clock in seconds.
     """
@@ -26,7 +26,7 @@ def run_in_turn(steps, name, now=time.monotonic, long_seconds=LONG_SECONDS):
 
 
 def run_with_bar(steps, name, done):
-    """Call the steps that remain under a progress bar; `done` were called before."""
+    """Call the remaining steps under a progress bar; `done` steps were called before."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

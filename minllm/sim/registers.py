@@ -1,7 +1,7 @@
-"""The register pool of a block, from which warpgroups hand registers to one another. PTX ISA, "setmaxnreg".
+"""The register pool of a block, shared by its warpgroups. PTX ISA, "setmaxnreg".
 
-A block begins with as many registers for each thread as its launch bounds leave, and none to spare. A warpgroup that gives some back fills
-the pool, and one that wants more waits until the pool holds enough for all of its threads.
+At first each thread has its share of the registers under the block's launch bounds, and the pool is empty. setmaxnreg.dec moves registers
+of a warpgroup to the pool; setmaxnreg.inc waits until the pool holds enough for all threads of the warpgroup.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from greenlet import getcurrent
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import meet, park, state, wake
 
-REGISTERS = 65_536  # of a multiprocessor
-MOST = 256  # a thread
-UNIT = 8
+REGISTERS = 65_536  # per SM (streaming multiprocessor)
+MOST = 256  # per thread
+UNIT = 8  # registers per thread are a multiple of this
 WARPGROUP = 128
 
 
 class RegisterPool:
-    """counts: registers of each thread, by warpgroup; free: registers that nobody has; waiting: {warpgroup: (count, threads)}."""
+    """counts: registers per thread, by warpgroup; free: registers in the pool; waiting: {warpgroup: (count, threads)}."""
 
     def __init__(self, block):
         threads = block.dimensions.x * block.dimensions.y * block.dimensions.z
@@ -28,7 +28,7 @@ class RegisterPool:
         self.counts, self.free, self.waiting = [start] * (threads // WARPGROUP), 0, {}
 
     def decrease(self, group, count):
-        """The warpgroup keeps `count` a thread and gives back the rest; the first of its threads does it for all."""
+        """Return registers to the pool, so that the warpgroup keeps `count` per thread."""
         if count > self.counts[group]:
             fail(f"setmaxnreg.dec to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread: none to give")
         self.free += (self.counts[group] - count) * WARPGROUP
@@ -36,7 +36,7 @@ class RegisterPool:
         self.serve()
 
     def increase(self, group, count):
-        """The warpgroup gets `count` a thread, as soon as the pool has them: each of its threads comes here."""
+        """Wait until the pool gives the warpgroup `count` registers per thread."""
         if count < self.counts[group]:
             fail(f"setmaxnreg.inc to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread already")
         thread = getcurrent()
@@ -46,7 +46,7 @@ class RegisterPool:
             park(thread, Wish(self, group, count))
 
     def serve(self):
-        """Give registers to those who wait for no more than there are."""
+        """Give registers to waiting warpgroups as long as the pool has enough."""
         for group, (count, threads) in list(self.waiting.items()):
             wanted = (count - self.counts[group]) * WARPGROUP
             if wanted <= self.free:
@@ -60,7 +60,7 @@ class RegisterPool:
 
 @dataclass
 class Wish:
-    """What a warpgroup waits for, as a deadlock report says it."""
+    """What a warpgroup waits for, as text for a deadlock report."""
 
     pool: RegisterPool
     group: int
@@ -72,7 +72,7 @@ class Wish:
 
 
 def set_registers(action, count):
-    """setmaxnreg.dec or .inc by the running thread: all threads of its warpgroup meet there."""
+    """setmaxnreg.dec or .inc by the running thread; all threads of its warpgroup execute it together."""
     thread = getcurrent()
     own, group = state(thread.block), thread.number // WARPGROUP
     if own.registers is None:
@@ -86,6 +86,6 @@ def set_registers(action, count):
 
 
 def first_of_all(threads):
-    """{thread: whether it is the one with the lowest number}."""
+    """{thread: whether it has the lowest number}."""
     lowest = min(thread.number for thread in threads)
     return {thread: thread.number == lowest for thread in threads}

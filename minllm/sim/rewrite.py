@@ -1,7 +1,7 @@
-"""Make a kernel's function runnable on the CPU: the same code object over other globals.
+"""Makes a kernel runnable on the CPU: the same code object with other globals.
 
-`cuda`, `math`, Numba's scalar types, device functions, and every function that carries an `.emulation` are swapped for their
-simulated twins, in the globals and in the closures, recursively. The kernel's own source is not touched.
+In globals and closures, recursively, `cuda`, `math`, Numba's scalar types, device functions, and every function with an `.emulation` are
+replaced by simulated twins. The kernel's own source is unchanged.
 """
 
 import functools
@@ -20,19 +20,19 @@ from minllm.sim.vectors import is_vector_stub, vector_type
 
 CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
 
-# Names of numba.cuda that a reader may have imported by themselves, as in `from numba.cuda import syncthreads`.
+# Names of numba.cuda that a kernel's module may have imported directly, as in `from numba.cuda import syncthreads`.
 IMPORTED = {id(getattr(numba.cuda, name)): name for name in dir(SimulatedCuda) if not name.startswith("_") and hasattr(numba.cuda, name)}
 INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
 
 
 def for_simulation(kernel, scalar_type=simulated_type):
-    """(simulated twin of a kernel, a dispatcher or a plain function, all names it uses); `scalar_type` makes a cast of a Numba type."""
+    """(simulated twin of a kernel, all names that it uses); scalar_type makes casts."""
     twins = Twins(scalar_type)
     return rewrite(plain_function(kernel), twins), twins.names
 
 
 class Twins(dict):
-    """The functions rewritten so far and their twins, which ends recursion, and what casts become."""
+    """{function: its twin} of those rewritten so far, which ends recursion, and what casts become."""
 
     def __init__(self, scalar_type):
         super().__init__()
@@ -47,7 +47,7 @@ def plain_function(value):
 
 
 def rewrite(function, done):
-    """A function with the same code over simulated globals and closure; `done` holds the twins there are."""
+    """A function with the same code, and simulated globals and closure; `done` holds the existing twins."""
     if function in done:
         return done[function]
     namespace = dict(function.__globals__)
@@ -104,7 +104,7 @@ def swap(value, done):
 
 
 def swap_fields(value, done):
-    """The twin of a tuple: device functions that belong together travel as the fields of a NamedTuple."""
+    """The twin of a tuple, for device functions that are passed together as the fields of a NamedTuple."""
     swapped = [swap(item, done) for item in value]
     if all(new is old for new, old in zip(swapped, value)):
         return value
@@ -112,7 +112,7 @@ def swap_fields(value, done):
 
 
 def unsupported(name):
-    """What stands in a kernel for an intrinsic without emulation: says so when it is called."""
+    """The twin of an intrinsic without emulation: raises SimulationError when it is called."""
 
     def refuse(*arguments):
         fail(f"{name} has no emulation: the simulator cannot run it (give the intrinsic an attribute `emulation`, a Python function)")
@@ -121,7 +121,7 @@ def unsupported(name):
 
 
 class SimulatedModule:
-    """A module inside a simulated kernel: each of its names is swapped when it is used."""
+    """A module inside a simulated kernel: each of its names is swapped at its first use."""
 
     def __init__(self, module, done):
         self._module, self._done = module, done

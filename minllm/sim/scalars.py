@@ -1,6 +1,7 @@
-"""Numba's scalar types as the simulator calls them: `float32(x)`, `uint32(i)`, with a GPU's wrap-around and rounding.
+"""Numba's scalar types in the simulator, with a GPU's wrap-around and rounding.
 
-Integers are Python ints, wrapped at every explicit cast; floats are NumPy scalars, so that float32 arithmetic rounds as on the GPU.
+They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints, wrapped at every explicit cast; floats are NumPy scalars, so
+that float32 arithmetic rounds as on the GPU.
 """
 
 import functools
@@ -12,7 +13,7 @@ from numba.cuda.np.numpy_support import as_dtype
 
 
 class Cast:
-    """Callable like a cast, and accepted wherever a dtype is (shared and local arrays)."""
+    """A cast that can also be passed as a dtype (for shared and local arrays)."""
 
     def __init__(self, dtype):
         self.dtype = np.dtype(dtype)
@@ -37,7 +38,7 @@ class IntegerType(Cast):
 
 @functools.cache
 def simulated_type(numba_type):
-    """The IntegerType or NumPy float type of a Numba scalar type; other Numba types stay what they are."""
+    """The IntegerType or NumPy float type of a Numba scalar type; other Numba types unchanged."""
     if numba_type == types.bfloat16:
         return ml_dtypes.bfloat16
     if isinstance(numba_type, types.Number):

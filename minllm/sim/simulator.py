@@ -9,30 +9,31 @@ import numpy as np
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
-from minllm.sim.machine import Block, Dimensions
+from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import SharedArguments, check_spreading
 from minllm.sim.progress import run_in_turn
 from minllm.sim.rewrite import for_simulation, plain_function
 from minllm.sim.scalars import simulated_type
+from minllm.sim.thread import Dimensions
 
-standing_monitors = []  # each is called at every launch and gives a Monitor that watches it
+standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
 
 def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
-    arguments: NumPy arrays, C-contiguous or with gaps between rows, written in place, and scalars. shared_bytes: dynamic shared memory
-    of a block.
-    monitors: Monitors that watch. order: None runs the blocks in order; an integer seeds a shuffle, so that a kernel whose blocks
-    depend on each other's order shows it. cluster: blocks of a cluster, along x, y and z; they run together.
-    detect: run all detectors too (minllm.sim.detectors); None follows the context `detecting()`, which is off unless somebody entered it.
-    processes: spread the blocks over so many processes, for kernels whose blocks do not speak to each other (minllm.sim.processes).
-    A launch that will take more than about a minute says so on standard error and shows progress.
-    Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, threads that wait for
-    others who never come; with detectors also what they find.
+    arguments: scalars and NumPy arrays, C-contiguous or with gaps between rows; the kernel writes to them in place.
+    shared_bytes: dynamic shared memory per block.
+    monitors: Monitors of this launch. order: None runs the blocks in order; an integer seeds a shuffle, which exposes a kernel that
+    depends on the order of its blocks. cluster: blocks per cluster along x, y and z; they run together.
+    detect: whether all detectors run too (minllm.sim.detectors); None: as the context `detecting()` says, without one they do not.
+    processes: the number of processes over which to spread the blocks, if these do not communicate (minllm.sim.processes).
+    A launch that will take more than about a minute says so on standard error and shows its progress.
+    Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, a deadlock; with detectors
+    also for what they find.
     """
     grid, block = dimensions(grid), dimensions(block)
     detect = is_detecting() if detect is None else detect
@@ -60,7 +61,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
 
 
 def launch_steps(function, arguments, names, grid, order, cluster, make_block):
-    """The launch as functions to call in turn, each of which runs a block, a cluster or a cooperative grid to its end."""
+    """The launch as a list of functions, each of which runs one block, cluster or cooperative grid to its end."""
     if cluster is not None:
         size = check_cluster(cluster, grid)
         firsts = block_indices(Dimensions(grid.x // size.x, grid.y // size.y, grid.z // size.z), order)
@@ -100,11 +101,11 @@ def prepare(argument, name="", monitor=None, arrays=None):
     if isinstance(argument, np.ndarray):
         seen = {} if arrays is None else arrays
         address = argument.__array_interface__["data"][0]
-        # The same memory under two names is one root, so that monitors see it as one.
+        # An array that is passed under two names has one root, so that monitors see one piece of memory.
         root = next((a.root for a in seen.values() if monitor is not None and a.data.__array_interface__["data"][0] == address), None)
         seen[name] = checked(argument, "global", 0, name, monitor, root)
         return seen[name]
-    if hasattr(argument, "with_array"):  # what holds an array, as a tensor map does
+    if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
         return argument.with_array(lambda array: prepare(array, name, monitor, arrays))
     if isinstance(argument, float):
         return np.float32(argument)

@@ -1,4 +1,4 @@
-"""The timeline of a pipeline's stages, from the rounds of a Trace: as a line of letters for each stage, and as a picture."""
+"""The timeline of a pipeline's stages, as text and as a picture."""
 
 from minllm.sim.trace_pictures import CELL, LEFT, TOP, box, label, picture
 
@@ -8,14 +8,14 @@ COLOURS = {COPIED: "hsl(210, 62%, 66%)", FULL: "hsl(48, 70%, 62%)", USED: "hsl(1
 
 
 def rounds_of(trace):
-    """The rounds of a trace's stages; ValueError where there are none."""
+    """The rounds of a trace's stages; ValueError if there are none."""
     if not trace.stages:
         raise ValueError(f"{trace.kernel} has no bulk copies that complete on mbarriers; timeline() shows cp.async")
     return trace.stages
 
 
 def spans(entry, moments):
-    """[(state, first moment, one past the last)] of a StageRound; what never came lasts to the end."""
+    """[(state, first moment, one past the last)] of a StageRound."""
     arrived = moments if entry.arrived is None else entry.arrived
     used = moments if entry.used is None else entry.used
     done = moments if entry.done is None else max(entry.done, used + 1)
@@ -23,7 +23,7 @@ def spans(entry, moments):
 
 
 def stages_text(trace):
-    """A line for each stage, a letter for each moment, and what the letters mean."""
+    """One line per stage with one letter per moment, and a legend."""
     lines = {}
     for entry in rounds_of(trace):
         line = lines.setdefault(entry.stage, [FREE] * trace.moments)
@@ -34,7 +34,7 @@ def stages_text(trace):
 
 
 def stages_picture(trace):
-    """A row for each stage, a bar for each state of each round. -> Picture"""
+    """One row per stage with a bar per state of each round. -> Picture"""
     width = CELL // 2
     parts = [label(LEFT + moment * width, TOP - 6, moment) for moment in range(0, trace.moments, 8)]
     parts.append(label(LEFT - 8, TOP - 6, "moment", "end"))

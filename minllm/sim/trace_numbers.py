@@ -1,4 +1,4 @@
-"""What a trace holds: plain numbers in dataclasses, for tables, tests and JSON."""
+"""The contents of a trace: numbers in dataclasses, for tables, tests and JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,8 +10,8 @@ from minllm.sim.traffic import SECTOR_BYTES, LaneAccess
 class Traffic:
     """Accesses of one kind to one global array. A request is one instruction of one warp.
 
-    bytes: what the lanes asked for, a byte counted for each lane that wants it. sectors: of 32 bytes, each once a request.
-    unique_bytes: different bytes touched during the whole launch, the traffic that no cache can save.
+    bytes: bytes requested, summed over lanes. sectors: sectors of 32 bytes, each counted once per request.
+    unique_bytes: different bytes touched during the whole launch, the traffic that no cache can avoid.
     """
 
     requests: int = 0
@@ -21,12 +21,12 @@ class Traffic:
 
     @property
     def sector_bytes(self):
-        """Bytes that move if no cache helps."""
+        """Bytes moved if nothing is cached."""
         return self.sectors * SECTOR_BYTES
 
     @property
     def sectors_per_request(self):
-        """Coalescing: 4 for neighbouring float32, 16 for neighbouring 16-byte vectors, 32 for lanes that are far apart."""
+        """Coalescing: 4 for neighbouring float32, 16 for neighbouring 16-byte vectors, 32 for scattered lanes."""
         return self.sectors / self.requests if self.requests else 0.0
 
     def __add__(self, other):
@@ -45,7 +45,7 @@ class ArrayTraffic:
 
     @property
     def total(self):
-        """Reads, writes and atomics together; a byte that is read and written is two unique bytes, one each way."""
+        """Reads, writes and atomics together; a byte that is read and written counts as two unique bytes."""
         return self.read + self.write + self.atomic
 
 
@@ -53,8 +53,8 @@ class ArrayTraffic:
 class SharedLine:
     """Accesses of one source line to shared memory.
 
-    turns: how often the banks were busy for it; least: how often they would have been without conflicts; worst: the most different
-    words that one bank had to serve in a turn's place ("32-way conflict" is 32; 1 is none).
+    turns (Nsight Compute: wavefronts): passes over the banks; least: the turns without bank conflicts; worst: the degree of the worst
+    conflict, different words in one bank ("32-way conflict" is 32; 1 is none).
     """
 
     place: str
@@ -69,16 +69,16 @@ class SharedLine:
 
     @property
     def conflicts(self):
-        """Turns beyond the least."""
+        """Turns beyond the minimum."""
         return self.turns - self.least
 
 
 @dataclass
 class PartialLine:
-    """A source line that only some of a warp's lanes executed together: under a divergent branch, or behind a guard at an edge.
+    """A source line that only some of a warp's lanes executed.
 
-    Divergence shows where lanes access memory; a branch around arithmetic alone is not seen, since lanes run one after the other here and
-    say nothing of what they do between accesses.
+    The trace sees divergence only at memory accesses; a branch around arithmetic alone is not counted, since lanes run one after the other
+    here and report nothing between accesses.
     """
 
     place: str
@@ -89,7 +89,7 @@ class PartialLine:
 
 @dataclass
 class Request:
-    """The first request of a source line, as an example to look at: who touched what."""
+    """The first request of a source line, as an example: which lane touched which bytes."""
 
     place: str
     line: int
@@ -101,10 +101,10 @@ class Request:
 
 @dataclass
 class CopyGroup:
-    """One group of asynchronous copies of a warp, or one bulk copy: the step in which it was issued, and the first step that has its data.
+    """One group of asynchronous copies of a warp, or one bulk copy.
 
-    Steps are counted by the first lane's waits, or by arrivals: what happens before the first is step 0. arrived is None if nobody
-    waited. copies and bytes are one lane's.
+    issued: the step in which it was issued; arrived: the first step that has its data, None if no thread waited. A new step begins at each
+    wait of the first lane, or for bulk copies at an arrival. copies and bytes are those of one lane.
     """
 
     number: int
@@ -118,8 +118,10 @@ class CopyGroup:
 
 @dataclass
 class StageRound:
-    """One round of one stage of a pipeline that bulk copies fill: bytes, copied by `line`, and the moments (trace_stages.py) when its first
-    copy was issued, its last one arrived, and its first and its last use came; None for what did not happen."""
+    """One round of one stage of a pipeline of bulk copies: bytes, the line that copied them, and moments (trace_stages.py).
+
+    issued: the first copy was issued; arrived: the last one arrived; used, done: the first and last use. None: this did not happen.
+    """
 
     stage: int
     round: int
@@ -136,12 +138,11 @@ class Trace:
     """The counts of one launch, from `kernel.trace[grid, block](*arrays)` or `minllm.sim.trace`.
 
     arrays: traffic to global memory by argument. shared: shared memory by source line. flops: counted operations by instruction.
-    collectives: warp-wide instructions by name. barriers: block barriers, once a block. partial: lines where warps were not whole.
+    collectives: warp-wide instructions by name. barriers: block barriers, once per block. partial: lines that parts of warps executed.
     pipeline: the copy groups of the first warp that started any (of the first block, for bulk copies); step_flops: its tensor-core
-    operations in each of its steps. stages: the rounds of a pipeline's stages in the first block that has one, over so many moments.
+    FLOPs per step. stages: the rounds of a pipeline's stages in the first block that has one; moments: the number of moments in them.
 
-    Accesses are counted as the source makes them; a compiler may merge some, never add any. What tensor cores read from shared memory by
-    descriptor (wgmma) takes no turns here.
+    Accesses are counted as in the source; a compiler may merge some, but adds none. wgmma's reads of shared memory count no turns.
     """
 
     kernel: str
@@ -167,31 +168,31 @@ class Trace:
 
     @property
     def bank_conflicts(self):
-        """Turns of shared memory beyond the least, over all lines."""
+        """Turns of shared memory beyond the minimum, over all lines."""
         return sum(line.conflicts for line in self.shared)
 
     @property
     def tensor_core_flops(self):
-        """Operations of matrix instructions."""
+        """FLOPs of matrix instructions."""
         return sum(count for name, count in self.flops.items() if "mma" in name)
 
     @property
     def total_flops(self):
-        """All counted operations."""
+        """All counted FLOPs."""
         return sum(self.flops.values())
 
     @property
     def arithmetic_intensity(self):
-        """Counted operations for each byte in sectors: what the kernel has if no cache helps."""
+        """FLOPs per byte in sectors: the arithmetic intensity if nothing is cached."""
         return self.total_flops / self.total.sector_bytes if self.total.sectors else 0.0
 
     @property
     def best_arithmetic_intensity(self):
-        """Counted operations for each different byte: what the kernel has if caches save all that they can."""
+        """FLOPs per different byte: the arithmetic intensity with perfect caches."""
         return self.total_flops / self.total.unique_bytes if self.total.unique_bytes else 0.0
 
     def to_dict(self):
-        """Everything as dicts, lists, strings and numbers, the derived numbers included."""
+        """Everything, derived numbers included, as dicts, lists, strings and numbers."""
         found = asdict(self)
         for name, array in self.arrays.items():
             for kind in ("read", "write", "atomic"):
@@ -208,7 +209,7 @@ class Trace:
         return json.dumps(self.to_dict(), indent=indent)
 
     def table(self):
-        """The counts as a rich table, or rather a group of them: `rich.print(trace.table())`."""
+        """The counts as a group of rich tables: `rich.print(trace.table())`."""
         from minllm.sim.trace_table import tables
 
         return tables(self)
@@ -222,37 +223,37 @@ class Trace:
         return self.table()
 
     def access_map(self, array, line=None, kind=None):
-        """The picture of a warp's first request to a global array: which lane touches which bytes of which sectors. -> Picture"""
+        """The Picture of a first request to a global array: lanes, bytes and sectors."""
         from minllm.sim.trace_pictures import access_map
 
         return access_map(self.example("global", array, line, kind))
 
     def bank_map(self, array="", line=None, kind=None):
-        """The picture of a warp's first request to shared memory: which lane wants which bank, turn by turn. -> Picture"""
+        """The Picture of a first request to shared memory: lanes, banks and turns."""
         from minllm.sim.trace_pictures import bank_map
 
         return bank_map(self.example("shared", array, line, kind))
 
     def timeline(self):
-        """The picture of the pipeline: which copies are under way while which step computes. -> Picture"""
+        """The picture of the pipeline: copies in flight over the steps that compute. -> Picture"""
         from minllm.sim.trace_pictures import timeline
 
         return timeline(self)
 
     def stage_timeline(self):
-        """The picture of a pipeline's stages (mbarriers and bulk copies): when each is filled, full, in use and free. -> Picture"""
+        """The Picture of a pipeline's stages: when each is filled, full, in use, free."""
         from minllm.sim.stage_timeline import stages_picture
 
         return stages_picture(self)
 
     def stage_timeline_text(self):
-        """The same as text: a line for each stage, a letter for each moment."""
+        """The same as text: one line per stage with one letter per moment."""
         from minllm.sim.stage_timeline import stages_text
 
         return stages_text(self)
 
     def example(self, space, array, line=None, kind=None):
-        """The first recorded request that fits; KeyError, naming what there is, if none does."""
+        """The first recorded request that matches; KeyError, which lists what there is, if none does."""
         for request in self.examples:
             if request.space == space and array in ("", request.array) and line in (None, request.line) and kind in (None, request.kind):
                 return request

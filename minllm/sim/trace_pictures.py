@@ -1,6 +1,6 @@
-"""Pictures of a trace, as SVG: a warp's accesses to global memory, its turns at the banks, and a pipeline's timeline.
+"""Pictures (SVG) of a trace: sectors, shared-memory banks, pipeline timeline.
 
-Colours stand for lanes or groups. Text and lines take the light or the dark scheme of where they are shown.
+Colours stand for lanes or groups. Text and lines follow the viewer's light or dark scheme.
 """
 
 from html import escape
@@ -40,19 +40,19 @@ def label(x, y, text, style=""):
 
 
 def box(x, y, width, height, colour=None, style="", hint=""):
-    """A rectangle, with words that appear under the pointer."""
+    """A rectangle; `hint` appears under the pointer."""
     fill = f' fill="{colour}"' if colour else ""
     shape = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" class="{style}"{fill}'
     return f"{shape}><title>{escape(hint)}</title></rect>" if hint else f"{shape}/>"
 
 
 def colour(number, count=32):
-    """A colour of middle lightness: dark text stands on it, and it stands on a light or a dark page."""
+    """A colour of medium lightness: legible under dark text and on light and dark pages."""
     return f"hsl({number % count * 360 // count}, 62%, 66%)"
 
 
 def lane_cell(x, y, lanes, hint):
-    """A cell that one lane or several touch: the lane's number, or how many they are."""
+    """A cell that one lane or several touch, with the lane's number, or the number of lanes."""
     lanes = sorted(set(lanes))
     text = str(lanes[0]) if len(lanes) == 1 else f"×{len(lanes)}"
     named = f"{hint}: lane{'s' if len(lanes) > 1 else ''} {', '.join(map(str, lanes))}"
@@ -72,7 +72,7 @@ def words_of(accesses):
 
 
 def access_map(request):
-    """Rows of 128 bytes of a global array, 4 bytes a cell, from a Request: who touches what, and in frames the sectors that move."""
+    """A Request to global memory: rows of 128 bytes, lanes, and moved sectors."""
     words = words_of(request.lanes)
     rows = sorted({word * BANK_BYTES // LINE_BYTES for word in words})
     touched = {word * BANK_BYTES // SECTOR_BYTES for word in words}
@@ -96,14 +96,14 @@ def access_map(request):
 
 
 def bank_map(request):
-    """A row for each turn of shared memory, a column for each bank, from a Request: which lanes each bank serves when."""
+    """A Request to shared memory: one row per turn, one column per bank, and the lanes that it serves."""
     lanes_at_once = lanes_served_together(max(access.width for access in request.lanes))
     parts = [label(LEFT + bank * CELL + CELL / 2 - 1, TOP - 6, bank, "mid") for bank in range(BANKS)]
     row, groups = 0, sorted({access.lane // lanes_at_once for access in request.lanes})
     for group in groups:
         waiting = {}
         for word, lanes in sorted(words_of(a for a in request.lanes if a.lane // lanes_at_once == group).items()):
-            # One word of a bank a turn; lanes that change a word atomically take a turn each.
+            # A bank serves one word per turn; atomic changes of a word take one turn per lane.
             turns = [[lane] for lane in lanes] if request.kind == "atomic" else [lanes]
             waiting.setdefault(word % BANKS, []).extend((word, served) for served in turns)
         for turn in range(max(map(len, waiting.values()))):
@@ -123,9 +123,9 @@ def bank_map(request):
 
 
 def timeline(trace):
-    """The copy groups of a Trace's pipeline as bars from their issue to the wait they arrive in, over the steps' operations.
+    """The copy groups of a Trace's pipeline as bars from issue to arrival, above the FLOPs of each step.
 
-    A row is a place in the ring of stages: a group takes the first that is free.
+    A row is a slot in the ring of stages: a group takes the first free slot.
     """
     steps, width = len(trace.step_flops), max(3 * CELL, 18)
     free_from, parts = [], [label(LEFT + step * width + width / 2, TOP - 6, step, "mid") for step in range(steps)]

@@ -1,9 +1,9 @@
-"""Asynchronous copies as a trace follows them: which are under way, and how they overlap the computing.
+"""The trace of asynchronous copies, and of their overlap with computation.
 
-cp.async: a thread starts copies, closes them into a group, and later waits until all but the newest n groups have arrived (PTX ISA,
-"cp.async"). The first lane that starts a copy stands for its warp: its waits count the steps of the timeline. Bulk copies: each is a
-group by itself, from its start until somebody waits for its mbarrier; a step ends where copies arrive after some computing, and the
-operations are those of the whole block.
+cp.async: a thread starts copies, commits them as a group, and later waits until all but the newest n groups have arrived (PTX ISA,
+"cp.async"). The trace follows the first lane that starts a copy: each of its waits begins a new step of the timeline. Bulk copies: each is
+a group by itself, in flight until a thread waits for its mbarrier; a step ends when copies arrive after some computation, and its FLOPs
+are those of the whole block.
 """
 
 from collections import Counter, defaultdict
@@ -14,16 +14,16 @@ WAIT = "cp_async_wait_group_"
 
 
 class Pipeline:
-    """Fed by a Tracer with every event; `groups` and `step_flops` are the timeline of the first warp or block that copied."""
+    """The timeline (`groups`, `step_flops`) of the first warp or block that copies."""
 
     def __init__(self):
-        self.under_way = defaultdict(Counter)  # shared memory of a block -> addresses that a copy is still to write
-        self.lane, self.memory = None, None  # whose cp.async, or the shared memory whose bulk copies, are followed
-        self.open = []  # copies since the last group was closed: (address, bytes, line)
+        self.under_way = defaultdict(Counter)  # shared memory of a block -> destination addresses of copies in flight
+        self.lane, self.memory = None, None  # the thread whose cp.async, or the memory whose bulk copies, are traced
+        self.open = []  # copies that are not yet in a group: (address, bytes, line)
         self.groups, self.step_flops = [], [0]
 
     def event(self, thread, event, array, address, byte_count, frame):
-        """A copy into shared memory was started, a group was closed, or the thread is about to wait for groups."""
+        """See Monitor.asynchronous: a copy, a commit or a wait."""
         if byte_count:
             self.under_way[array.root][address] += 1
         if event == "cp_async":
@@ -44,7 +44,7 @@ class Pipeline:
                 self.wait(int(event.removeprefix(WAIT)))
 
     def close_group(self):
-        """The lane's copies since the last time are a group now; groups without a copy count, they are waited for alike."""
+        """Commit the lane's open copies as a group, which may be empty."""
         address, _, line = self.open[0] if self.open else (0, 0, 0)
         count = sum(size for _, size, _ in self.open)
         self.groups.append(CopyGroup(len(self.groups), len(self.step_flops) - 1, None, len(self.open), count, address, line))
@@ -58,7 +58,7 @@ class Pipeline:
         self.step_flops.append(0)
 
     def arrival(self, array, address):
-        """Whether a write of shared memory is a copy that arrives; True takes it off the list."""
+        """Whether a write of shared memory is the arrival of a copy, which is then no longer in flight."""
         waiting = self.under_way.get(array.root)
         if not waiting or not waiting[address]:
             return False
@@ -68,14 +68,14 @@ class Pipeline:
         return True
 
     def bulk_arrival(self, address):
-        """The oldest copy to an address has arrived; it opens a step unless it comes together with others, before any computing."""
+        """The oldest copy to an address has arrived; it may begin a new step."""
         group = next(group for group in self.groups if group.address == address and group.arrived is None)
         if self.step_flops[-1] or group.issued == len(self.step_flops) - 1:
             self.step_flops.append(0)
         group.arrived = len(self.step_flops) - 1
 
     def flops(self, thread, count):
-        """Operations of a warp or more: those of the warp or block that is followed go to the current step."""
+        """Add FLOPs to the current step, if the traced warp or block executed them."""
         followed = thread.warp is self.lane.warp if self.lane is not None else thread.block.shared_root is self.memory
         if followed:
             self.step_flops[-1] += count

@@ -1,8 +1,8 @@
-"""The stages of a pipeline that bulk copies fill, as a trace follows them in the first block that has one.
+"""The stages of a pipeline of bulk copies, traced in the first block that has one.
 
-A stage is the memory whose copies complete on one mbarrier. In each round, a phase of the mbarrier, it is filled by copies, waits full, is
-used (wgmma or threads read it), and is free again. A moment begins where one of these begins, in the order of the simulation. A GPU may
-do things earlier or at the same time; a copy never lands later than here, since it does so when somebody waits for it.
+A stage is the memory whose copies complete on one mbarrier. In each round, a phase of the mbarrier, copies fill the stage, it is full, it
+is in use (wgmma or threads read it), and it is free again. Each change of state begins a new moment, in the order of the simulation. On a
+GPU events may be earlier or simultaneous; a copy never lands later than here, where it lands when a thread waits for it.
 """
 
 import numpy as np
@@ -13,17 +13,17 @@ from minllm.sim.transfer import CHUNK
 
 
 class Stages:
-    """Fed by a Tracer; after `finish`, `rounds` are those of all stages in order of their first copy, and `moments` how many there were."""
+    """Fed by a Tracer; after `finish`, `rounds` lists the StageRounds in order of their first copy, `moments` is their number."""
 
     def __init__(self):
         self.block, self.stage_of_chunk = None, None
         self.stages = {}  # address of the mbarrier -> the stage's number
-        self.current = []  # by stage: (phase of its mbarrier, its round under way)
-        self.under_way = {}  # transfer -> the round of its stage
+        self.current = []  # per stage: (phase of its mbarrier, current round)
+        self.under_way = {}  # transfer in flight -> the round of its stage
         self.rounds, self.moments = [], 0
 
     def next_moment(self):
-        """Something has happened: its number."""
+        """The number of a new moment."""
         self.moments += 1
         return self.moments - 1
 
@@ -52,7 +52,7 @@ class Stages:
             entry.arrived = self.next_moment()
 
     def used(self, block, chunks):
-        """These chunks are read by threads, or wgmma begins or ends to read them."""
+        """Threads read these chunks, or a wgmma begins or ends reading them."""
         if block is self.block:
             for stage in set(self.stage_of_chunk[chunks].tolist()) - {-1}:
                 _, entry = self.current[stage]
@@ -62,7 +62,7 @@ class Stages:
                     entry.done = moment
 
     def finish(self):
-        """Number the moments anew: only those at which a stage went on to its next state."""
+        """Renumber the moments: keep only those at which a stage changed its state."""
         names = ("issued", "arrived", "used", "done")
         kept = sorted({getattr(entry, name) for entry in self.rounds for name in names} - {None})
         places = {moment: place for place, moment in enumerate(kept)} | {None: None}

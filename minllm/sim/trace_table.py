@@ -1,4 +1,4 @@
-"""A trace as tables for people."""
+"""A trace as tables."""
 
 import io
 
@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def tables(trace):
-    """A rich renderable: a line about the launch, global memory by array, shared memory by line, warps that were not whole, totals."""
+    """A rich renderable of all tables and totals."""
     parts = [Text(f"{trace.kernel}   grid {trace.grid}   block {trace.block}", style="bold"), arrays_table(trace)]
     if trace.shared:
         parts.append(shared_table(trace))
@@ -26,7 +26,7 @@ def text(trace, width=140):
 
 
 def new_table(title, *columns):
-    """A table with its words to the left and its numbers to the right; a column is "name" or ">name"."""
+    """A table; a column is "name" (aligned left) or ">name" (aligned right)."""
     table = Table(title=title, title_justify="left", title_style="", show_edge=False)
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
@@ -34,7 +34,7 @@ def new_table(title, *columns):
 
 
 def arrays_table(trace):
-    """Global memory: a row for each array and way, and the sum."""
+    """Global memory: one row per array and kind of access, and the sum."""
     columns = ("array", "access", ">requests", ">bytes asked", ">bytes in sectors", ">sectors/request", ">different bytes")
     table = new_table("global memory", *columns)
     for array in trace.arrays.values():
@@ -54,7 +54,7 @@ def traffic_cells(traffic):
 
 
 def shared_table(trace):
-    """Shared memory: a row for each source line, array and way."""
+    """Shared memory: one row per source line, array and kind of access."""
     columns = ("place", ">line", "array", "access", ">requests", ">bytes asked", ">turns", ">conflicts", ">worst")
     table = new_table("shared memory", *columns)
     for line in trace.shared:
@@ -65,7 +65,7 @@ def shared_table(trace):
 
 
 def partial_table(trace):
-    """Lines that only part of a warp executed."""
+    """Source lines that only part of a warp executed."""
     title = "memory accesses by part of a warp (a divergent branch, or a guard at an edge; branches around arithmetic alone are not seen)"
     table = new_table(title, "place", ">line", ">of", ">partial")
     for line in trace.partial:

@@ -1,4 +1,4 @@
-"""Counting what a kernel does while the simulator runs it: the monitor behind `kernel.trace` and `minllm.sim.trace`.
+"""The Tracer counts what a simulated kernel does: `kernel.trace`, `sim.trace`.
 
     trace = my_kernel.trace[grid, block](*numpy_arrays)        # or: minllm.sim.trace(my_kernel, grid, block, *numpy_arrays)
     print(trace)                                                # tables
@@ -8,12 +8,12 @@
     with minllm.sim.tracing() as traces:                        # every kernel that a launcher launches in the simulator
         rms_norm(x, weight, out, 1e-5)
 
-The lanes of one warp instruction make one request. Here lanes run one after the other, so their accesses are grouped afterwards: those
-at the same instruction, reached by the same calls, when each lane is there for the same how-many-th time. In a loop whose body a branch
-skips in some iterations for some lanes only, that puts accesses together which the hardware makes one after the other.
+The lanes of one warp instruction make one request. The simulator runs lanes one after the other, so the tracer groups their accesses
+afterwards: one request consists of each lane's n-th execution of the same instruction, reached by the same calls. If a branch in a loop
+skips an instruction in different iterations for different lanes, this merges accesses that the hardware makes one after the other.
 
-Arrays are taken to begin on a sector, as device memory does. Local arrays are registers and constant arrays sit in a cache of their own;
-neither is counted.
+Arrays are assumed to begin on a sector boundary, as device memory does. Local arrays are registers and constant arrays have a cache of
+their own; neither is counted.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from minllm.sim.transfer import CHUNK
 
 
 def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **options):
-    """Simulate a launch and count: -> Trace. Takes what `simulate` takes; the arrays are written as in any simulation."""
+    """The Trace of a simulated launch; arguments are those of `simulate`."""
     tracer = Tracer()
     simulator.simulate(kernel, grid, block, *arguments, shared_bytes=shared_bytes, monitors=[tracer, *monitors], **options)
     return tracer.trace
@@ -42,7 +42,7 @@ def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **option
 
 @contextlib.contextmanager
 def tracing():
-    """Within this context every simulated launch is traced: gives the list that fills with a Trace each, in order of launch."""
+    """Trace every simulated launch in this context; yields the list of their Traces."""
     traces = []
 
     def monitor():
@@ -56,7 +56,7 @@ def tracing():
 
 
 def shared_name(block, address):
-    """The shared array that holds an address, for instructions that are given an address alone; "" if there is none."""
+    """The name of the shared array that holds an address, or ""."""
     for array in block.shared_arrays.values():
         if array.base <= address < array.base + array.data.nbytes:
             return array.name
@@ -72,9 +72,9 @@ class Tracer(Monitor):
         self.trace, self.when_done = None, when_done
         self.requests = defaultdict(lambda: defaultdict(list))  # block -> request key -> [LaneAccess]
         self.executions = defaultdict(Counter)  # block -> how often each (thread, instruction) was executed
-        self.codes = {}  # id -> (the code object, its instruction_starts or, for the simulator's own, None)
+        self.codes = {}  # id -> (code object, its instruction_starts, or None for the simulator's own code)
         self.places = {}  # instruction -> (file name and function, line)
-        self.masks = {}  # (array name, kind) -> which of its bytes were touched
+        self.masks = {}  # (array name, kind) -> bool per byte: whether it was touched
         self.shared_lines, self.partial_lines, self.examples = {}, {}, {}
         self.flops_by_kind, self.collectives = Counter(), Counter()
         self.pipeline, self.stages = Pipeline(), Stages()
@@ -92,13 +92,13 @@ class Tracer(Monitor):
         if space != "global" and space != "shared":
             return
         if space == "shared" and kind == "write" and self.pipeline.arrival(array, start_byte):
-            return  # counted where the copy was started
+            return  # was counted when the copy started
         if space == "shared" and kind == "read" and self.stages.block is thread.block:
             self.stages.used(thread.block, slice(start_byte // CHUNK, -(-(start_byte + byte_count) // CHUNK)))
         self.note(thread, space, array.name, start_byte, byte_count, kind, frame)
 
     def note(self, thread, space, name, start_byte, byte_count, kind, frame):
-        """File one lane's access under its request."""
+        """Add one lane's access to its request."""
         if space == "shared" and not name:
             name = shared_name(thread.block, start_byte)
         instruction = self.instruction(frame)
@@ -109,7 +109,7 @@ class Tracer(Monitor):
         self.requests[thread.block][key].append(LaneAccess(thread.lane, start_byte, byte_count))
 
     def instruction(self, frame):
-        """A name for the instruction at which a frame stands, the calls that led there included: device functions are inlined."""
+        """A key for the instruction of a frame and the calls that led there, because device functions are inlined."""
         chain, innermost = [], frame
         while frame is not None:
             known = id(frame.f_code)

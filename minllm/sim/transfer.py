@@ -1,7 +1,8 @@
-"""Transfers: what the copy engine and the tensor cores read and write in shared memory beside the threads.
+"""Transfers: asynchronous reads and writes of shared memory.
 
-A transfer is under way from the instruction that starts it until somebody has waited for it; in between nobody may write what it reads, or
-touch what it writes. Monitors hear of both ends; without a monitor there are no transfers.
+TMA (the tensor memory accelerator), cp.async and the tensor cores (wgmma) make them. A transfer is in flight from the instruction that
+starts it until a thread has waited for it; meanwhile no thread may write what it reads, or touch what it writes. Monitors are told of its
+start and end; without a monitor there are no Transfer objects.
 """
 
 import sys
@@ -12,15 +13,16 @@ import numpy as np
 
 from minllm.sim.place import kernel_frame
 
-CHUNK = 16  # bytes: transfers read and write whole chunks
+CHUNK = 16  # bytes; transfers read and write whole chunks
 
 
 @dataclass(eq=False)
 class Transfer:
-    """thread: who started it. block: whose shared memory. unit: who does it, as text. kind: "read" or "write".
+    """One asynchronous read or write of shared memory.
 
+    thread: the one that started it. block: the owner of the shared memory. unit: what does it, as text. kind: "read" or "write".
     chunks: the numbers of the 16-byte chunks, each once. code, offset, line: the instruction that started it. barrier, phase: the address
-    of the mbarrier that it completes on, if there is one, and the number of its phase.
+    of the mbarrier on which it completes, if there is one, and the number of its phase.
     """
 
     thread: Any
@@ -36,12 +38,12 @@ class Transfer:
 
     @property
     def start(self):
-        """The first byte of a transfer of one run of bytes."""
+        """The shared address of the first byte, if the transfer is contiguous."""
         return int(self.chunks[0]) * CHUNK
 
 
 def start_transfer(thread, block, unit, kind, chunks, mbarrier=None):
-    """A transfer begins: -> Transfer, or None without a monitor."""
+    """Begin a transfer -> Transfer, or None without a monitor."""
     if block.monitor is None:
         return None
     frame = kernel_frame(sys._getframe(1))
@@ -53,11 +55,11 @@ def start_transfer(thread, block, unit, kind, chunks, mbarrier=None):
 
 
 def end_transfer(transfer, threads=(), thing=None):
-    """A transfer is done, and `threads`, who have waited for it, know that, or who acquires `thing` will."""
+    """End a transfer, for `threads` and for threads that acquire `thing`."""
     if transfer is not None:
         transfer.block.monitor.transfer_ends(transfer, threads, thing)
 
 
 def run_of_chunks(offset, byte_count):
-    """The chunks of a run of bytes that begins and ends between chunks."""
+    """The chunks of `byte_count` bytes from `offset` on, both multiples of CHUNK."""
     return np.arange(offset // CHUNK, (offset + byte_count) // CHUNK)

@@ -1,4 +1,4 @@
-"""Numba's vector types inside a simulated kernel: `cuda.float32x4(a, b, c, d)`, with .x, .y, .z and .w."""
+"""Simulated vector types: `cuda.float32x4(a, b, c, d)`, with .x, .y, .z and .w."""
 
 import functools
 import re
@@ -19,12 +19,12 @@ def is_vector_stub(value):
 
 @functools.cache
 def vector_type(name):
-    """The class for a vector type of numba.cuda by its full name, such as "float32x4"."""
+    """The class that simulates a vector type of numba.cuda, by its full name, such as "float32x4"."""
     element, _, count = name.rpartition("x")
     cast, fields = simulated_type(getattr(numba.cuda.types, element)), FIELDS[: int(count)]
 
     class Vector:
-        """A vector; built from numbers and other vectors, whose elements are strung together."""
+        """A vector; built from numbers and other vectors, whose elements are concatenated."""
 
         __slots__ = tuple(fields)
 
@@ -43,6 +43,6 @@ def vector_type(name):
 
 
 def elements(part):
-    """The numbers of a vector, or of a number."""
+    """The elements of a vector; [part] for a number."""
     fields = getattr(type(part), "__slots__", None)
     return [getattr(part, field) for field in fields] if fields and set(fields) <= set(FIELDS) else [part]

@@ -26,7 +26,6 @@ from minllm.bench.noise import Noise
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.attention import QUANTIZED_VARIANTS as QUANTIZED_ATTENTION
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
@@ -34,7 +33,7 @@ from tests.bench.tiny_cases import TINY_CASES, name_of
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, *QUANTIZED_ATTENTION, "residual_window", "split_cascade", "fill_new_key_value", "project_latest"},
+    "attention": {*ATTENTION, "fill_new_key_value", "project_latest"},
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},

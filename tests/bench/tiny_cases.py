@@ -12,6 +12,8 @@ from minllm.bench.kernel_cases import (
     sampling,
     window_attention,
 )
+from minllm.kernels.attention import VARIANTS as ATTENTION
+from minllm.kernels.matmul import VARIANTS as MATMUL
 
 TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 TINY_CASES = [
@@ -61,6 +63,10 @@ TINY_CASES = [
     *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
     sampling.advance_case(5),
 ]
+# A tiny case for each variant that has none above.
+COVERED = {case.variant for case in TINY_CASES}
+TINY_CASES += [attention.default_case(name, 5, 20, **TINY_HEADS) for name in ATTENTION.names() if name not in COVERED]
+TINY_CASES += [matmul.default_case(name, 9, 18, 64) for name in MATMUL if name not in COVERED]
 
 
 def name_of(case) -> str:

@@ -42,13 +42,13 @@ def test_a_page_holds_few_tokens_of_all_layers():
     shape = CacheShape(32, 16, 8, 128, np.dtype(ml_dtypes.bfloat16))  # Llama-3.1-8B
     layout = virtual_layout(shape, 64, 8192, 2 << 20)
     assert layout.token_bytes == 65536 and layout.pairs_for(32) == 1 and layout.pairs_for(33) == 2
-    assert (layout.slot_tokens, layout.block_size, layout.blocks_a_slot, layout.slot_pairs) == (8192, 8192, 1, 256)
+    assert (layout.slot_tokens, layout.block_size, layout.blocks_per_slot, layout.slot_pairs) == (8192, 8192, 1, 256)
 
 
 def test_a_long_slot_is_cut_where_kernels_would_need_more_than_32_bits():
     shape = CacheShape(32, 16, 8, 128, np.dtype(ml_dtypes.bfloat16))
     layout = virtual_layout(shape, 4, 131072, 2 << 20)
-    assert layout.blocks_a_slot * layout.block_size == 131072 and layout.block_size * 32 * 8 * 128 < 2**31 and layout.blocks_a_slot == 4
+    assert layout.blocks_per_slot * layout.block_size == 131072 and layout.block_size * 32 * 8 * 128 < 2**31 and layout.blocks_per_slot == 4
 
 
 def test_no_page_belongs_to_two_slots():

@@ -25,10 +25,20 @@ def run(*arguments, stdin=None):
 
 
 def start(*arguments, **options):
-    """Start a command in a process of its own."""
+    """Start a command in a process of its own, which Ctrl-C interrupts even if these tests run as a shell's background job.
+
+    A shell starts background jobs with SIGINT ignored, children inherit that, and Python then installs no handler that raises
+    KeyboardInterrupt. Popen's restore_signals does not cover SIGINT.
+    """
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="")
     command = [sys.executable, "-m", "minllm", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, preexec_fn=restore_interrupt, **pipes, **options)
+
+
+def restore_interrupt():
+    """Undo what a shell does to SIGINT in background jobs."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_no_arguments_show_help():

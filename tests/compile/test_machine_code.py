@@ -1,7 +1,9 @@
-"""Every kernel variant, compiled for every generation without a GPU: no spill, no stack frame, no register over the budget, no float64.
+"""Kernel variants, compiled for every generation without a GPU: no spill, no stack frame, no register over the budget, no float64.
 
-Kernels that differ in nothing but the dtype of their arrays are compiled for all four generations in bfloat16, in the other dtypes for
-Hopper alone. MINLLM_GATE=full compiles all for all.
+Without --exhaustive a covering selection of (specimen, target) is compiled (tests/covering.py): every kernel function; every kernel variant
+for each of its targets, each of its dtypes and each of its cache formats; every dtype for every target. With --exhaustive it is every
+specimen: bfloat16 for all four generations, and dtypes that differ from it in nothing but the arrays for Hopper alone, or for all four too
+with MINLLM_GATE=full.
 """
 
 import dataclasses
@@ -12,35 +14,68 @@ import pytest
 
 from minllm.cli import inspection
 from minllm.cli.inspection import inspect_specimen
+from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.kernels.specimens import all_specimens
 from minllm.machine.devices import missing_compilers
 from tests.compile.table import PROPERTY
+from tests.covering import covering
 
 SPECIMENS = all_specimens()
 HOPPER = (9, 0)
 FULL = os.environ.get("MINLLM_GATE") == "full"
 
 
-def targets_of(specimen):
-    """The targets that the gate compiles a specimen for."""
-    rest, _, dtype = specimen.name.rpartition("/")
-    is_another_dtype = dtype in ("float32", "float16") and f"{rest}/bfloat16" in SPECIMENS
-    return (HOPPER,) if is_another_dtype and not FULL else specimen.targets
+def exhaustive_targets():
+    """{name: the targets for which --exhaustive compiles a specimen}."""
+    found = {}
+    for name, specimen in SPECIMENS.items():
+        rest, _, dtype = name.rpartition("/")
+        is_another_dtype = dtype in ("float32", "float16") and f"{rest}/bfloat16" in SPECIMENS
+        found[name] = (HOPPER,) if is_another_dtype and not FULL else specimen.targets
+    return found
+
+
+def features(pair):
+    """What the selection must meet of a specimen for a target."""
+    name, target = pair
+    stage, variant, *words = name.split("/")
+    function, dtype = SPECIMENS[name].kernel.function, words[-1] if words else ""
+    variant = f"{stage}/{variant}"
+    formats = [(variant, word) for word in words if word in KV_FORMATS]
+    return [(function.__module__, function.__name__), (variant, target), (variant, dtype), (dtype, target), *formats]
+
+
+def all_pairs():
+    """Every specimen with each of its targets, as (name, target)."""
+    return [(name, target) for name, specimen in SPECIMENS.items() for target in specimen.targets]
+
+
+def selected_targets():
+    """{name: targets} of the covering selection."""
+    found = {}
+    for name, target in covering(all_pairs(), features):
+        found.setdefault(name, []).append(target)
+    return found
+
+
+def pytest_generate_tests(metafunc):
+    """One test per specimen, with all its targets: Numba then types and lowers the kernel's device functions once."""
+    if "targets" in metafunc.fixturenames:
+        chosen = exhaustive_targets() if metafunc.config.option.exhaustive else selected_targets()
+        metafunc.parametrize(("name", "targets"), chosen.items(), ids=chosen)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def toolkit():
-    """Skip where the compiler's libraries are not installed: the simulator's tests need none of them."""
+    """Skip if the compiler's libraries are not installed: the simulator's tests need none of them."""
     if missing := missing_compilers():
         pytest.skip(f"{', '.join(missing)} of the CUDA toolkit cannot be loaded, and nothing is compiled without: install minllm[cu13]")
     if not inspection.has_nvdisasm():
         pytest.skip("nvdisasm is not installed, and machine code cannot be read without: install minllm[inspect]")
 
 
-@pytest.mark.parametrize("name", SPECIMENS)
-def test_machine_code_is_as_designed(name, record_property):
-    """All targets in one test: the kernel's device functions are then lowered once."""
-    inspections = [inspect_specimen(SPECIMENS[name], target) for target in targets_of(SPECIMENS[name])]
+def test_machine_code_is_as_designed(name, targets, record_property):
+    inspections = [inspect_specimen(SPECIMENS[name], target) for target in targets]
     for it in inspections:
         row = dict(name=name, target=it.target, registers=it.registers, budget=it.register_budget, blocks=it.occupancy.blocks,
                    wanted_blocks=it.wanted_blocks, faults=it.faults())  # fmt: skip
@@ -63,6 +98,18 @@ def test_loads_do_not_wait_for_each_other(name, loads):
     code = SPECIMENS[name].compile(HOPPER).sass()
     first_use = next(i for i, line in enumerate(code) if line.startswith("LOP3") and "0xffff0000" in line)
     assert sum(bool(re.search(r"\bLDG?\.E\.128", line)) for line in code[:first_use]) == loads
+
+
+def test_the_selection_covers_every_kernel_variant_target_and_dtype():
+    pairs = {(name, target) for name, targets in selected_targets().items() for target in targets}
+    assert {f for pair in pairs for f in features(pair)} == {f for pair in all_pairs() for f in features(pair)}
+    variants = {"/".join(name.split("/")[:2]) for name in SPECIMENS}
+    for variant in variants:
+        theirs = [name for name in SPECIMENS if name.startswith(f"{variant}/") or name == variant]
+        compiled = [(name, target) for name, target in pairs if name in theirs]
+        assert {target for _, target in compiled} == {target for name in theirs for target in SPECIMENS[name].targets}
+        assert {name.split("/")[-1] for name, _ in compiled} == {name.split("/")[-1] for name in theirs}
+    assert len(pairs) < len(all_pairs()) / 5 and selected_targets() == selected_targets()
 
 
 def test_every_kernel_of_the_package_is_a_specimen():

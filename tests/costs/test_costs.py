@@ -1,6 +1,7 @@
 """Counts of bytes and operations, against figures that the models' authors publish and against loops over every tensor and every token."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,24 @@ def test_parameters_are_as_many_as_published(name, parameters):
 def test_parameters_are_as_many_as_the_checkpoint_holds(family):
     config = parse_model_config(FAMILIES[family])
     assert costs.parameter_count(config) == sum(map(math.prod, layout_of(config).shapes().values()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layout_and_the_parts_count_the_same_bytes(family):
+    config = parse_model_config(FAMILIES[family])
+    assert layout_of(config).weight_bytes(2) == costs.weight_bytes(config)
+
+
+def test_a_gate_is_counted_whatever_its_activation_is():
+    """GeGLU has the matrices of SwiGLU; a feed-forward without a gate has one fewer."""
+    swiglu, gpt2 = parse_model_config(FAMILIES["llama"]), parse_model_config(FAMILIES["gpt2"])
+    geglu = replace(swiglu, activation="gelu_tanh")
+    assert costs.decode_step(geglu, 1, 7) == costs.decode_step(swiglu, 1, 7)
+    assert costs.parameter_count(geglu) == costs.parameter_count(swiglu) == sum(map(math.prod, layout_of(geglu).shapes().values()))
+    gated = replace(gpt2, gated_mlp=True)
+    more = costs.layer_matrix_parameters(gated) - costs.layer_matrix_parameters(gpt2)
+    assert more == gpt2.hidden_size * gpt2.intermediate_size
+    assert costs.shape_of(gated) != costs.shape_of(gpt2)
 
 
 @pytest.mark.parametrize(("name", "milliseconds"), [("llama-3.1-8b", 3.49), ("llama-3.2-1b", 0.575)])

@@ -18,6 +18,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.own_kernels import OwnKernel, as_own_kernel
 from minllm.ops.simulated_stage import SimulatedStageOps
+from minllm.weights.formats import plain_linear
 from tests.engine.models import model_directory
 
 PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
@@ -62,7 +63,7 @@ def test_a_kernel_is_simulated_with_small_tiles():
 
     own = OwnKernel("matmul", my_matmul, simulated_options=exercise.simulated_options)
     ops = SimulatedStageOps(np.float32, {"matmul": own})
-    np.testing.assert_array_equal(ops.linear(np.ones((1, 4), np.float32), np.ones((3, 4), np.float32)), np.full((1, 3), 4))
+    np.testing.assert_array_equal(ops.linear(np.ones((1, 4), np.float32), plain_linear(np.ones((3, 4), np.float32))), np.full((1, 3), 4))
     assert given == [exercise.simulated_options["tile"]]
 
 
@@ -93,7 +94,7 @@ def test_kernels_where_a_gpu_would_run_them():
     ops = CudaOps("float32", {"matmul": OwnKernel("matmul", my_matmul, most_rows=2)}, simulated=True)
     for count in (2, 3):
         x, weight = np.ones((count, 4), np.float32), np.ones((3, 4), np.float32)
-        np.testing.assert_array_equal(ops.linear(x, weight), np.full((count, 3), 4))
+        np.testing.assert_array_equal(ops.linear(x, plain_linear(weight)), np.full((count, 3), 4))
     assert rows == [2]
 
 

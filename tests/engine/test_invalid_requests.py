@@ -151,6 +151,8 @@ BAD_OPTIONS = [
     ("gpu_memory_utilization", 0),
     ("gpu_memory_utilization", 1.5),
     ("gpu_memory_utilization", math.nan),
+    ("kv_cache_memory_bytes", 0),
+    ("kv_cache_memory_bytes", 1e9),
     ("kv_cache_policy", "vmm"),
     ("enable_prefix_caching", "trie"),
     ("enable_prefix_caching", None),

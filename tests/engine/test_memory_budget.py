@@ -98,3 +98,26 @@ def test_a_gpus_memory_is_shared_out_by_options():
     assert "raise gpu_memory_utilization=0.8, lower max_num_batched_tokens=7 or max_num_seqs=256" in budget.advice
     with pytest.raises(OutOfMemoryError, match="2 for each of [0-9,]+ numbers, and 100,000 of the GPU's memory are free"):
         memory_budget.check_weights_fit("cuda", ops, config)
+
+
+def test_bytes_for_the_cache_can_be_given_instead():
+    with load(kv_cache_memory_bytes=9 * TOKEN + 1, block_size=1) as llm:
+        assert llm.engine.cache_policy.num_blocks == llm.max_model_len == 9
+    message = "max_model_len=10 does not fit .* lower max_model_len to 9, or raise kv_cache_memory_bytes=55296"
+    with pytest.raises(OutOfMemoryError, match=message):
+        load(kv_cache_memory_bytes=9 * TOKEN, block_size=1, max_model_len=10)
+    message = "kv_cache_memory_bytes=[0-9,]+ is more than the [0-9,]+ bytes of this machine's memory that are free"
+    with pytest.raises(OutOfMemoryError, match=message):
+        load(kv_cache_memory_bytes=2**60)
+
+
+@pytest.mark.parametrize("num_bytes", [100_000, 100_001])
+def test_bytes_given_for_the_cache_of_a_gpu_leave_its_share_out_of_account(num_bytes):
+    ops = SimpleNamespace(dtype=np.dtype(np.float16), device_memory=lambda: (100_000, 900_000))
+    config = read_model_config(model_directory("llama3"))
+    options = EngineOptions(gpu_memory_utilization=0.01, kv_cache_memory_bytes=num_bytes)
+    if num_bytes <= 100_000:
+        assert memory_budget.cache_budget("cuda", ops, config, options).num_bytes == num_bytes
+    else:
+        with pytest.raises(OutOfMemoryError, match="100,001 is more than the 100,000 bytes of the GPU's memory that are free: lower it"):
+            memory_budget.cache_budget("cuda", ops, config, options)

@@ -171,7 +171,7 @@ class DeviceShadow(MemoryShadow):
     def apply_copies(self):
         cache = self.policy.cache
         for pair in self.policy.take_copies():
-            slots = [block // cache.layout.blocks_a_slot for block in pair]
+            slots = [block // cache.layout.blocks_per_slot for block in pair]
             for token in range(12):
                 if all(cache.layout.pairs_for(token + 1) <= self.policy.slots.mapped[slot] for slot in slots):
                     for old, new in zip(*(self._array(block * cache.block_size + token) for block in pair), strict=True):

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from minllm.machine.devices import Device, Machine, broken_requirements, import_errors, look, try_kernel
+from minllm.cli.trial_kernel import try_kernel
+from minllm.machine.devices import Device, Machine, broken_requirements, import_errors, look
 from minllm.machine.doctor import diagnose, is_broken
 from minllm.machine.hardware import find_gpu
 
@@ -104,7 +105,7 @@ def test_the_trial_kernel_is_run_and_compared(monkeypatch):
 
 
 def test_this_machine_can_be_looked_at():
-    machine = look()
+    machine = look(try_kernel)
     assert machine.python >= (3, 11)
     assert not machine.import_errors
     assert (machine.device is None) == (machine.driver_cuda is None)

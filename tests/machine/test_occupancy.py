@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import InvalidOptionError
-from minllm.machine.occupancy import MULTIPROCESSORS, REGISTERS_A_THREAD, multiprocessor_of, occupancy, registers_for
+from minllm.machine.occupancy import MULTIPROCESSORS, REGISTERS_PER_THREAD, multiprocessor_of, occupancy, registers_for
 
 KIB = 1024
 
@@ -67,6 +67,11 @@ def test_each_limit(capability, threads, registers, shared_bytes, blocks, limite
     assert (found.blocks, found.limited_by) == (blocks, limited_by)
 
 
+def test_turing_allocates_shared_memory_in_units_of_256_bytes():
+    assert occupancy((7, 5), 32, 32, 6401).blocks == 64 * KIB // 6656
+    assert occupancy((8, 0), 32, 32, 6401).blocks == 164 * KIB // (6528 + KIB)
+
+
 def test_an_unknown_compute_capability_names_the_known_ones():
     with pytest.raises(InvalidOptionError, match=r"6\.1 are not known.*7\.5, 8\.0.*10\.0"):
         multiprocessor_of((6, 1))
@@ -76,7 +81,7 @@ def test_an_unknown_compute_capability_names_the_known_ones():
 def test_the_budget_is_the_most_registers_that_fit(warps):
     budget = registers_for(warps)
     assert occupancy((9, 0), 32, budget, 0).limits["registers"] >= warps
-    assert budget == REGISTERS_A_THREAD or occupancy((9, 0), 32, budget + 1, 0).limits["registers"] < warps
+    assert budget == REGISTERS_PER_THREAD or occupancy((9, 0), 32, budget + 1, 0).limits["registers"] < warps
 
 
 @pytest.fixture(scope="module")

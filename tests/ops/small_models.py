@@ -4,6 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
@@ -23,8 +24,13 @@ CONFIGS = {
 }  # fmt: skip
 
 
+def small_config(family: str, directory: Path | str) -> ModelConfig:
+    """The family's configuration; its config.json is written to `directory`."""
+    Path(directory, "config.json").write_text(json.dumps(CONFIGS[family]))
+    return read_model_config(directory)
+
+
 def small_model(family: str, ops) -> Model:
     """A model of the family with random weights, in the arrays of `ops`."""
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(json.dumps(CONFIGS[family]))
-        return load_model(directory, ops, checkpoint=RandomCheckpoint(read_model_config(directory)))
+        return load_model(directory, ops, checkpoint=RandomCheckpoint(small_config(family, directory)))

@@ -7,11 +7,12 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling import build_sampling_tensors
 from minllm.models.decoder import forward
-from minllm.ops import cuda_ops
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import NormWeights
 from minllm.sim import tracing
+from minllm.weights import plain_kernels
+from minllm.weights.formats import plain_linear
 from tests.kernels.sampling.cases import RULES, parameters
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
@@ -81,14 +82,16 @@ def test_variants_by_name_give_the_same(variants):
     ("product", "name"), [("gemv", "gated_gemv"), ("flat", "gated_flat"), ("wgmma", "matmul_silu_and_multiply"), ("tensor_core", None)]
 )
 def test_a_gate_is_fused_with_the_product_that_is_chosen_or_asked_for(product, name, monkeypatch):
-    fused, launchers = [], {one: getattr(cuda_ops, one) for one in ("gated_gemv", "gated_flat", "matmul_silu_and_multiply")}
+    fused, launchers = [], {one: getattr(plain_kernels, one) for one in ("gated_gemv", "gated_flat", "matmul_silu_and_multiply")}
     for one, launch in launchers.items():
-        monkeypatch.setattr(cuda_ops, one, lambda *arguments, one=one, launch=launch: (fused.append(one), launch(*arguments)))
+        monkeypatch.setattr(plain_kernels, one, lambda *arguments, one=one, launch=launch: (fused.append(one), launch(*arguments)))
     random = np.random.default_rng(2)
     x, gate_up, down = (random.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in ((5, 16), (48, 16), (16, 24)))
+    gate_up, down = plain_linear(gate_up), plain_linear(down)
     expected = NumpyOps("bfloat16").gated_mlp(x, gate_up, down, "silu").astype(np.float32)
     for chosen, variants in ((product, None), ("naive", {"matmul": product})):
-        monkeypatch.setattr(cuda_ops, "choose_for", lambda x, weight, chosen=chosen: chosen)
+        kernels = plain_kernels.KERNELS._replace(choose=lambda x, weight, chosen=chosen: chosen)
+        monkeypatch.setitem(vars(gate_up.format), "kernels", kernels)
         found = CudaOps("bfloat16", variants, simulated=True).gated_mlp(x, gate_up, down, "silu").astype(np.float32)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE["bfloat16"] * np.abs(expected).max())
     assert fused == ([name] * 2 if name else [])
@@ -114,7 +117,7 @@ def test_wanted_rows_only():
     random = np.random.default_rng(1)
     x, residual = (random.normal(size=(5, 16)).astype(np.float32) for _ in range(2))
     norm = NormWeights("rms_norm", random.normal(size=16).astype(np.float32), None, 1e-5)
-    head = random.normal(size=(7, 16)).astype(np.float32)
+    head = plain_linear(random.normal(size=(7, 16)).astype(np.float32))
     for rows in ([1, 4], [0], [0, 1, 2, 3, 4]):
         rows = np.array(rows, np.int32)
         expected = numpy_ops.logits(x, residual, norm, head, rows)

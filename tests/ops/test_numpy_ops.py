@@ -11,6 +11,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Ops
+from minllm.weights.formats import plain_linear
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 RELATIVE = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}
@@ -60,25 +61,28 @@ def test_linear_and_feed_forwards(ops, tokens):
     up, down = random(ops, intermediate, hidden, seed=1), random(ops, hidden, intermediate, seed=2)
     up_bias, down_bias, gate = random(ops, intermediate, seed=3), random(ops, hidden, seed=4), random(ops, intermediate, hidden, seed=5)
     x64, up64, down64, up_bias64, down_bias64, gate64 = (a.astype(np.float64) for a in (x, up, down, up_bias, down_bias, gate))
-    weights = [ops.weight(a) for a in (up, up_bias, down, down_bias)]
-    check(ops, ops.linear(x, weights[0], weights[1]), x64 @ up64.T + up_bias64)
-    check(ops, ops.linear(x, weights[0]), x64 @ up64.T)
+    up_alone, both = plain_linear(ops.weight(up)), plain_linear(ops.weight(np.concatenate([gate, up])))
+    up, down_alone = plain_linear(ops.weight(up), ops.weight(up_bias)), plain_linear(ops.weight(down))
+    down = plain_linear(down_alone.weight, ops.weight(down_bias))
+    check(ops, ops.linear(x, up), x64 @ up64.T + up_bias64)
+    check(ops, ops.linear(x, up_alone), x64 @ up64.T)
     inner = x64 @ up64.T + up_bias64
     exact = 0.5 * inner * (1 + torch.erf(torch.tensor(inner / np.sqrt(2))).numpy())
-    check(ops, ops.mlp(x, *weights, "gelu"), exact @ down64.T + down_bias64)
+    check(ops, ops.mlp(x, up, down, "gelu"), exact @ down64.T + down_bias64)
     tanh = 0.5 * inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
-    check(ops, ops.mlp(x, *weights, "gelu_tanh"), tanh @ down64.T + down_bias64)
+    check(ops, ops.mlp(x, up, down, "gelu_tanh"), tanh @ down64.T + down_bias64)
     g = x64 @ gate64.T
     gated = g / (1 + np.exp(-g)) * (x64 @ up64.T)
-    check(ops, ops.gated_mlp(x, ops.weight(np.concatenate([gate, up])), weights[2], "silu"), gated @ down64.T)
+    check(ops, ops.gated_mlp(x, both, down_alone, "silu"), gated @ down64.T)
 
 
 def test_unknown_activations_are_refused():
     ops, x = NumpyOps(), np.zeros((1, 2), np.float32)
+    wide, square, down = (plain_linear(np.zeros(shape, np.float32)) for shape in ((4, 2), (2, 2), (2, 4)))
     with pytest.raises(KernelArgumentError, match="silu"):
-        ops.gated_mlp(x, np.zeros((4, 2), np.float32), np.zeros((2, 2), np.float32), "relu")
+        ops.gated_mlp(x, wide, square, "relu")
     with pytest.raises(KernelArgumentError, match="gelu"):
-        ops.mlp(x, np.zeros((4, 2), np.float32), None, np.zeros((2, 4), np.float32), None, "silu")
+        ops.mlp(x, wide, down, "silu")
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
@@ -101,10 +105,10 @@ def test_logits_are_float32_and_of_the_wanted_rows_only(ops):
     norm = NormWeights("rms_norm", ops.weight(weight), None, 1e-6)
     normalised, _ = ops.add_norm(x, residual, norm)
     rows = np.array([4, 0], np.int32)
-    logits = ops.logits(x, residual, norm, ops.weight(head), rows)
+    logits = ops.logits(x, residual, norm, plain_linear(ops.weight(head)), rows)
     assert logits.dtype == np.float32 and logits.shape == (2, 9)
     np.testing.assert_allclose(logits, normalised[rows].astype(np.float64) @ head.astype(np.float64).T, rtol=1e-5, atol=1e-5)
-    assert ops.logits(x, residual, norm, ops.weight(head), np.zeros(0, np.int32)).shape == (0, 9)
+    assert ops.logits(x, residual, norm, plain_linear(ops.weight(head)), np.zeros(0, np.int32)).shape == (0, 9)
 
 
 def test_embedding_adds_positions_before_it_rounds(ops):

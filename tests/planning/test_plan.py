@@ -10,6 +10,7 @@ from minllm import costs
 from minllm.cli import app as cli
 from minllm.costs import Cost
 from minllm.errors import InvalidOptionError
+from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import GPUS, gpu_named
 from minllm.models.config_reader import parse_model_config
 from minllm.models.shapes import SHAPES, find_config, named_config
@@ -234,12 +235,20 @@ def test_json_on_standard_output_is_all_there_is():
     assert values["gpu"] == "NVIDIA H200" and values["decode"]["floor_ms"] > 3.4 and values["measured"][0]["decode_ms"] > 3.5
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"), [*((name, name) for name in KV_FORMATS), ("fp8", "fp8_e4m3"), ("float8", "fp8_e4m3"), ("FP16", "float16")]
+)
+def test_a_cache_is_planned_by_the_name_that_llm_knows(typed, name):
+    result = invoke("llama-3.1-8b", "--gpu", "h200", "--kv-dtype", typed)
+    assert result.exit_code == 0 and f"tokens in {name}\n" in result.stdout
+
+
 def test_all_caches_beside_each_other():
     printed = invoke("llama-3.1-8b", "--gpu", "h200", "--context", "3000", "--caches").stdout
     lines = [line.split() for line in printed.splitlines() if line.startswith(("contiguous", "paged", "virtual"))]
     assert [line[:2] for line in lines] == [
         *(["contiguous", "bfloat16"], ["paged", "bfloat16"], ["virtual", "bfloat16"]),
-        *(["paged", name] for name in ("float8", "int8", "int4", "kivi_int4")),
+        *(["paged", name] for name in KV_FORMATS),
     ]
     assert all(len(line) == 12 for line in lines)  # whole lines, none wrapped
     odd = invoke("bundled", "--gpu", "t4", "--context", "100", "--caches")

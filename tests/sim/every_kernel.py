@@ -20,16 +20,15 @@ from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
 from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.flash_attention_2 import float32 as flash_attention_2_float32
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import CodeShape
 from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
@@ -98,7 +97,7 @@ ROUNDED = {
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
-    "flash_attention_2_float32_kernel": APPROXIMATE,
+    "flash_attention_2_kernel": APPROXIMATE,
     "split_kernel": APPROXIMATE,
     "split_tensor_core_kernel": TRUNCATED,
     "split_quantized_kernel": TRUNCATED,
@@ -567,16 +566,16 @@ def flash_attention_2_over_a_quantized_cache():
     loaded, rows = heads * keys_of_tiles(T, query_tile), T * heads * D * b
     products = heads * sum(-(-min(T, first + query_tile) // key_tile) for first in range(0, T, query_tile))
     # Each of the threads that load 16 bytes of a row asks for its scale.
-    asked = dict(query=rows, out=rows, key_codes=loaded * D, value_codes=loaded * D)
+    asked = dict(query=rows, out=rows, key_cache=loaded * D, value_cache=loaded * D)
     asked |= dict(key_scales=loaded * chunks * 4, value_scales=loaded * chunks * 4)
-    different = {f"{name}_codes": T * kv_heads * D for name in ("key", "value")} | {f"{name}_scales": T * 4 for name in ("key", "value")}
+    different = {f"{name}_cache": T * kv_heads * D for name in ("key", "value")} | {f"{name}_scales": T * 4 for name in ("key", "value")}
     arrays = make_arrays(AttentionCase((T,), (T,), heads, kv_heads, D, dtype=BFLOAT16))
     batch = (arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables, arrays.scale)
     run = partial(
         flash_attention_2_quantized.attention, arrays.query, *quantize_case(arrays, "int8")[:2], *batch, tiles=(query_tile, key_tile, 1)
     )
     expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
-    return run, {"flash_attention_2_quantized_kernel": expected}, LENS
+    return run, {"flash_attention_2_kernel": expected}, LENS
 
 
 @row
@@ -585,14 +584,14 @@ def flash_attention_2_over_keys_by_channel():
     T, heads, kv_heads, D, codes, key_tile = 8, 2, 1, 32, 96, 16
     arrays = make_window_arrays(WindowCase((T,), (136,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
     rows, groups, key_tiles = T * heads * D * 2, codes // 32, codes // key_tile
-    asked = dict(query=rows, out=rows, key_codes=heads * codes * D // 2, value_codes=heads * codes * D // 2)
+    asked = dict(query=rows, out=rows, key_cache=heads * codes * D // 2, value_cache=heads * codes * D // 2)
     asked |= dict(key_scales=heads * key_tiles * D * 4, value_scales=heads * codes * 4)
-    different = dict(key_codes=codes * D // 2, value_codes=codes * D // 2, key_scales=groups * D * 4, value_scales=codes * 4)
+    different = dict(key_cache=codes * D // 2, value_cache=codes * D // 2, key_scales=groups * D * 4, value_scales=codes * 4)
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
     options = dict(tiles=(16, key_tile, 1), residual_window=32)
     run = partial(flash_attention_2_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
     expected = Expected(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
-    return run, {"flash_attention_2_quantized_kernel": expected}, LENS
+    return run, {"flash_attention_2_kernel": expected}, LENS
 
 
 @row
@@ -616,8 +615,8 @@ def flash_attention_2_in_float32():
     asked = dict(query=rows, key_cache=loaded, value_cache=loaded, out=rows)
     different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     arguments = prompt(T, heads, kv_heads, D, FLOAT32)
-    run = partial(flash_attention_2_float32.attention, *arguments, tiles=(4, 8, 2, 2))
-    return run, {"flash_attention_2_float32_kernel": Expected(asked, different)}, LENS
+    run = partial(flash_attention_2.attention, *arguments, tiles=(4, 8, 2, 2))
+    return run, {"flash_attention_2_kernel": Expected(asked, different)}, LENS
 
 
 @row
@@ -679,7 +678,7 @@ def split_quantized_of_a_decode_step():
     parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
     different = dict(query=rows, part_out=2 * states * D)
-    shape = CodeShape(warps, 16, 2, 1)
+    shape = SplitShape(warps, 16, 2, 1, turns=2)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
     of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, of both groups
     return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
@@ -695,7 +694,7 @@ def split_quantized_by_channel():
     asked = dict(key_codes=moved, value_codes=moved, key_scales=scales, value_scales=scales, query=splits * warps * rows, out=rows)
     asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # as in the row above
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
-    options = dict(splits=splits, shape=CodeShape(warps, 32, 2, 1), residual_window=32)
+    options = dict(splits=splits, shape=SplitShape(warps, 32, 2, 1, turns=2), residual_window=32)
     run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
     products = 4 * 8 * D + 8 * D + 2 * 16 * 8  # a key: with codes, and with the zeros of a group of 32 keys and of a value
     expected = Expected(asked, dict(query=rows, part_out=2 * states * D), products * kv_heads * codes)

@@ -9,7 +9,6 @@ from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLO
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
-from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 
 BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the host
@@ -85,8 +84,11 @@ def shared_prefix_case(
 ) -> KernelCase:
     """Attention of one new token per sequence; all begin with the same `prefix` keys, in the same blocks, and have `own` more each.
 
-    Work is what has to be read at least: the prefix once. Recorded as "shared prefix": kernels that read the prefix for every sequence
-    take only two to three times as long as split_cascade, because most of their reads hit L2.
+    Work is the least that has to be read: the prefix once. To expect on an H200, at 4.2 TB/s and some 9 us per launch: 64 sequences that
+    share 8192 keys and have 512 each read 34 + 134 MB, 40 us, or 60 with two launches; kernels that read the prefix for every sequence load
+    2.3 GB, most of it from the L2 cache, in 350 us or more: six times as long. 16 that share 32768 read 134 + 34 MB in the same 60 us, or
+    2.2 GB that no cache holds in 500 us: eight times as long. The recorded rows ("shared prefix" in docs/results/h200.json) are 2.0 and 3.3
+    times as fast: shares of the prefix compute for twice as long as they read, and sequences in step find its keys in the L2 cache.
     """
     work = key_value_bytes(1, prefix + sequences * own, kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, 1, prefix + own, heads, kv_heads, head_dim, dtype)
@@ -131,8 +133,7 @@ def attention_case(
             dict(shared, query=ops.array(queries[i]), out=ops.empty(query.shape, dtype), block_tables=ops.array(tables[i]), context=context)
             for i in range(sets)
         ]
-        cascade, scale = variant == "split_cascade", head_dim**-0.5
-        module = split_cascade if cascade else VARIANTS[variant]
+        cascade, module, scale = variant == "split_cascade", VARIANTS[variant], head_dim**-0.5
         options = dict(prefix_len=prefix) if cascade else dict(max_query_len=tokens)
         shapes = module.workspace_shapes(query, key_cache, tables[0], **(options if cascade else {}))
         workspace = make_workspace(shapes, ops.empty, ops.zeros)
@@ -183,4 +184,12 @@ def cases() -> list[KernelCase]:
     decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
     for sizes in ((64, 8192, 512), (16, 32768, 512)):
         decode += [shared_prefix_case(variant, *sizes) for variant in ("split_cascade", "split_tensor_core")]
-    return [*prefill, *decode]
+    cases = [*prefill, *decode]
+    return cases + [default_case(name) for name in VARIANTS.names() if name not in {case.variant for case in cases}]
+
+
+def default_case(variant: str, tokens: int = 512, context: int = 1024, **heads) -> KernelCase:
+    """The case of a variant for which no other is written: a decode step if it takes no prompts, else a prompt."""
+    if VARIANTS.entry(variant).takes_rows(tokens):
+        return prefill_case(variant, 1, tokens, **heads)
+    return decode_case(variant, 1, context, **heads)

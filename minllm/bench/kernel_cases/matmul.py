@@ -3,8 +3,9 @@
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error, some_of
-from minllm.kernels.matmul import VARIANTS, matmul_reference
-from minllm.kernels.matmul.flat.flat import MOST_ROWS
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.reference import matmul_reference
+from minllm.kernels.matmul.variants import VARIANTS
 
 SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that are recomputed on the host
 
@@ -21,7 +22,7 @@ def matmul_bytes(m: int, n: int, k: int, itemsize: int) -> int:
 
 def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16) -> KernelCase:
     """x [m, k] @ weight [n, k].T by one variant."""
-    few_rows = m <= MOST_ROWS
+    few_rows = m <= MOST_ROWS_OF_FLAT
 
     def prepare(ops, noise, sets):
         inputs, launches, on_host = [], [], None
@@ -58,4 +59,11 @@ def cases() -> list[KernelCase]:
     decoding = [*(matmul_case("gemv", 1, n, k) for n, k in one_row), matmul_case("gemv", 8, 6144, 4096)]
     batches = [matmul_case("flat", m, n, k) for n, k in one_row[:3] for m in (1, 8, 16, 32, 64, 128, 256)]
     batches += [matmul_case("wgmma", m, n, k) for n, k in one_row[:3] for m in (128, 256)]
-    return [*ladder, *decoding, *batches]
+    cases = [*ladder, *decoding, *batches]
+    return cases + [default_case(name) for name in VARIANTS if name not in {case.variant for case in cases}]
+
+
+def default_case(variant: str, rows: int = 2048, n: int = 2048, k: int = 2048) -> KernelCase:
+    """The case of a variant for which no other is written."""
+    most_rows = VARIANTS.entry(variant).most_rows
+    return matmul_case(variant, rows if most_rows is None else min(rows, most_rows), n, k)

@@ -5,7 +5,7 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, TB_S, TFLOP_S, KernelCase, Prepared, relative_error, some_of
 from minllm.kernels.attention.first_rungs.materialized import THREADS
 from minllm.kernels.attention.first_rungs.materialized_projection import fill_new_key_value_kernel, project_latest_kernel
-from minllm.kernels.matmul import matmul_reference
+from minllm.kernels.matmul.reference import matmul_reference
 from minllm.runtime.kernel import launch
 
 SAMPLE_FEATURES = 256

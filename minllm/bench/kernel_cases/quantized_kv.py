@@ -8,7 +8,7 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, KernelCase, Prepared, relative_error
 from minllm.bench.kernel_cases.attention import BLOCK_SIZE, prefill_flops, sampled_rows
 from minllm.bench.kernel_cases.glue import EPSILON, Glue, angles, glue_case, slots_of
-from minllm.kernels.attention import QUANTIZED_VARIANTS
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.kv.append import append, append_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.quantization.cache import QuantizedCache, allocate
@@ -94,7 +94,7 @@ def prefill_case(
         query = noise.array((sequences * tokens, heads, head_dim), BFLOAT16)
         start, lengths = np.arange(sequences + 1, dtype=np.int32) * tokens, np.full(sequences, tokens, np.int32)
         arrays, out = [ops.array(array) for array in (query, start, lengths, table)], ops.empty(query.shape, BFLOAT16)
-        module, scale = QUANTIZED_VARIANTS[variant], head_dim**-0.5
+        module, scale = VARIANTS[variant], head_dim**-0.5
 
         def launch():
             module.attention(arrays[0], *caches, out, *arrays[1:], scale, max_query_len=tokens, stream=ops.stream)

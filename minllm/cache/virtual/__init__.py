@@ -1,1 +1,1 @@
-"""The virtual policy: contiguous addresses for every sequence, and pages of memory mapped behind them as they fill."""
+"""The virtual policy: contiguous addresses, and pages mapped as needed."""

@@ -1,21 +1,19 @@
-"""The memory of the virtual cache: contiguous addresses for every sequence, and pages of memory behind those that hold tokens.
+"""The memory of the virtual cache: contiguous addresses, pages where needed.
 
-Two ranges of addresses, one for keys and one for values, each an array
+There are two ranges of addresses, one for keys and one for values, each an array
 
-    [slots, tokens of a slot, layers, kv_heads, head_dim]
+    [slots, tokens per slot, layers, kv_heads, head_dim]
 
 A slot holds one sequence from its first token to its last, so kernels need no block table beyond the slot's number. The layers of a token
-lie side by side: a page of 2 MB then holds 32 tokens of Llama-3.1-8B (64 KiB of keys a token over 32 layers) where an array a layer would
-make it 1,024, and the last page of a sequence is half empty on average. Prabhu et al., "vAttention: Dynamic Memory Management for
-Serving LLMs without PagedAttention", arXiv 2405.04437, sections 5 and 6.2.
+are adjacent, so a page of 2 MB holds 32 tokens of Llama-3.1-8B (64 KiB of keys per token over 32 layers); with one array per layer it
+would hold 1,024. On average half of a sequence's last page is empty. Prabhu et al., "vAttention: Dynamic Memory Management for Serving
+LLMs without PagedAttention", arXiv 2405.04437, sections 5 and 6.2.
 
-On an H200 decode attention reads it at 95 to 99 % of the speed of a contiguous cache (`minllm bench virtual`: 1 x 8192 keys 2.24 TB/s
-against 2.34, 64 x 4096 4.25 against 4.36, 256 x 1024 4.15 against 4.20). The layout costs that, not the mapping: in ordinary memory it
-makes 0.972 at 64 x 4096, mapped 0.976, and with 8 and 4 layers side by side 0.985 and 0.993. A layer's 2 KiB of a token lie 64 KiB from
-the next one's, and its keys are spread over 32 times as many pages.
+Decode attention reads this layout 1 to 5 % slower than a contiguous cache (`minllm bench virtual`, recorded in docs/results.md). The cause
+is the layout, not the mapping: one layer's keys of consecutive tokens, 2 KiB each, are 64 KiB apart, on 32 times as many pages.
 
 Kernels see the view [blocks, block_size, kv_heads, head_dim] of a layer, whose tokens are layers * kv_heads * head_dim elements apart. A
-slot is one block, or several of equal size where one would have too many elements for the kernels' 32-bit offsets.
+slot is one block, or several of equal size if one would have too many elements for the kernels' 32-bit offsets.
 """
 
 import math
@@ -35,12 +33,12 @@ from minllm.runtime.virtual_memory import PagePool, VirtualRange
 
 @dataclass(frozen=True, slots=True)
 class VirtualLayout:
-    """Where the tokens of a slot lie. Pages are counted in pairs: the page of some tokens' keys, and the one of their values."""
+    """The layout of slots in pairs of pages: one of keys and one of their values."""
 
     num_slots: int
-    slot_tokens: int  # a multiple of what whole pages hold, so that no page belongs to two slots
+    slot_tokens: int  # tokens per slot; they fill whole pages, so that no page belongs to two slots
     block_size: int
-    token_bytes: int  # of one token's keys over all layers; its values take as many
+    token_bytes: int  # bytes of one token's keys over all layers; its values take as many
     page_bytes: int
 
     @property
@@ -50,11 +48,11 @@ class VirtualLayout:
 
     @property
     def slot_pairs(self) -> int:
-        """Pairs of pages that a full slot takes."""
+        """Pairs of pages per full slot."""
         return self.slot_tokens * self.token_bytes // self.page_bytes
 
     @property
-    def blocks_a_slot(self) -> int:
+    def blocks_per_slot(self) -> int:
         """Entries of a sequence's block table."""
         return self.slot_tokens // self.block_size
 
@@ -64,28 +62,28 @@ class VirtualLayout:
 
 
 def virtual_layout(shape: CacheShape, num_slots: int, max_tokens: int, page_bytes: int) -> VirtualLayout:
-    """The layout of slots for up to `max_tokens` tokens; addresses are rounded up generously, for they cost nothing.
+    """The layout of slots for up to `max_tokens` tokens, rounded up to whole pages, since addresses take no memory.
 
-    Raises InvalidOptionError for a quantised cache, whose tokens are no rows of numbers.
+    Raises InvalidOptionError for a quantised cache, which has several arrays of codes and scales.
     """
     if shape.format is not None:
         raise InvalidOptionError("kv_cache_policy='virtual' keeps keys and values as they are: leave kv_cache_dtype at 'auto', or page")
     elements = shape.num_layers * shape.kv_heads * shape.head_dim
     token_bytes = elements * shape.dtype.itemsize
-    step = page_bytes // math.gcd(page_bytes, token_bytes)  # tokens after which a token and a page begin together
+    step = page_bytes // math.gcd(page_bytes, token_bytes)  # the fewest tokens that fill whole pages
     slot_tokens = -(-max_tokens // step) * step
     parts = next(n for n in range(1, slot_tokens + 1) if slot_tokens % n == 0 and slot_tokens // n * elements <= MOST_BLOCK_ELEMENTS)
     return VirtualLayout(num_slots, slot_tokens, slot_tokens // parts, token_bytes, page_bytes)
 
 
 class VirtualKVCache:
-    """Keys and values of all layers. The same interface to a forward as kv_cache.KVCache; virtual.VirtualPolicy maps its pages."""
+    """Keys and values of all layers, with the interface of kv_cache.KVCache; virtual.VirtualPolicy maps its pages."""
 
     def __init__(self, backend: Any, shape: CacheShape, num_slots: int, max_tokens: int, num_pairs: int):
-        """backend: runtime/cuda_pages.py's or host_pages.py's. num_pairs: of pages, the most that may be mapped at one time."""
+        """backend: of runtime/cuda_pages.py or host_pages.py. num_pairs: the most pairs of pages that may be mapped at a time."""
         self.layout = layout = virtual_layout(shape, num_slots, max_tokens, backend.page_bytes)
         self.shape = replace(shape, block_size=layout.block_size)
-        self.num_blocks, self.num_pairs = num_slots * layout.blocks_a_slot, num_pairs
+        self.num_blocks, self.num_pairs = num_slots * layout.blocks_per_slot, num_pairs
         self.pages = PagePool(backend, 2 * num_pairs)
         slot_bytes = layout.slot_pairs * layout.page_bytes
         self.keys, self.values = (VirtualRange(self.pages, num_slots * slot_bytes) for _ in range(2))
@@ -96,7 +94,7 @@ class VirtualKVCache:
         self._by_page = [memory.array(by_page, np.uint8) for memory in (self.keys, self.values)]
 
     def map(self, slot: int, first: int, count: int) -> None:
-        """Put memory behind pairs of pages of a slot, all of them or none. Raises OutOfMemoryError or VirtualMemoryError."""
+        """Map pairs of pages of a slot, all of them or none. Raises OutOfMemoryError or VirtualMemoryError."""
         place = slot * self.layout.slot_pairs + first
         self.keys.map(place, count)
         try:
@@ -106,12 +104,12 @@ class VirtualKVCache:
             raise
 
     def unmap(self, slot: int, first: int, count: int) -> None:
-        """Take memory away, once no kernel that was launched before is running any more."""
+        """Unmap pairs of pages of a slot, after all kernels launched before have finished."""
         for memory in (self.keys, self.values):
             memory.unmap(slot * self.layout.slot_pairs + first, count)
 
     def copy_blocks(self, ops, copies: list[tuple[int, int]]) -> None:
-        """Copies blocks, (source, destination) one after the other: those of their pages that both have."""
+        """Copy blocks, pairs (source, destination) in order; only pages that are mapped in both are copied."""
         pages = []
         for source, destination in copies:
             first, last = self._pages_of(source)
@@ -123,19 +121,19 @@ class VirtualKVCache:
                 ops.copy_blocks(array, pairs)
 
     def close(self) -> None:
-        """Give all memory and addresses back; the layers are of no use any more."""
+        """Free all memory and addresses; the layers become invalid."""
         self.keys.close()
         self.values.close()
         self.pages.trim()
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self.layout.block_size
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens fit the pages, if they are filled."""
+        """The number of tokens that fit in all pages."""
         return self.num_bytes // (2 * self.layout.token_bytes)
 
     @property
@@ -144,6 +142,6 @@ class VirtualKVCache:
         return self.num_pairs * self.layout.pair_bytes
 
     def _pages_of(self, block: int) -> tuple[int, int]:
-        """Page numbers of a range that a block touches, first and one past the last."""
+        """The page numbers that a block touches: (first, one past the last)."""
         block_bytes, page_bytes = self.layout.block_size * self.layout.token_bytes, self.layout.page_bytes
         return block * block_bytes // page_bytes, -(-(block + 1) * block_bytes // page_bytes)

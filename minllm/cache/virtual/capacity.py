@@ -1,4 +1,4 @@
-"""How large the virtual cache gets: pages for what the memory allows, addresses for every sequence that may run."""
+"""The size of the virtual cache: pages and slots."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from minllm.errors import OutOfMemoryError
 def virtual_cache_that_fits(
     backend: Any, shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int, most_addresses: int = 1 << 45
 ) -> VirtualKVCache:
-    """A slot for each of `max_num_seqs` sequences, and as many pairs of pages as the budget holds, but no more than fill the slots.
+    """A cache with up to `max_num_seqs` slots, and as many pages as fit the budget.
 
-    backend: runtime/cuda_pages.py's or host_pages.py's. most_addresses: bytes of addresses that one range may take; there are fewer slots
-    where they would take more. Raises OutOfMemoryError where not even one pair fits, InvalidOptionError for a quantised cache.
+    backend: of runtime/cuda_pages.py or host_pages.py. most_addresses: limit of the bytes of addresses per range, which may reduce the
+    number of slots. Raises OutOfMemoryError if not even one pair fits, InvalidOptionError for a quantised cache.
     """
     layout = virtual_layout(shape, max_num_seqs, max_model_len, backend.page_bytes)
     num_pairs = budget.num_bytes // layout.pair_bytes

@@ -1,4 +1,4 @@
-"""The invariants of the virtual policy, verified from the ranges of memory themselves."""
+"""The invariants of the virtual policy, checked against the mapped ranges of memory."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from minllm.cache.virtual.slots import Slots
 
 
 def check_virtual(slots: Slots, held: dict[Any, Any], needed: dict[Any, int]) -> None:
-    """Raises CacheError unless
+    """Raise CacheError unless
 
-    - every slot is idle or one sequence's: no address has two writers;
-    - memory is behind exactly those pages of a slot that are counted, from its beginning on, for keys and for values;
+    - every slot is idle or belongs to one sequence, so that no address has two writers;
+    - exactly the counted pages of a slot, from its beginning on, are mapped, for keys and for values;
     - every running sequence has memory for all that kernels may read or write for it;
-    - the pages in use are those of the slots, and no more than there are.
+    - the pages in use are those of the slots, and not more than exist.
 
-    held: sequence -> what it has (slot, token_ids, room, promised_tokens); needed: sequence -> pairs of pages that kernels touch.
+    held: sequence -> claims.Occupied; needed: sequence -> pairs of pages that kernels touch.
     """
     cache, layout = slots.cache, slots.cache.layout
     occupied = [has.slot for has in held.values()]

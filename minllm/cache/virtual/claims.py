@@ -1,8 +1,8 @@
-"""Which pages of a virtual cache running sequences have a claim on, behind them already or not: nobody else may have those.
+"""Claims: pages of a virtual cache reserved for running sequences.
 
-A claim is for what a sequence may write now and what it was promised, and for what kernels read along. They fetch whole tiles of keys, of
-which only the visible ones count; so tiles are mapped as a whole: of up to READ_TILE tokens where several are computed at a time, a prompt,
-and of STEP_TILE in a step of one new token. Pages are counted in pairs, one of keys and one of values.
+A sequence's claim covers what it may write now, what it was promised, and what kernels read for it. Kernels load whole tiles of keys and
+mask those that are not visible, so whole tiles must be mapped: of up to READ_TILE tokens in prefill, of STEP_TILE in decode. Pages are
+counted in pairs, one of keys and one of values.
 """
 
 from collections.abc import Hashable
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from minllm.cache.virtual.slots import Slots
 
-READ_TILE = 128  # tokens: the most keys that an attention kernel of a prompt fetches at a time
-STEP_TILE = 16  # tokens: the same for a kernel of one new token a sequence
+READ_TILE = 128  # tokens; the largest tile of keys of a prefill attention kernel
+STEP_TILE = 16  # tokens; the same for decode (one new token per sequence)
 
 
 @dataclass(slots=True)
@@ -21,18 +21,18 @@ class Occupied:
     slot: int
     token_ids: list[int]
     prompt_tokens: int
-    promised_tokens: int  # there is room for so many for certain; 0: nothing is promised
+    promised_tokens: int  # tokens guaranteed to fit; 0 means no guarantee
     expected_tokens: int  # prompt and estimated answer
     room: int  # tokens that it may write now
-    tiles_end: int  # tokens: where the last tile ends that a prompt's kernels fetch
-    asked_pairs: int = 0  # up to here it is to be mapped in the background
+    tiles_end: int  # tokens up to the end of the last tile that prefill kernels load
+    asked_pairs: int = 0  # number of pairs to map in the background
 
 
 class Claims:
-    """The running sequences and what each must have.
+    """The running sequences and their claims.
 
-    held: sequence -> what it has. copies: slots, (source, destination), that are still to be copied.
-    Not safe for several threads: VirtualPolicy locks.
+    held: sequence -> Occupied. copies: pairs of slots (source, destination) that are still to be copied.
+    Not thread-safe: VirtualPolicy has the lock.
     """
 
     def __init__(self, slots: Slots, read_tile: int, step_tile: int):
@@ -43,23 +43,23 @@ class Claims:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence: what a slot's addresses hold, or as many whole tiles as all pages do."""
+        """Tokens of the longest possible sequence: limited by a slot's addresses, or by whole tiles in all pages."""
         pages_hold = self.num_pairs * self.layout.page_bytes // self.layout.token_bytes
         return min(self.layout.slot_tokens, pages_hold // self.read_tile * self.read_tile)
 
     @property
     def available(self) -> int:
-        """Pairs that no running sequence has a claim on."""
+        """Pairs without a claim."""
         return self.num_pairs - sum(self.kept.values())
 
     @property
     def owed(self) -> int:
-        """Pairs that running sequences have a claim on and not behind them yet."""
+        """Claimed pairs that are not mapped yet."""
         return sum(max(0, self.of(occupied) - self.slots.mapped[occupied.slot]) for occupied in self.held.values())
 
     @property
     def kept(self) -> dict[int, int]:
-        """slot -> pairs that nobody else may have: those of running sequences, and of one that has ended and is still to be copied."""
+        """slot -> pairs that must stay: those of running sequences, and of a finished one that is still to be copied."""
         kept = {occupied.slot: self.of(occupied) for occupied in self.held.values()}
         for source, copy in self.copies:
             if source not in kept:
@@ -67,13 +67,13 @@ class Claims:
         return kept
 
     def of(self, occupied: Occupied) -> int:
-        """Pairs that a sequence must have, now or later: for what it may write, and for what it was promised."""
+        """The claim of a sequence in pairs: for what it may write now, and for what it was promised."""
         return self.pairs_read(max(occupied.room, occupied.promised_tokens), occupied.tiles_end)
 
     def end_of_tile(self, tokens: int) -> int:
-        """Where the last tile ends that a prompt's kernels fetch to see so many tokens."""
+        """Tokens up to the end of the last tile that prefill kernels load to see `tokens` tokens."""
         return -(-tokens // self.read_tile) * self.read_tile
 
     def pairs_read(self, tokens: int, tiles_end: int) -> int:
-        """Pairs of what kernels fetch: steps to see so many tokens, and prompts up to the end of their last tile."""
+        """Pairs that kernels read: in decode to see `tokens` tokens, in prefill up to `tiles_end`."""
         return self.layout.pairs_for(max(tiles_end, -(-tokens // self.step_tile) * self.step_tile))

@@ -1,7 +1,7 @@
-"""How long will the answer be? A running estimate, so that memory is mapped before it is needed and not much beyond.
+"""A running estimate of the length of answers, for mapping pages ahead.
 
-The estimate is an exponential moving average of the answers so far: recent ones count most, because traffic changes. It is wrong for
-single answers, of course: too short costs a wait while pages are mapped, too long costs pages that nobody fills. Both are counted.
+The estimate is an exponential moving average of the lengths so far: recent ones count most, because traffic changes. If it is too short for
+an answer, a step waits while pages are mapped; if it is too long, pages stay empty. Both are counted.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LengthEstimate:
-    """The expected tokens of an answer. weight: of the newest answer against all before it."""
+    """The expected number of tokens of an answer. weight: that of the newest answer in the average."""
 
     tokens: float = 128.0
     weight: float = 1 / 16
     answers: int = 0
-    too_short: int = 0  # answers that turned out longer than was estimated when they began
+    too_short: int = 0  # answers that became longer than the estimate at their beginning
 
     def observe(self, answer_tokens: int, estimated: int) -> None:
-        """Takes an answer into account that has ended, and what it had been estimated to be."""
+        """Record the length of a finished answer, and the estimate of it at its beginning."""
         self.answers += 1
         self.too_short += answer_tokens > estimated
         self.tokens += self.weight * (answer_tokens - self.tokens)

@@ -1,4 +1,4 @@
-"""A thread that maps pages while the GPU computes, so that no step has to wait for them."""
+"""A thread that maps pages in the background, so that steps do not wait."""
 
 import queue
 import threading
@@ -9,9 +9,9 @@ from minllm.errors import DeviceError
 
 
 class MappingThread:
-    """Calls `policy.map_ahead(sequence)` for every sequence that is asked for, in order, beside the caller.
+    """Calls `policy.map_ahead(sequence)` for every requested sequence, in order, in the background.
 
-    It keeps no policy alive: it ends when the policy is gone, or with `close`. An error that the driver raises is kept for `wait`.
+    It has only a weak reference to the policy: it ends when the policy is deleted, or with `close`. `wait` raises errors of the driver.
     """
 
     def __init__(self, policy):
@@ -25,15 +25,15 @@ class MappingThread:
         weakref.finalize(policy, self._asked.put, None).atexit = False
 
     def ask(self, sequence: Hashable) -> None:
-        """Maps ahead for a sequence soon."""
+        """Request map_ahead for a sequence."""
         with self._idle:
             self._pending += 1
         self._asked.put(sequence)
 
     def wait(self, timeout: float = 60.0) -> None:
-        """Returns when everything that was asked for is done.
+        """Wait until all requests are done.
 
-        Raises what the thread could not do, and DeviceError when it is not done within `timeout` seconds.
+        Raises the thread's error, if there was one, and DeviceError if the requests are not done within `timeout` seconds.
         """
         with self._idle:
             if not self._idle.wait_for(lambda: not self._pending, timeout):
@@ -46,7 +46,7 @@ class MappingThread:
             raise error
 
     def close(self) -> None:
-        """Ends the thread after what was asked for."""
+        """End the thread after all requests."""
         self._asked.put(None)
         self._thread.join(60.0)
 
@@ -56,7 +56,7 @@ class MappingThread:
             try:
                 if (alive := policy()) is not None:
                     alive.map_ahead(sequence)
-            except BaseException as error:  # the next `wait` raises it: a thread has nobody to tell
+            except BaseException as error:  # the next `wait` raises it
                 self._error = error
             finally:
                 alive = None

@@ -1,19 +1,18 @@
-"""The virtual policy: a sequence has addresses for the longest text from the start, and memory for what it has written.
+"""The virtual policy: contiguous addresses, and memory as sequences grow.
 
-What paging does with block tables in every kernel, the GPU's own page tables do here, for all kernels at once (vAttention, arXiv
-2405.04437). Three things make the driver's slow calls harmless (section 6.1 of the paper):
+The GPU's own page tables do for all kernels what block tables of a paged cache do in each kernel (vAttention, arXiv 2405.04437). Three
+techniques hide the latency of the driver's calls (section 6.1 of the paper):
 
-    mapping ahead        when a sequence enters, pages for its prompt are mapped at once, and those for an answer of the estimated length
-                         (length_estimate.py) by a thread in the background; later that thread stays LOOK_AHEAD tokens in front
-    deferred reclamation a slot whose sequence has ended keeps its pages: the next sequence in it finds them (slots.py)
-    reclaiming late      only when pages run out, those of idle slots are taken, then those mapped too far ahead
+    mapping ahead        when a sequence enters, pages for its prompt are mapped at once, and pages for an answer of the estimated length
+                         (length_estimate.py) by a background thread; later this thread keeps LOOK_AHEAD tokens ahead of the sequence
+    deferred reclamation a slot whose sequence has ended keeps its pages, for the next sequence in it (slots.py)
+    late reclamation     only if pages run out, pages of idle slots are unmapped, then those that were mapped too far ahead
 
-No mapping changes under a kernel or a graph that runs: room is made before a step is launched, what running sequences may write is
-never taken, and before any page is taken VirtualRange.unmap waits for everything that was launched.
+Memory that running kernels or graphs use is never remapped: room is made before a step is launched, pages that running sequences may write
+are never reclaimed, and VirtualRange.unmap waits for all launched work first. Pages that a running sequence claims are not given to others
+(claims.py).
 
-Nobody else gets a page that a running sequence has a claim on (claims.py).
-
-A fork copies its parent's pages: addresses are contiguous, so two sequences cannot share a page and then go on apart in it.
+A fork copies its parent's pages: addresses are contiguous, so two sequences cannot share a page and then diverge in it.
 """
 
 import threading
@@ -29,17 +28,17 @@ from minllm.cache.virtual.mapping_thread import MappingThread
 from minllm.cache.virtual.slots import MappingCounts, Slots
 from minllm.errors import CacheError, OutOfMemoryError
 
-STEPS_AHEAD = 2  # tokens that are not known yet of a sequence for which room is made step by step
-LOOK_AHEAD = 16  # tokens: pages are asked for so long before a sequence reaches them
+STEPS_AHEAD = 2  # a request for room for at most this many new tokens is a decode step
+LOOK_AHEAD = 16  # tokens; pages are requested this long before a sequence reaches them
 
 
 class VirtualPolicy(CachePolicy):
     """A slot of a VirtualKVCache for each sequence.
 
-    background: map ahead in a thread; False does it at once in the calling one. read_tile, step_tile: in tokens, see claims.py; an
-    engine that computes several tokens of a sequence in a step, to verify them, gives as step_tile what it gives as read_tile.
+    background: whether to map ahead in a thread; False: at once, in the calling thread. read_tile, step_tile: in tokens, see claims.py; an
+    engine that verifies several tokens of a sequence per step (speculative decoding) passes read_tile as step_tile too.
     look_ahead: in tokens, see above.
-    max_retained_pairs: how many pairs of pages idle slots may keep in all; None is any number.
+    max_retained_pairs: the most pairs of pages that idle slots keep; None: any number.
     """
 
     def __init__(
@@ -57,16 +56,16 @@ class VirtualPolicy(CachePolicy):
 
     @property
     def counts(self) -> MappingCounts:
-        """How often memory was there in time."""
+        """Counts of pages that were mapped in time and late."""
         return self.slots.counts
 
     @property
     def max_sequence_tokens(self) -> int:
-        """What a slot's addresses hold, or as many whole tiles as all pages do."""
+        """See CachePolicy. Limited by a slot's addresses, or by whole tiles in all pages."""
         return self._claims.longest
 
     def reserve(self, sequence: Hashable, token_ids: Many[int], max_tokens: int = 0, tenant: str = "") -> int:
-        """See CachePolicy. Nothing is shared, so that no token is there already."""
+        """See CachePolicy. Nothing is shared, so the result is always 0."""
         if not len(token_ids) or max_tokens < 0:
             raise CacheError(f"{len(token_ids)} tokens and max_tokens={max_tokens} cannot be reserved: give 1 token and 0 or more")
         with self._lock:
@@ -75,7 +74,7 @@ class VirtualPolicy(CachePolicy):
         return 0
 
     def make_room(self, sequence: Hashable, num_tokens: int) -> bool:
-        """See CachePolicy. A slot's blocks are all in the table from the start, so it never changes."""
+        """See CachePolicy. The table has all blocks of a slot from the start, so it never changes."""
         with self._lock:
             occupied = self._occupied(sequence)
             if num_tokens <= occupied.room:
@@ -87,7 +86,7 @@ class VirtualPolicy(CachePolicy):
             missing = needed - self._claims.of(occupied)
             if missing > 0 and missing > self._claims.available:
                 raise self._no_room(sequence, num_tokens, missing)
-            if needed > self.slots.mapped[occupied.slot]:  # seldom: most steps end here, with nothing but numbers compared
+            if needed > self.slots.mapped[occupied.slot]:  # rare: most steps need no new page
                 self._back(occupied, needed)
                 self.counts.waits += 1
             occupied.room, occupied.tiles_end = num_tokens, tiles_end
@@ -138,7 +137,7 @@ class VirtualPolicy(CachePolicy):
             return [pair for source, copy in copies for pair in zip(self._blocks_of(source), self._blocks_of(copy), strict=True)]
 
     def usage(self) -> CacheUsage:
-        """See CachePolicy. Pages that are mapped ahead count as allocated: they are waste until they are filled."""
+        """See CachePolicy. Pages that are mapped ahead count as allocated, so they are waste until they are filled."""
         with self._lock:
             pair_bytes, held = self.layout.pair_bytes, self._claims.held.values()
             allocated = pair_bytes * sum(self.slots.mapped[occupied.slot] for occupied in held)
@@ -161,21 +160,21 @@ class VirtualPolicy(CachePolicy):
                 raise CacheError(f"{-claims.available} pairs of pages more are promised than there are")
 
     def map_ahead(self, sequence: Hashable) -> None:
-        """Maps what was asked for a sequence, as far as there are pages that nobody needs. The thread's work."""
+        """Map the pages requested for a sequence, while there are unclaimed ones."""
         is_going_on = True
         while is_going_on:
-            with self._lock:  # for a page at a time: a step that is about to be launched goes first
+            with self._lock:  # one page at a time, so that a step that is about to be launched need not wait long
                 occupied = self._claims.held.get(sequence)
                 is_wanted = occupied is not None and self.slots.mapped[occupied.slot] < occupied.asked_pairs
                 is_going_on = is_wanted and self.slots.num_left > self._claims.owed and self.slots.map_one(occupied.slot)
 
     def wait(self) -> None:
-        """Returns when the thread has mapped what it was asked for; raises what stopped it."""
+        """Wait until the thread has handled all requests; raises its error, if there was one."""
         if self._thread is not None:
             self._thread.wait()
 
     def close(self) -> None:
-        """Ends the thread and gives all memory back."""
+        """End the thread and free all memory."""
         if self._thread is not None:
             self._thread.close()
         self.cache.close()
@@ -204,11 +203,11 @@ class VirtualPolicy(CachePolicy):
         return occupied
 
     def _back(self, occupied: Occupied, pairs: int) -> None:
-        """Memory behind the first pairs of a sequence, now."""
+        """Map the first `pairs` pairs of a sequence now."""
         self.slots.back(occupied.slot, pairs, self._claims.kept)
 
     def _ask(self, sequence: Hashable, occupied: Occupied) -> None:
-        """Have the thread map to the expected end, or on from there when that comes near."""
+        """Request pages to the sequence's expected end, or `look_ahead` tokens ahead."""
         wanted = max(occupied.expected_tokens, occupied.room + self.look_ahead)
         pairs = self._claims.pairs_read(min(wanted, occupied.promised_tokens or self.max_sequence_tokens), occupied.tiles_end)
         if pairs <= max(occupied.asked_pairs, self.slots.mapped[occupied.slot]):
@@ -220,7 +219,7 @@ class VirtualPolicy(CachePolicy):
             self._thread.ask(sequence)
 
     def _blocks_of(self, slot: int) -> list[int]:
-        return list(range(slot * self.layout.blocks_a_slot, (slot + 1) * self.layout.blocks_a_slot))
+        return list(range(slot * self.layout.blocks_per_slot, (slot + 1) * self.layout.blocks_per_slot))
 
     def _occupied(self, sequence: Hashable) -> Occupied:
         if sequence not in self._claims.held:

@@ -20,6 +20,7 @@ class Shape:
     head_dim: int = 4
     vocab_size: int = 10
     activation: str = "silu"
+    gated_mlp: bool = True
     norm: str = "rms_norm"
     qkv_bias: bool = False
     attention_output_bias: bool = False
@@ -174,8 +175,8 @@ EXERCISES = (
         task="Return the bytes of one token's keys and values in all layers: of the KV heads only, which query heads share.",
         hints=(
             "Keys and values, layers, KV heads, elements of a head, bytes of an element: a product of five.",
-            "config.num_hidden_layers, config.num_key_value_heads and config.head_dim; key_value_width, further up in the file, "
-            "has three of the factors.",
+            "config.num_hidden_layers, config.num_key_value_heads and config.head_dim; key_value_width, in "
+            "models/parts/grouped_attention.py, has three of the factors.",
         ),
         rungs=(
             Rung("one layer, one head", "a key and a value.", lambda f: cached(f, 1, 1, 1, 3, 4)),

@@ -16,6 +16,7 @@ from minllm.bench.noise import Noise
 from minllm.bench.timing import CudaClock, median_seconds
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Rung
+from minllm.weights.formats import plain_linear
 
 ASKED = 0.5  # relative to the package's own speed
 ROWS = 16  # rows of the result that are compared
@@ -58,7 +59,7 @@ class Machine:
         """TFLOP/s of the package's fastest large GEMM in bfloat16."""
         noise = Noise()
         x, weight = (self.ops.array(noise.array((PRODUCT, PRODUCT), self.ops.dtype)) for _ in range(2))
-        return 2 * PRODUCT**3 / median_seconds([lambda: self.ops.linear(x, weight)], self.clock) / 1e12
+        return 2 * PRODUCT**3 / median_seconds([lambda: self.ops.linear(x, plain_linear(weight))], self.clock) / 1e12
 
     def speed_in_words(self, problem: Problem, seconds: float) -> str:
         """A speed as a rate and a share of the ceiling."""

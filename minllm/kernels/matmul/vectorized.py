@@ -29,7 +29,7 @@ from numba import cuda, float32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import check_arguments
-from minllm.kernels.matmul.tiled import matmul_tiled
+from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
@@ -151,7 +151,7 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
     if m == 0 or n == 0:
         return
     if not vectors_per_row(k, x, weight):
-        matmul_tiled(x, weight, out, bias, stream)
+        VARIANTS.stand_in("vectorized")(x, weight, out, bias, stream)
         return
     grid = (ceil_div(n, tile), ceil_div(m, tile))
     launch(vectorized_kernel(tile, x.dtype.name), grid, (tile // PER_THREAD) ** 2, (x, weight, bias, out), stream=stream)

@@ -51,6 +51,13 @@ class QuantizedCache:
         """The format's name, in place of a plain array's dtype."""
         return self.format.name
 
+    def check_values(self, value_cache: "QuantizedCache") -> None:
+        """Raise KernelArgumentError unless these are keys, and value_cache holds values in the same format."""
+        check_same_format(self, value_cache)
+        by_channel, wanted = (self.by_channel, value_cache.by_channel), (self.format.keys_by_channel, False)
+        if by_channel != wanted:
+            raise KernelArgumentError(f"keys and values by channel: {by_channel}; a cache in {self.dtype} must have {wanted}")
+
     def read(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Dequantise: float32 [..., kv_heads, head_dim], still smoothed (NumPy caches only).
 

@@ -1,17 +1,19 @@
-"""Detectors: monitors that raise SimulationError for what a GPU lets pass in silence, with file, line, block and thread.
+"""Detectors: monitors that find mistakes which a GPU does not report.
+
+They raise SimulationError, with file, line, block and thread.
 
     simulate(kernel, grid, block, *arrays, detect=True)
     kernel.simulate[grid, block](*arrays, detect=True)
     with detecting(): ...                                     # every simulation inside, through launchers too
 
-    unwritten    reads of global, shared or local memory that nobody wrote
-    races        two threads at one place in shared memory, one of them writing, with nothing that orders them; or a thread and what runs
-                 beside the threads: cp.async, bulk copies and stores, wgmma
-    barriers     block barriers that some threads have left out, or that threads reach at different places; warp-wide instructions too
+    unwritten    reads of global, shared or local memory that was never written
+    races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
+                 asynchronous transfer: cp.async, bulk copies and stores, wgmma
+    barriers     block barriers that some threads do not reach, or that threads reach at different places; .aligned instructions too
     overflow     32-bit casts that changed an index
-    early_reads  reads of what an earlier launch wrote, by a kernel that overlaps it and has not waited; only within detecting()
+    early_reads  reads of an earlier launch's results by a kernel that overlaps it and has not waited; only within detecting()
 
-Bounds, alignment, deadlocks and lanes missing from a warp-wide instruction are checked always (arrays.py, machine.py).
+The simulator itself checks bounds, alignment, deadlocks and missing lanes of warp-wide instructions (arrays.py, machine.py).
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from minllm.sim.detectors.unwritten import UnwrittenReads, unwritten
 __all__ = ["EarlyReads", "IndexOverflow", "MeetingPlaces", "SharedMemoryRaces", "UnwrittenReads", "detecting", "detectors", "unwritten"]
 
 _detecting = contextvars.ContextVar("detecting", default=False)
-_written = contextvars.ContextVar("written", default=None)  # arrays that launches inside detecting() wrote, by address
+_written = contextvars.ContextVar("written", default=None)  # address -> array that a launch inside detecting() wrote
 
 
 def detectors():
@@ -36,13 +38,13 @@ def detectors():
 
 
 def is_detecting():
-    """Whether simulations run with detectors unless they say otherwise."""
+    """Whether simulations run with detectors by default."""
     return _detecting.get()
 
 
 @contextlib.contextmanager
 def detecting(on=True):
-    """Simulations inside this context run with detectors, or without them, unless they say otherwise themselves."""
+    """Simulations inside this context run with detectors by default, or with on=False without them."""
     token = _detecting.set(on)
     kept = _written.set({} if _written.get() is None else _written.get())
     try:

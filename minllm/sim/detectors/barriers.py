@@ -1,8 +1,8 @@
-"""Barriers and warp-wide instructions that not all threads reach, or not at the same place in the code.
+"""Barriers and warp-wide instructions that threads miss or reach at different places.
 
-A block barrier in a branch that only some threads take is undefined, even where the hardware happens to count enough arrivals. Shuffles,
-votes and syncwarp may be met from different places by the lanes that their mask names (PTX ISA, "shfl.sync"); the instructions that
-PTX calls .aligned, such as ldmatrix and mma, may not.
+A block barrier in a divergent branch is undefined, even if the hardware happens to count enough arrivals. The lanes of a shuffle, vote or
+syncwarp may execute it at different places (PTX ISA, "shfl.sync"); those of an instruction that PTX calls .aligned, such as ldmatrix and
+mma, may not.
 """
 
 import sys
@@ -15,7 +15,7 @@ ALIGNED = ("ldmatrix", "stmatrix", "mma", "wgmma")
 
 
 class MeetingPlaces(Monitor):
-    """Raises SimulationError where threads that meet do not stand at the same instruction, or have ended without coming."""
+    """Raises SimulationError if threads meet at different places or miss a barrier."""
 
     def barrier(self, block, threads):
         self.compare(block, threads, "a block barrier")
@@ -30,7 +30,7 @@ class MeetingPlaces(Monitor):
             self.compare(warp.threads[0].block, [warp.threads[lane] for lane in lanes], kind)
 
     def compare(self, block, threads, what):
-        """All threads stand at one instruction, reached by the same calls."""
+        """Check that all threads are at one instruction, reached by the same calls."""
         first = calls(threads[0])
         for thread in threads[1:]:
             other = calls(thread)
@@ -43,12 +43,12 @@ class MeetingPlaces(Monitor):
 
 
 def waiting_frame(thread):
-    """The kernel's frame at which a thread that waits, or runs at this moment, stands."""
+    """The kernel's frame of a thread that waits or is running."""
     return kernel_frame(thread.gr_frame or sys._getframe(1))
 
 
 def calls(thread):
-    """The instructions in progress of a thread, innermost first: (code, offset) of each of the kernel's frames."""
+    """(code, offset) of the current instruction in each of the kernel's frames, innermost first."""
     frame, found = waiting_frame(thread), []
     while frame is not None:
         found.append(instruction(frame))

@@ -1,9 +1,9 @@
-"""Reads, by a kernel that overlaps its predecessors, of what these have written, before it has waited for them.
+"""Reads of a predecessor's results by a kernel that has not yet waited for it.
 
-A kernel made with `@kernel(dependent_launch=True)` may run while kernels before it in the stream still do, until it executes
-`griddepcontrol.wait` (PTX ISA). Simulated kernels run one after another, so its results are always right here; but within `detecting()`
-the arrays that earlier launches wrote are remembered, and a read of one of them before the wait is reported. Weights and the like, which
-no kernel of the stream writes, may be read before it: that is what such kernels are for.
+A kernel made with `@kernel(dependent_launch=True)` may overlap its predecessors in the stream until it executes `griddepcontrol.wait`
+(PTX ISA). Simulated kernels run one after another, so their results are always right; but within `detecting()` the arrays that earlier
+launches wrote are remembered, and a read of one of them before the wait is reported. What no kernel of the stream writes, such as
+weights, may be read before the wait: that is the gain of dependent launches.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from minllm.sim.monitor import Monitor
 
 @dataclass
 class Written:
-    """An array that a launch wrote: its addresses, the kernel's name, and the memory itself, so that nothing else comes to lie there."""
+    """An array that a launch wrote; `data` keeps its memory from being reused."""
 
     start: int
     stop: int
@@ -24,7 +24,7 @@ class Written:
 
 
 class EarlyReads(Monitor):
-    """Raises SimulationError at such a read. history: what earlier launches of the context wrote, by address; a launch adds its own."""
+    """Raises SimulationError at such a read. history: {address: Written}."""
 
     spaces = ("global",)
 
@@ -57,6 +57,6 @@ class EarlyReads(Monitor):
 
 
 def addresses(data):
-    """The first byte of an array's memory, and the one behind the last."""
+    """(address of an array's first byte, one past its last)."""
     start = data.__array_interface__["data"][0]
     return start, start + data.nbytes

@@ -1,10 +1,10 @@
-"""Integer overflow in index arithmetic: a 32-bit cast that wraps, on the way to an index.
+"""Integer overflow in index arithmetic: a 32-bit cast that changes an index.
 
     x[int32(row * stride + column)]          # beyond 2**31 elements the cast wraps, and the kernel reads somewhere else
 
-Casts that wrap are common and right in random numbers and hashes. So while a detector listens, a cast that wraps gives a `Wrapped`
-integer, which also carries the exact value and the place of the cast through sums, differences, products and quotients. Only an index
-whose value differs from the exact one is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders end the trail.
+Casts that wrap are common and right in random numbers and hashes. So under this detector a cast that wraps returns a `Wrapped` integer,
+which also carries the exact value and the place of the cast through sums, differences, products and quotients. Only an index that differs
+from its exact value is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders drop the exact value.
 """
 
 import functools
@@ -17,7 +17,7 @@ from minllm.sim.scalars import IntegerType, simulated_type
 
 
 class Wrapped(int):
-    """An integer that a cast has wrapped; .exact is what it would have been, .place the instruction: (code, offset)."""
+    """A wrapped integer; .exact is its exact value, .place the cast's (code, offset)."""
 
     def __new__(cls, value, exact, place):
         made = super().__new__(cls, value)
@@ -68,7 +68,7 @@ class WatchedIntegerType(IntegerType):
 
 @functools.cache
 def watched_type(numba_type):
-    """As scalars.simulated_type, with integer casts that remember when they wrap."""
+    """Like scalars.simulated_type, with integer casts that remember when they wrap."""
     plain = simulated_type(numba_type)
     return WatchedIntegerType(plain.dtype) if isinstance(plain, IntegerType) else plain
 
@@ -76,7 +76,7 @@ def watched_type(numba_type):
 class IndexOverflow(Monitor):
     """Raises SimulationError at an index that a 32-bit cast has changed."""
 
-    scalar_type = staticmethod(watched_type)  # what kernels use for casts while this monitor listens
+    scalar_type = staticmethod(watched_type)  # the casts of kernels under this monitor
 
     def index(self, thread, array, index):
         for position in index if type(index) is tuple else (index,):

@@ -1,23 +1,23 @@
-"""Races in shared memory: two threads at the same byte, at least one writing, with nothing that orders one before the other.
+"""Data races in shared memory: two unordered accesses, at least one a write.
 
-What orders two threads: a block barrier; for lanes of a warp, a warp-wide instruction that both take part in; a release by one and an
-acquire by the other (an mbarrier). Each thread has a clock that goes on at each of these; an access is stamped with the clock of the
-thread, and another thread comes after it once it `knows` a later clock of that thread (Lamport's happens-before, with vector clocks).
-Most kernels synchronise by whole warps and blocks only: then one clock a warp is enough, and no vectors are kept. What runs beside the
-threads has clocks of its own: transfers.py.
+Two threads are ordered by a block barrier; as lanes of a warp, by a warp-wide instruction that both execute; by a release of one and an
+acquire of the other (an mbarrier). Each of these advances a thread's clock. An access is stamped with the clock of its thread, and a thread
+that `knows` a later clock of that thread comes after the access (Lamport's happens-before, with vector clocks). Most kernels synchronise
+by whole warps and blocks only: then one clock per warp is enough, and no vectors are kept. Asynchronous transfers have clocks of their
+own: transfers.py.
 """
 
 import numpy as np
 
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.transfers import VERBS, Transfers
-from minllm.sim.machine import WARP_SIZE
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction
+from minllm.sim.thread import WARP_SIZE
 
 
 class Cell:
-    """What happened to a granule of memory in an epoch: the last write, reads and atomic changes, as (clock, code, offset, kind)."""
+    """Accesses to a granule in an epoch, each (clock, code, offset, kind)."""
 
     __slots__ = ("epoch", "writer", "write", "reads", "atomics")
 
@@ -27,7 +27,7 @@ class Cell:
         self.reads, self.atomics = {}, {}  # by thread number
 
     def copy(self):
-        """The same, for a part of the granule."""
+        """The same history, for a part of the granule."""
         twin = Cell(self.epoch)
         twin.writer, twin.write = self.writer, self.write
         twin.reads, twin.atomics = dict(self.reads), dict(self.atomics)
@@ -35,27 +35,27 @@ class Cell:
 
 
 class BlockHistory:
-    """What has happened to a block's shared memory since its last barrier (an epoch lies between two barriers)."""
+    """Accesses to a block's shared memory since its last barrier; an epoch is the time between two barriers."""
 
     def __init__(self, block):
         self.block = block
         self.epoch = 0
-        self.granule = 4  # bytes: smaller once an access is
+        self.granule = 4  # bytes; smaller once an access is smaller
         self.cells = {}
         self.clocks = [1] * len(block.threads)
-        self.known = None  # known[a][b]: thread a comes after all that b did before this clock; None as long as only warps synchronise
+        self.known = None  # known[a][b]: thread a comes after what b did before this clock; None while only whole warps synchronise
         self.released = {}
-        # Columns of `known` behind those of the threads are the clocks of units that transfer: `settled`, what all knew at the barrier.
+        # After the threads' columns, `known` has one per unit that transfers. settled: their clocks at the last barrier.
         self.transfers, self.settled = None, np.zeros(0, np.int64)
 
     def refine(self, granule):
-        """Keep books of smaller granules from now on."""
+        """Track smaller granules from now on."""
         parts = self.granule // granule
         self.cells = {key * parts + i: cell.copy() for key, cell in self.cells.items() for i in range(parts)}
         self.granule = granule
 
     def begin_vectors(self):
-        """Keep vector clocks from now on. So far lanes of a warp know of each other's last common instruction."""
+        """Keep vector clocks from now on, instead of one clock per warp."""
         if self.known is None:
             count = len(self.clocks)
             warps = np.arange(count) // WARP_SIZE
@@ -63,7 +63,7 @@ class BlockHistory:
             self.known = np.hstack([threads, np.broadcast_to(self.settled, (count, self.settled.size))])
 
     def new_epoch(self):
-        """A barrier: all comes after all that was before."""
+        """A barrier: everything after it is ordered after everything before it."""
         self.epoch += 1
         if self.known is not None:
             self.settled = self.known[:, len(self.clocks) :].max(0)
@@ -71,7 +71,7 @@ class BlockHistory:
         self.released.clear()
 
     def widen(self, units):
-        """Have room for the clocks of so many units."""
+        """Make room for the clocks of `units` units."""
         missing = units - self.settled.size
         if missing > 0:
             self.settled = np.pad(self.settled, (0, missing))
@@ -80,7 +80,7 @@ class BlockHistory:
                 self.released = {thing: np.pad(known, (0, missing)) for thing, known in self.released.items()}
 
     def tell(self, unit, clock, threads, thing):
-        """These threads know what a unit did up to a clock, and who acquires `thing` will."""
+        """These threads know what a unit did up to a clock, and threads that acquire `thing` will."""
         self.begin_vectors()
         column = len(self.clocks) + unit
         for thread in threads:
@@ -90,7 +90,7 @@ class BlockHistory:
             known[column] = clock
 
     def knows(self, thread, unit):
-        """The clock up to which a thread knows what a unit did."""
+        """The clock up to which a thread comes after what a unit did."""
         return self.settled[unit] if self.known is None else self.known[thread.number, len(self.clocks) + unit]
 
     def ordered(self, other, clock, thread):
@@ -102,7 +102,7 @@ class BlockHistory:
         return other // WARP_SIZE == thread.number // WARP_SIZE and clock < self.clocks[thread.number]
 
     def compare(self, thread, who, address, cell, kind):
-        """Report the first access to a cell, of this epoch, that conflicts with one of this kind and that nothing orders before it."""
+        """Report the first conflicting access to a cell that is not ordered before this one."""
         number = thread.number
         if cell.writer is not None and cell.writer != number and not self.ordered(cell.writer, cell.write[0], thread):
             self.report(thread, who, address, cell.writer, cell.write)
@@ -112,13 +112,13 @@ class BlockHistory:
             self.compare_all(thread, who, address, cell.atomics)
 
     def compare_all(self, thread, who, address, accesses):
-        """Report the first of the accesses, by thread number, that nothing orders before this one."""
+        """Report the first of `accesses` ({thread number: stamp}) that is not ordered before this one."""
         for other, stamp in accesses.items():
             if other != thread.number and not self.ordered(other, stamp[0], thread):
                 self.report(thread, who, address, other, stamp)
 
     def compare_cells(self, thread, who, start_byte, byte_count, kind):
-        """Compare an access of several cells, which leaves no trace in them."""
+        """Compare an access with several cells, without recording it."""
         for key in range(start_byte // self.granule, (start_byte + byte_count) // self.granule):
             cell = self.cells.get(key)
             if cell is not None and cell.epoch == self.epoch:
@@ -158,7 +158,7 @@ class SharedMemoryRaces(Monitor):
                 return
         else:
             history.begin_vectors()
-            # All lanes keep one clock, so that those of the warp stay comparable; only the lanes that met learn of it.
+            # All lanes of the warp have the same clock; only the lanes of this instruction know the new one.
             clock = clocks[first] + 1
             clocks[first : first + len(warp.threads)] = [clock] * len(warp.threads)
         numbers = [first + lane for lane in lanes]
@@ -190,7 +190,7 @@ class SharedMemoryRaces(Monitor):
         history = transfer.block.shared_root.notes["history"]
         if history.transfers is None:
             history.transfers = Transfers(history)
-        # The access that cp.async makes when it starts and when it ends has been compared already.
+        # The accesses of a cp.async at its start and at its end have been compared already.
         history.transfers.begin(transfer) if transfer.unit == "cp.async" else history.transfers.start(transfer)
 
     def transfer_ends(self, transfer, threads, thing):
@@ -199,7 +199,7 @@ class SharedMemoryRaces(Monitor):
             history.transfers.leave(transfer) if transfer.unit == "cp.async" else history.transfers.end(transfer, threads, thing)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
-        """Compare an access with those before it, and remember it. Those of a cluster's other blocks are not followed."""
+        """Compare an access with earlier ones, and record it, unless another block makes it."""
         history = array.root.notes["history"]
         if thread.block is not history.block:
             return

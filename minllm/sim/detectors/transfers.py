@@ -1,8 +1,8 @@
-"""Races with transfers, which read and write shared memory beside the threads: bulk copies and stores, cp.async, and wgmma.
+"""Races with asynchronous transfers: bulk copies and stores, cp.async, wgmma.
 
-While a transfer is under way, nobody else may write what it reads or touch what it writes, the thread that started it included. Once it is
-done, that holds for all who do not know of it: those who waited know, and whom they tell by a barrier (Lamport's happens-before, with a
-clock for each unit that transfers, beside those of the threads in races.py).
+While a transfer is in flight, no thread, not even the one that started it, may write what it reads or touch what it writes. Afterwards this
+still holds for threads that are not ordered after its end: those that waited are, and those that synchronise with them (Lamport's
+happens-before, with a clock for each unit that transfers, beside the threads' clocks in races.py).
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ KINDS = ("read", "write")
 
 
 class Unit:
-    """What one unit has done: done[n - 1] is the transfer that ended at clock n, last[kind][chunk] the clock of the last one there."""
+    """A unit's finished transfers: done[n - 1] ended at clock n; last[kind][chunk] is the clock of the last one there."""
 
     def __init__(self, number):
         self.number, self.done = number, []
@@ -25,14 +25,14 @@ class Unit:
 
 
 class Transfers:
-    """Of one block: transfers under way, by chunk, and what is done, by unit."""
+    """The transfers of one block: those in flight, and those finished, by unit."""
 
     def __init__(self, history):
         self.history = history
         self.under_way, self.units = {}, {}
         self.counts = {kind: np.zeros(CHUNKS, np.uint16) for kind in KINDS}
         self.reading, self.writing = (memoryview(self.counts[kind]) for kind in KINDS)
-        # The epochs in which threads have touched a chunk last, and in which a transfer there ended.
+        # The last epoch in which a thread touched a chunk, and the last in which a transfer there ended.
         touched, ended = np.full(CHUNKS, -1, np.int32), np.full(CHUNKS, -1, np.int32)
         for key, cell in history.cells.items():
             touched[key * history.granule // CHUNK] = max(cell.epoch, touched[key * history.granule // CHUNK])
@@ -40,7 +40,7 @@ class Transfers:
         self.touch, self.look_ended = memoryview(touched), memoryview(ended)
 
     def unit_of(self, transfer):
-        """The unit that does a transfer: the copy engine on behalf of one thread, or the tensor cores on that of a warpgroup."""
+        """The unit of a transfer: TMA for a thread, or tensor cores for a warpgroup."""
         block, number = transfer.thread.block, transfer.thread.number
         key = transfer.unit, block.rank, number // 128 if transfer.unit == "wgmma" else number
         if key not in self.units:
@@ -59,7 +59,7 @@ class Transfers:
                 self.compare_done(thread, f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
 
     def start(self, transfer):
-        """A transfer begins: compare it with others and with what threads have done; the latter not where it comes from another block."""
+        """Begin a transfer: compare it with others and with the threads' accesses."""
         chunks, kind, thread = transfer.chunks, transfer.kind, transfer.thread
         who = f"{transfer.unit} that this thread starts {VERBS[kind]}"
         if self.counts["write"][chunks].any() or kind == "write" and self.counts["read"][chunks].any():
@@ -71,17 +71,17 @@ class Transfers:
         self.begin(transfer)
 
     def begin(self, transfer):
-        """Enter a transfer among those under way."""
+        """Add a transfer to those in flight."""
         self.under_way[transfer] = None
         self.counts[transfer.kind][transfer.chunks] += 1
 
     def leave(self, transfer):
-        """A transfer is under way no more."""
+        """Remove a transfer from those in flight."""
         del self.under_way[transfer]
         self.counts[transfer.kind][transfer.chunks] -= 1
 
     def end(self, transfer, threads, thing):
-        """A transfer is done; `threads` know it, and who acquires `thing` will."""
+        """A transfer is complete; `threads` know it, and threads that acquire `thing` will."""
         self.leave(transfer)
         unit = self.unit_of(transfer)
         unit.done.append(transfer)
@@ -90,7 +90,7 @@ class Transfers:
         self.history.tell(unit.number, len(unit.done), threads, thing)
 
     def compare_done(self, thread, who, chunks, kind, start_byte=0):
-        """Report a transfer that is done and of which the thread does not know."""
+        """Report a finished transfer that is not ordered before the thread's access."""
         for unit in self.units.values():
             known = self.history.knows(thread, unit.number)
             for other in KINDS:
@@ -102,14 +102,14 @@ class Transfers:
                         self.report(who, address, unit.done[clocks[at] - 1], "nothing tells this thread that it is done")
 
     def report_under_way(self, who, chunks, kind, start_byte=0):
-        """Report the first transfer under way that an access to these chunks conflicts with."""
+        """Report the first transfer in flight that conflicts with an access to these chunks."""
         for transfer in self.under_way:
             both = np.intersect1d(transfer.chunks, chunks)
             if both.size and (kind != "read" or transfer.kind == "write"):
                 self.report(who, max(int(both[0]) * CHUNK, start_byte), transfer, "nobody has waited for that yet")
 
     def report(self, who, address, transfer, why):
-        """Name both, and the memory."""
+        """Fail with a message that names both accesses and the memory."""
         name, started = self.history.block.shared_name(address), describe_instruction(transfer.code, transfer.offset)
         fail(
             f"race on shared memory: {who} {name} (address {address}), which {transfer.unit} that thread {tuple(transfer.thread.index)} "

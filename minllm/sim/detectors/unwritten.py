@@ -1,8 +1,8 @@
-"""Reads of memory that nobody wrote.
+"""Reads of memory that was never written.
 
-Every byte of shared and local memory has a mark that a write sets. A global array counts as written by the host, but for the elements
-that hold the poison, all bits set: in floating-point arrays, where it is a NaN that no arithmetic produces, and in arrays made by
-`unwritten`, whatever their dtype.
+Every byte of shared and local memory has a mark that a write sets. A global array counts as written by the host, except for elements with
+all bits set (the poison): in floating-point arrays, where this is a NaN that no arithmetic produces, and in arrays made by `unwritten`, of
+any dtype.
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ ALL_MARKED = MARK * 4096
 
 
 class Unwritten(np.ndarray):
-    """An array whose elements count as unwritten as long as they hold the poison."""
+    """An array whose elements count as unwritten while all their bits are set."""
 
 
 def unwritten(shape, dtype):
-    """An array for a kernel to write: all bits set, and a simulated kernel that reads an element before it wrote it is reported."""
+    """An array with all bits set: detectors report a kernel that reads an element before writing it."""
     return poisoned(shape, np.dtype(dtype)).view(Unwritten)
 
 
 def marks_of_host(data):
-    """A mark a byte, b"\\0" for the elements that hold the poison; None if all are written."""
+    """One mark per byte, 0 for elements that hold the poison; None if all are written."""
     if data.dtype.kind in "iub" and not isinstance(data, Unwritten):
         return None
     poison = (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
@@ -78,7 +78,7 @@ class UnwrittenReads(Monitor):
         return notes["written"]
 
     def report(self, thread, array, first, start_byte, byte_count):
-        """Name the array and the element."""
+        """Fail with a message that names the array and the element."""
         if array.space == "shared":
             fail(f"a {byte_count}-byte read of shared memory that nobody wrote: {thread.block.shared_name(first)} (address {first})")
         fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")

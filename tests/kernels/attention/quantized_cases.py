@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.kernels.attention.common.arguments import make_workspace
-from minllm.kernels.attention.split_quantized.code_shape import CodeShape
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import dequantize_reference, quantize_reference
@@ -35,8 +35,8 @@ FETCHED_CASES = [  # by the copy engine, with a group size: one line a key and s
     (AttentionCase((1, 1), (60, 41), heads=4, kv_heads=1, head_dim=128, dtype=BFLOAT16, block_size=32), "fp8_e4m3", None),
     (AttentionCase((1,), (45,), heads=2, kv_heads=1, head_dim=128, dtype=BFLOAT16, block_size=8), "int8", 32),
 ]
-FETCHED_SHAPES = [CodeShape(1, 16, 2, 1, tensor_copies=True), CodeShape(2, 32, 3, 1, tensor_copies=True, turns=1)]
-SHAPES = [CodeShape(1, 16, 2, 1), CodeShape(2, 16, 3, 1, turns=1), CodeShape(1, 32, 4, 2)]
+FETCHED_SHAPES = [SplitShape(1, 16, 2, 1, tensor_copies=True, turns=2), SplitShape(2, 32, 3, 1, tensor_copies=True, turns=1)]
+SHAPES = [SplitShape(1, 16, 2, 1, turns=2), SplitShape(2, 16, 3, 1, turns=1), SplitShape(1, 32, 4, 2, turns=2)]
 POISON = {"int8": 255, "int4": 255, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F}  # NaN of the floats
 FLOAT_SCALES = (0.02, 3.0)  # of KV heads in turn
 

@@ -8,24 +8,28 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import VARIANTS, choose
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.choice import choose
 from tests.kernels.attention.case_lists import BFLOAT16, LADDER_CASES
 from tests.kernels.attention.cases import GUARD_ROWS, AttentionCase, check_output, make_arrays, oracle, run_variant
 
+HAVE_SMALL_TILES = ("flash_attention_2", "flash_attention_3")  # and tests of their own, for prompts
+PROMPT_VARIANTS = [name for name in VARIANTS.names() if VARIANTS.entry(name).takes_rows(17) and name not in HAVE_SMALL_TILES]
+
 
 @pytest.mark.parametrize("case", LADDER_CASES, ids=str)
-@pytest.mark.parametrize("name", ["materialized", "flash_attention_1"])
-def test_first_rungs(device, name, case):
+@pytest.mark.parametrize("name", PROMPT_VARIANTS)
+def test_prompts(device, name, case):
     run_variant(device, VARIANTS[name], case, **({"warps": 2} if name == "flash_attention_1" else {}))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS.names())
 def test_decode_step(device, name):
     """One new token a sequence, a padding sequence among them: what every variant of the ladder can do, with its defaults."""
     run_variant(device, VARIANTS[name], AttentionCase((1, 1, 1), (3, 0, 21), heads=4, head_dim=8, dtype=BFLOAT16))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS.names())
 def test_wrong_arguments_are_explained(name):
     arrays = make_arrays(AttentionCase((1,), (5,), heads=6, kv_heads=2, head_dim=8))
     arguments = dict(
@@ -59,9 +63,10 @@ def test_wrong_arguments_are_explained(name):
 
 
 def test_the_registry():
-    decode = ["split_kv", "split_tensor_core", "split_unified_maximum"]
-    assert list(VARIANTS) == ["materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3", *decode]
-    assert choose(1) == choose(1, "bfloat16", (9, 0)) == "split_tensor_core"
+    decode = ["split_kv", "split_tensor_core", "split_unified_maximum", "split_cluster"]
+    assert VARIANTS.names() == ["materialized", "flash_attention_1", "flash_attention_2", "flash_attention_3", *decode]
+    assert choose(1) == choose(1, "bfloat16", (9, 0)) == choose(1, np.dtype(np.float16), (8, 0)) == "split_tensor_core"
+    assert choose(1, "float32") == choose(1, "float32", (9, 0)) == "split_kv"
     assert choose(2, "float32") == choose(2, "float32", (9, 0)) == "flash_attention_2"
     assert choose(2, "bfloat16", (8, 0)) == choose(2, "float16") == "flash_attention_2"
     assert choose(2, "bfloat16", (9, 0)) == choose(2, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
@@ -69,9 +74,9 @@ def test_the_registry():
         VARIANTS["flash"]
 
 
-def test_the_reference_needs_no_numba():
-    """The CPU engine runs on machines where no Numba is installed."""
-    code = "import sys; sys.modules['numba'] = None; import minllm.kernels.attention, minllm.kernels.attention.reference"
+def test_the_table_and_the_reference_import_no_kernel():
+    """Whoever reads the table or computes with NumPy does not wait for Numba."""
+    code = "import sys; sys.modules['numba'] = None; import minllm.kernels.attention.choice, minllm.kernels.attention.reference"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.attention import choose_quantized
+from minllm.kernels.attention.choice import choose_quantized
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format

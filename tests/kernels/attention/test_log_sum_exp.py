@@ -7,7 +7,6 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import CodeShape
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
@@ -16,7 +15,7 @@ from tests.kernels.attention.log_sum_exp_runs import run_log_sum_exp
 
 STEPS = AttentionCase((1, 1, 0, 1), (40, 0, 5, 21), heads=6, kv_heads=2, head_dim=32, dtype=BFLOAT16)
 PROMPT = AttentionCase((18, 0, 3), (25, 4, 2), heads=2, kv_heads=1, head_dim=32, dtype=FLOAT16)  # a row before the first key
-PLAIN, CODES = SplitShape(2, 16, 2, 1), CodeShape(2, 16, 2, 1)
+PLAIN, CODES = SplitShape(2, 16, 2, 1), SplitShape(2, 16, 2, 1, turns=2)
 
 
 LAUNCHES = [

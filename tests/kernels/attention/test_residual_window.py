@@ -10,7 +10,6 @@ from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import CodeShape
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
@@ -39,7 +38,7 @@ PROMPTS = [
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of few warps and small tiles: quick to simulate, and short contexts cross their edges."""
-    monkeypatch.setattr(split_quantized, "shape_of", lambda _, form, __: CodeShape(2, 32 if form.keys_by_channel else 16, 2, 1))
+    monkeypatch.setattr(split_quantized, "shape_of", lambda _, form, __: SplitShape(2, 32 if form.keys_by_channel else 16, 2, 1, turns=2))
     monkeypatch.setattr(split_tensor_core, "shape_of", lambda *_: SplitShape(1, 16, 2, 1))
     for module in (flash_attention_2, flash_attention_2_quantized):
         monkeypatch.setattr(module, "tiles_for", lambda *_: (16, 16, 1))
@@ -50,7 +49,7 @@ def test_decode_steps(device, case):
     run_window(device, case)
 
 
-@pytest.mark.parametrize("shape", [CodeShape(2, 32, 2, 1, tensor_copies=True), CodeShape(1, 32, 3, 1)], ids=str)
+@pytest.mark.parametrize("shape", [SplitShape(2, 32, 2, 1, tensor_copies=True, turns=2), SplitShape(1, 32, 3, 1, turns=2)], ids=str)
 def test_tiles_that_the_copy_engine_fetches(device, monkeypatch, shape):
     """Of heads of 128; the sliding window begins within a group."""
     monkeypatch.setattr(split_quantized, "shape_of", lambda *_: shape)

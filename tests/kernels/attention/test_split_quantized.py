@@ -8,7 +8,8 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import fits, shape_for, shape_of
+from minllm.kernels.attention.split_quantized.split_quantized import layout_of, shape_for, shape_of
+from minllm.kernels.attention.split_tensor_core.shape import fits, head_tiles_of
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays
@@ -129,4 +130,6 @@ def test_shapes_fit_a_hopper_block():
                     form = kv_format(name, head_dim)
                     for tensor_copies in (False, True):
                         shape = shape_for(form, group, line_heads, tensor_copies=tensor_copies)
-                        assert fits(form, group, shape, 227 * 1024) and shape.stages >= 2
+                        _, heads = head_tiles_of(group, head_dim)
+                        ring_bytes = layout_of(form, shape).ring_bytes
+                        assert fits(shape, head_dim, heads, ring_bytes, 227 * 1024) and shape.stages >= 2

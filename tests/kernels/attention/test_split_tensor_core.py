@@ -6,7 +6,8 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.attention.split_tensor_core.shape import ring_bytes_of, shape_for, shape_of
+from minllm.kernels.attention.split_tensor_core.ring import ring_bytes_of
+from minllm.kernels.attention.split_tensor_core.split_tensor_core import shape_for, shape_of
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT16,
@@ -105,5 +106,5 @@ def test_shapes_fit_a_hopper_block():
         for group in (1, 4, 8, 16, 71):
             for heads in (1, 10000):
                 shape = shape_for(head_dim, group, heads)
-                assert shape.blocks * ring_bytes_of(head_dim, shape) <= 227 * 1024 and shape.stages >= 2
+                assert shape.blocks * shape.warps * ring_bytes_of(head_dim, shape) <= 227 * 1024 and shape.stages >= 2
     assert (shape_for(128, 4, 8).stages, shape_for(128, 4, 512).blocks) == (4, 2)

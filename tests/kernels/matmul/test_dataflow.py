@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import InvalidOptionError
-from minllm.kernels.matmul import choose, dataflow
+from minllm.kernels.matmul import dataflow
+from minllm.kernels.matmul.choice import choose
 from minllm.kernels.matmul.dataflow import NEVER, Inflection, choose_dataflow, inflection_points
 
 TABLE = (Inflection(6144, 4096, 3, 97), Inflection(4096, 14336, 2, 129), Inflection(128256, 4096, 9, 9))

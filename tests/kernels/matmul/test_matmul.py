@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul import VARIANTS, choose, matmul, matmul_reference, tensor_core, tiled
+from minllm.kernels.matmul import VARIANTS, tensor_core, tiled
+from minllm.kernels.matmul.choice import choose, matmul
 from minllm.kernels.matmul.flat import flat
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
@@ -16,6 +17,7 @@ from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv import GemvTiling
+from minllm.kernels.matmul.reference import matmul_reference
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul.cases import (
     CASES,
@@ -46,7 +48,7 @@ SMALL_OPTIONS = {
 
 def small(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False):
     """A case of `variant` with a small tiling."""
-    return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS[variant])
+    return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS.get(variant, ()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -108,7 +110,7 @@ def test_arrays_that_are_not_aligned_to_16_bytes_are_multiplied_too(variant):
     x, weight = random((3, 16), BFLOAT16, 0), random((6, 16), BFLOAT16, 1)
     shifted = [np.concatenate([np.zeros(1, BFLOAT16), array.reshape(-1)])[1:].reshape(array.shape) for array in (x, weight)]
     out = np.full(3 * 6 + 1, np.nan, BFLOAT16)[1:].reshape(3, 6)
-    VARIANTS[variant](*shifted, out, **dict(SMALL_OPTIONS[variant]))
+    VARIANTS[variant](*shifted, out, **dict(SMALL_OPTIONS.get(variant, ())))
     np.testing.assert_allclose(out.astype(np.float32), matmul_reference(x, weight, out_dtype=np.float32), rtol=2**-7, atol=1e-4)
 
 
@@ -121,8 +123,8 @@ def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
     row, column = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
     x, weight = random((m, k), BFLOAT16, 0), random((n, k), BFLOAT16, 1)
     out, alone = np.empty((m, n), np.float32), np.empty((1, 1), np.float32)
-    VARIANTS[variant](x, weight, out, **dict(SMALL_OPTIONS[variant]))
-    VARIANTS[variant](x[row : row + 1].copy(), weight[column : column + 1].copy(), alone, **dict(SMALL_OPTIONS[variant]))
+    VARIANTS[variant](x, weight, out, **dict(SMALL_OPTIONS.get(variant, ())))
+    VARIANTS[variant](x[row : row + 1].copy(), weight[column : column + 1].copy(), alone, **dict(SMALL_OPTIONS.get(variant, ())))
     assert out[row, column] == alone[0, 0]
 
 
@@ -211,7 +213,7 @@ def test_tilings_grow_with_the_work():
             flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False)
             tiling.check(-(-tokens // 32) * 32 if getattr(tiling, "sharers", 1) == 4 else tokens)
-    for m in range(1, gemv.MAX_ROWS_OF_X + 1):
+    for m in range(1, gemv.MOST_ROWS_OF_GEMV + 1):
         tiling = gemv.choose_tiling(m, 2048, 8192)
         assert tiling.warps % tiling.splits == 0
 

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.matmul import can_use_wgmma, matmul_silu_and_multiply, matmul_wgmma
+from minllm.kernels.matmul import tensor_core
+from minllm.kernels.matmul.choice import can_use_wgmma
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma.tiling import TILINGS, WgmmaTiling, choose_tiling
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
 from tests.kernels.matmul.wgmma_cases import GATED, RESIDUALS, check_gated, check_residual
 
@@ -74,7 +76,7 @@ def test_what_the_copy_engine_cannot_fetch_is_left_to_tensor_core(monkeypatch):
     aligned, odd = np.zeros((80, 16), BFLOAT16), np.zeros((80, 17), BFLOAT16)
     assert wgmma.fits(aligned, aligned) and not wgmma.fits(odd, odd) and not wgmma.fits(aligned[:, :0].copy(), aligned[:, :0].copy())
     asked = []
-    monkeypatch.setattr(wgmma, "matmul_tensor_core", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(tensor_core, "matmul_tensor_core", lambda *arguments: asked.append(arguments))
     out = np.zeros((80, 80), BFLOAT16)
     matmul_wgmma(odd, odd, out)
     assert asked == [(odd, odd, out, None, None)]

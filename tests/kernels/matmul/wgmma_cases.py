@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minllm.kernels.matmul import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, assert_close, poisoned, random
 from tests.kernels.matmul.cases import UNIT, float64_oracle
 

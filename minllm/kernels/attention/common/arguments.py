@@ -1,11 +1,11 @@
 """What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
 
-Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says
-what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) (empty
-where it needs none; only the shapes of the arguments are looked at). The caller allocates one array for each name and passes the
-dictionary as `workspace`. Floats need not be set, and may be used for something else between calls; counts (int32) are zeros before
-the first call, and every call leaves them zeros: make_workspace(...) makes them so. Without a workspace a
-launcher makes NumPy scratch when it runs in the simulator, and raises an error on a GPU.
+Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says what
+scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype), empty if it needs
+none; it looks at the shapes of its arguments alone. The caller allocates one array per name and passes the dictionary as `workspace`.
+Floats may have any value, and may be used for something else between calls; counts (int32) are zeros before the first call, and every call
+leaves them zeros: make_workspace(...) makes them so. Without a workspace a launcher makes NumPy scratch when it runs in the simulator, and
+raises an error on a GPU.
 """
 
 import math
@@ -14,14 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.kv.layout import check_layout
-from minllm.kernels.quantization.cache import check_same_format, is_quantized
-from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
-MOST_BLOCK_ELEMENTS = 2**31 - 1  # of a layer's keys in a block of the cache: within a block, kernels address with 32 bits
+MOST_BLOCK_ELEMENTS = 2**31 - 1  # elements of a layer's keys in a block of the cache, within which kernels address with 32 bits
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class AttentionSizes:
 
     @property
     def max_context_len(self):
-        """More keys than this no sequence can have: its row of the block table ends."""
+        """The most keys that a sequence can have: its row of the block table ends there."""
         return self.max_blocks * self.block_size
 
 
@@ -68,7 +66,7 @@ def check_arguments(
     max_query_len=None,
     quantized=False,
 ):
-    """Raise KernelArgumentError where the arguments do not fit together; return their AttentionSizes.
+    """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
     quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
     """
@@ -80,10 +78,8 @@ def check_arguments(
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
     if quantized:
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-            check(is_quantized(cache), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
-        check_same_format(key_cache, value_cache)
-        by_channel, wanted = (key_cache.by_channel, value_cache.by_channel), (key_cache.format.keys_by_channel, False)
-        check(by_channel == wanted, f"keys and values by channel: {by_channel}; a cache in {key_cache.dtype} must have {wanted}")
+            check(hasattr(cache, "codes"), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
+        key_cache.check_values(value_cache)
     arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
     for name, array in arrays.items():
         check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
@@ -119,7 +115,7 @@ def check_arguments(
 
 
 def check_single_tokens(name, sizes, max_query_len, splits=None):
-    """Raise KernelArgumentError for more than one new token a sequence, or no splits; `name` is the variant's."""
+    """Raise KernelArgumentError for more than one new token per sequence, or no splits; `name` is the variant's."""
     check(
         max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
         f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
@@ -128,13 +124,8 @@ def check_single_tokens(name, sizes, max_query_len, splits=None):
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
-def check_part(sizes, residual_window, lse, kv_format=None):
-    """Raise KernelArgumentError for a residual window of broken groups, for none where kv_format has keys by channel, and for an lse other
-    than None or float32 [tokens, heads]."""
-    whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
-    check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
-    if kv_format and kv_format.keys_by_channel:
-        check(residual_window > 0, f"{kv_format.name} keeps its newest keys as they are: residual_window must be {TOKEN_GROUP} or more")
+def check_lse(sizes, lse):
+    """Raise KernelArgumentError for an lse other than None or float32 [tokens, heads]."""
     if lse is not None:
         wanted = (sizes.tokens, sizes.heads)
         fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"

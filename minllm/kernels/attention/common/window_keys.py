@@ -9,8 +9,17 @@ import functools
 from numba import cuda, int32
 
 from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.runtime.kernel import check
 
 ALL, CODES, RECENT = "all", "codes", "recent"  # which of a row's keys
+
+
+def check_window(residual_window, kv_format=None):
+    """Raise KernelArgumentError for a residual window of broken groups, and for none if kv_format has keys by channel."""
+    whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
+    check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
+    if kv_format and kv_format.keys_by_channel:
+        check(residual_window > 0, f"{kv_format.name} keeps its newest keys as they are: residual_window must be {TOKEN_GROUP} or more")
 
 
 @cuda.jit(device=True)

@@ -1,12 +1,13 @@
 """The scales and zeros of keys that are quantised by channel, on their way through shared memory to the keys (quantized_tiles.py).
 
 A tile of keys has one (scale, zero) for each group of TOKEN_GROUP keys and channel. They come by cp.async while the tile before is
-multiplied, and are read from shared memory when codes become numbers: by a thread, those of the 32 channels that its 16 bytes of codes are.
-Channels lie in memory one behind the other; in shared memory 16 bytes are left between every 32, so that the threads of a row, which read
-at the same time, meet in no bank. Bytes: 4 * head_dim a group and KV head, once a tile of queries and head.
+multiplied. When codes become numbers, a thread reads those of the 32 channels in its 16 bytes of codes. Channels are contiguous in global
+memory; in shared memory 16 bytes of padding follow every 32 of them, so that the threads of a row, which read at the same time, meet in no
+bank. Bytes: 4 * head_dim per group and KV head, once per tile of queries and head.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
@@ -23,37 +24,42 @@ def scale_words_of(kv_format, key_tile):
     return -(-key_tile // kv_format.token_group) * kv_format.head_dim // CHUNK * CHUNK_PITCH
 
 
+class ChannelScales(NamedTuple):
+    """Device functions for keys that are quantised by channel."""
+
+    copy: Any  # copy(context, first_key, shared): start copying scales of the keys from first_key on; zeros for unseen groups
+    dequantize: Any  # dequantize(word, shared, row, chunk, part, out): word `part` of four in a chunk: 8 channels as 4 pairs of float16
+
+
 @functools.cache
 def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
-    """(copy_scales, dequantize_word): device functions for blocks of `threads` threads, and tiles that begin with a group or lie in one.
+    """ChannelScales for blocks of `threads` threads, and tiles that begin with a group or lie in one.
 
     scales_at: the word of shared memory where a tile's scales begin.
     """
     block_of, _ = make_lookup(block_size)
     head_dim, token_group, chunks = kv_format.head_dim, kv_format.token_group, kv_format.head_dim // CHUNK
-    vectors = head_dim // 4  # of 16 bytes, in a group
+    vectors = head_dim // 4  # of 16 bytes, per group
     tile_vectors = -(-key_tile // token_group) * vectors
     passes = -(-tile_vectors // threads)
 
     @cuda.jit(device=True)
-    def copy_scales(scales, block_table, kv_head, first_key, visible_start, visible_stop, shared):
-        """Start copying those of the keys from first_key on; zeros for groups outside of the visible range."""
-        kv_heads = uint32(scales.shape[1])
+    def copy(context, first_key, shared):
+        kv_heads = uint32(context.key_scales.shape[1])
         for i in range(passes):
             vector = int32(cuda.threadIdx.x + i * threads)
             if vector < tile_vectors:
                 group, channel = vector // vectors, int32(vector % vectors * 4)
                 position = int32(first_key // token_group * token_group + group * token_group)
-                inside = visible_start < position + token_group and position < visible_stop
-                block = block_of(block_table, max(visible_start, min(position, visible_stop - 1)))
-                line = (int64(block) * kv_heads + uint32(kv_head)) * block_size + uint32(position) % uint32(block_size)
+                inside = context.start < position + token_group and position < context.stop
+                block = block_of(context.block_table, max(context.start, min(position, context.stop - 1)))
+                line = (int64(block) * kv_heads + uint32(context.kv_head)) * block_size + uint32(position) % uint32(block_size)
                 index = (line // token_group * head_dim + channel) * 2
                 to = scales_at + (group * chunks + channel // CHUNK) * CHUNK_PITCH + channel % CHUNK
-                cp_async_16(shared_address(shared, to), scales, index, 16 if inside else 0)
+                cp_async_16(shared_address(shared, to), context.key_scales, index, 16 if inside else 0)
 
     @cuda.jit(device=True)
-    def dequantize_word(word, shared, row, chunk, part, out):
-        """Word `part` of four in a chunk of a row's codes: eight channels, as four pairs of float16."""
+    def dequantize(word, shared, row, chunk, part, out):
         pairs = cuda.local.array(8, uint32)
         at = int32(scales_at + (row // token_group * chunks + chunk) * CHUNK_PITCH + 8 * part)
         pairs[0], pairs[1], pairs[2], pairs[3] = load_128(shared, at)
@@ -64,4 +70,4 @@ def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
             code = (word >> uint32(4 * i)) & uint32(NIBBLES) | uint32(TWO_TIMES_1024)
             out[i] = fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
 
-    return copy_scales, dequantize_word
+    return ChannelScales(copy, dequantize)

@@ -1,127 +1,136 @@
-"""Tiles of queries, keys and values of FlashAttention-2 in float32: who owns what of them, and how they come to shared memory.
+"""FlashAttention-2's tiles in float32: who owns which rows and columns, and what a thread does with them on the plain cores.
 
-A block is row_threads x column_threads threads, the latter within one warp. A thread owns `rows_each` rows and, of each tile, the keys
+A block is row_threads x column_threads threads, the latter within one warp. A thread owns rows_each rows and, of each tile, the keys
 column, column + column_threads, ...; of the output the same rows and the dimensions column, column + column_threads, ... Shared memory
-holds Q, K, V and the weights. Rows of Q, K and V are padded by one float, so that neighbouring keys lie in neighbouring banks.
+holds Q, K, V and the weights.
+
+For every element of head_dim a thread reads rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. The weights pass
+through shared memory from Q K^T, where a row's threads share its keys, to P V, where they share its dimensions.
 """
 
 import functools
-from dataclasses import dataclass
+import math
 
 from numba import cuda, float32, int32, int64
 
-from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.ptx import load_float32, token_stride
-
-
-@dataclass(frozen=True)
-class Float32Tiles:
-    """The tiles of a block; column_threads is a power of two, at most 32."""
-
-    head_dim: int
-    row_threads: int
-    column_threads: int
-    rows_each: int
-    keys_each: int
-
-    @property
-    def threads(self):
-        """Of a block."""
-        return self.row_threads * self.column_threads
-
-    @property
-    def query_tile(self):
-        """Rows of a block's tile of queries."""
-        return self.row_threads * self.rows_each
-
-    @property
-    def key_tile(self):
-        """Keys of a tile."""
-        return self.column_threads * self.keys_each
-
-    @property
-    def dims_each(self):
-        """Dimensions of the output that a thread owns."""
-        return -(-self.head_dim // self.column_threads)
-
-    @property
-    def stride(self):
-        """Shared memory, in floats: from one row to the next."""
-        return self.dims_each * self.column_threads + 1
-
-    @property
-    def keys_at(self):
-        """Q, then K from here on."""
-        return self.query_tile * self.stride
-
-    @property
-    def values_at(self):
-        """And V from here on."""
-        return self.keys_at + self.key_tile * self.stride
-
-    @property
-    def weights_at(self):
-        """And the weights from here on."""
-        return self.values_at + self.key_tile * self.stride
-
-    @property
-    def weights_stride(self):
-        """From the weights of one row to those of the next."""
-        return self.key_tile + 1
-
-    @property
-    def shared_bytes(self):
-        """Shared memory of a block."""
-        return 4 * (self.weights_at + self.query_tile * self.weights_stride)
-
-
-def tiles_for(head_dim):
-    """(row threads, column threads, rows a thread, keys a thread): the largest tiles whose Q, K and V fit 99 KB of shared memory.
-
-    That is what a block may have on GPUs of compute capability 8.6, 8.9 and 12.0; those of 8.0, 9.0 and 10.0 have more.
-    """
-    if head_dim <= 96:
-        return 16, 16, 4, 4
-    return (16, 16, 2, 2) if head_dim <= 232 else (16, 16, 2, 1)
+from minllm.kernels.attention.flash_attention_2.kernel import Matmuls, Tiles
+from minllm.ptx import ex2, float_as_uint, store_32
+from minllm.tiles.rows import ALL_LANES, Rows
 
 
 @functools.cache
-def make_tile_loads(tiles, block_size):
-    """(load_query_tile, load_cache_tile)."""
-    block_of, element_of = make_lookup(block_size)
-    head_dim, stride, threads = tiles.head_dim, tiles.stride, tiles.threads
-    query_tile, key_tile, chunks = tiles.query_tile, tiles.key_tile, tiles.head_dim // 4
+def float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each):
+    """The Tiles of a block; column_threads is a power of two, at most 32. Q stays in shared memory."""
+    query_tile, key_tile, row_floats = row_threads * rows_each, column_threads * keys_each, row_floats_of(head_dim, column_threads)
+    keys_at, values_at, weights_at = query_tile * row_floats, (query_tile + key_tile) * row_floats, (query_tile + 2 * key_tile) * row_floats
+    return Tiles(
+        head_dim=head_dim, query_tile=query_tile, key_tile=key_tile, threads=row_threads * column_threads,
+        lanes=column_threads, lane_rows=rows_each, row_count=rows_each,
+        query_words=1, score_count=rows_each * keys_each, out_count=rows_each * -(-head_dim // column_threads),
+        keys_at=keys_at, values_at=values_at, end=weights_at + query_tile * (key_tile + 1), shared_type=float32,
+    )  # fmt: skip
+
+
+def row_floats_of(head_dim, column_threads):
+    """Floats from one row of Q, K or V to the next: padded by one, so that neighbouring keys lie in neighbouring banks."""
+    return -(-head_dim // column_threads) * column_threads + 1
+
+
+@functools.cache
+def make_matmuls(tiles):
+    """Matmuls in float32."""
+    head_dim, key_tile, column_threads, rows_each = tiles.head_dim, tiles.key_tile, tiles.lanes, tiles.lane_rows
+    keys_each, dims_each, stride = key_tile // column_threads, -(-head_dim // column_threads), row_floats_of(head_dim, column_threads)
+    keys_at, values_at, weights_stride = tiles.keys_at, tiles.values_at, key_tile + 1
+    weights_at = tiles.end - tiles.query_tile * weights_stride
+    even = head_dim % column_threads == 0
 
     @cuda.jit(device=True)
-    def load_query_tile(query, token, head, rows, shared):
-        """Rows token to token + rows of one head into shared memory; rows of the tile beyond them become zeros."""
-        heads = query.shape[1]
-        chunk = cuda.threadIdx.x
-        while chunk < query_tile * chunks:
-            row, column = chunk // chunks, chunk % chunks * 4
-            for i in range(4):
-                shared[row * stride + column + i] = float32(0.0)
-            if row < rows:
-                numbers = load_float32(query, (int64(token + row) * heads + head) * head_dim + column)
-                for i in range(4):
-                    shared[row * stride + column + i] = numbers[i]
-            chunk += threads
+    def begin(query, shared, lane_row, lane):
+        pass
 
     @cuda.jit(device=True)
-    def load_cache_tile(cache, block_table, kv_head, first_key, visible_start, visible_stop, shared, at):
-        """Keys (or values) first_key to first_key + key_tile into shared memory; those outside of the visible range become zeros."""
-        key_stride = token_stride(cache, int32(cache.shape[2]) * head_dim)
-        chunk = cuda.threadIdx.x
-        while chunk < key_tile * chunks:
-            row, column = chunk // chunks, chunk % chunks * 4
-            position = first_key + row
-            for i in range(4):
-                shared[at + row * stride + column + i] = float32(0.0)
-            if visible_start <= position and position < visible_stop:
-                index = element_of(block_of(block_table, position), position, key_stride, kv_head * head_dim + column)
-                numbers = load_float32(cache, index)
-                for i in range(4):
-                    shared[at + row * stride + column + i] = numbers[i]
-            chunk += threads
+    def multiply_query_key(scores, query, shared, lane_row, lane):
+        for i in range(rows_each * keys_each):
+            scores[i] = float32(0.0)
+        for dim in range(head_dim):
+            for i in range(rows_each):
+                number = shared[(lane_row + i) * stride + dim]
+                for j in range(keys_each):
+                    scores[i * keys_each + j] += number * shared[keys_at + (lane + column_threads * j) * stride + dim]
 
-    return load_query_tile, load_cache_tile
+    @cuda.jit(device=True)
+    def multiply_weights_values(acc, weights, shared, lane_row, lane):
+        for i in range(rows_each):
+            for j in range(keys_each):
+                shared[weights_at + (lane_row + i) * weights_stride + lane + column_threads * j] = weights[i * keys_each + j]
+        cuda.syncwarp()  # a row's weights are written and read by threads of one warp
+        for key in range(key_tile):
+            for i in range(rows_each):
+                weight = shared[weights_at + (lane_row + i) * weights_stride + key]
+                for j in range(dims_each):
+                    dim = lane + column_threads * j
+                    if even or dim < head_dim:  # nobody loads what lies beyond
+                        acc[i * dims_each + j] += weight * shared[values_at + key * stride + dim]
+
+    return Matmuls(begin, multiply_query_key, multiply_weights_values)
+
+
+@functools.cache
+def make_float32_rows(columns, column_threads):
+    """Rows of which `column_threads` neighbouring lanes hold every column_threads-th of `columns` elements each, in float32."""
+    each = -(-columns // column_threads)
+
+    @cuda.jit(device=True)
+    def position(row, lane):
+        return int32(row)
+
+    @cuda.jit(device=True)
+    def column(lane):
+        return int32(lane)
+
+    @cuda.jit(device=True)
+    def mask(acc, row, first, last):
+        for j in range(each):
+            if column_threads * j > last or column_threads * j < first:
+                acc[row * each + j] = float32(-math.inf)
+
+    @cuda.jit(device=True)
+    def maximum(acc, row, start):
+        highest = start
+        for j in range(each):
+            highest = max(highest, acc[row * each + j])
+        distance = column_threads // 2
+        while distance > 0:
+            highest = max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, distance))
+            distance //= 2
+        return highest
+
+    @cuda.jit(device=True)
+    def exponentials(acc, row, maximum, scale, total):
+        for j in range(each):
+            acc[row * each + j] = ex2((acc[row * each + j] - maximum) * scale)
+            total += acc[row * each + j]
+        return total
+
+    @cuda.jit(device=True)
+    def sum_of_lanes(total):
+        distance = column_threads // 2
+        while distance > 0:
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            distance //= 2
+        return total
+
+    @cuda.jit(device=True)
+    def scale(acc, row, factor):
+        for j in range(each):
+            acc[row * each + j] *= factor
+
+    @cuda.jit(device=True)
+    def store(acc, row, factor, out, start, inside, lane):
+        for j in range(each):
+            dim = int32(lane + column_threads * j)
+            if inside and dim < columns:
+                store_32(out, start + int64(dim), float_as_uint(acc[row * each + j] * factor))
+
+    return Rows(position, column, mask, maximum, None, exponentials, sum_of_lanes, scale, None, store)

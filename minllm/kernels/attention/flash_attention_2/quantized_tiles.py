@@ -1,26 +1,27 @@
 """Tiles of quantised keys and values: codes from global memory to registers, and from there, as float16, to shared memory.
 
-A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes a thread, and of scales; `store`
-turns them into numbers in the padded rows of shared_tiles.py. No dequantised number ever lies in global memory. Rows that no query row may
-see are zeros, and are not read.
+A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes per thread, and of scales; `store`
+turns them into numbers in padded rows of shared memory (tiles/cp_async.py). Dequantised numbers are never written to global memory. Rows
+that no query row may see are zeros, and are not read.
 
 Numbers are float16 whatever the queries are: it holds 11 bits where bfloat16 holds 8, codes and scales are made for its range, and the
-tensor cores are as fast. How a code becomes one without a conversion: a byte, or a nibble, as the low bits of the fraction of 0x6400, which
-is 2**10, is 1024 + code. Less 1024 it is the code, exactly; then one fused multiply-add makes code * scale + zero of two neighbours at
-a time. fp8 e4m3 has an instruction, two at a time to float16; e5m2 is the upper byte of a float16. Their scale, the same for a whole
-head, is left out here: the kernel puts that of keys into the scale of the scores, and that of values into the sums of a row. Keys that
-have scales by channel find them in shared memory (channel_scales.py).
+tensor cores are as fast. A code becomes a float16 without a conversion: a byte or a nibble, placed in the low bits of the fraction of
+0x6400, which is 2**10, gives 1024 + code. Subtracting 1024 leaves the code, exactly; then one fused multiply-add makes code * scale + zero
+of two neighbours at a time. fp8 e4m3 has an instruction that converts two at a time to float16; e5m2 is the upper byte of a float16. Their
+scale, the same for a whole head, is left out here: quantized.py puts that of keys into the scale of the scores, and that of values into the
+sums of a row. Keys that have scales by channel find them in shared memory (channel_scales.py).
 
 Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.common.shared_tiles import row_words_of
 from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, load_32, load_128, prmt, store_128
+from minllm.tiles.cp_async import row_words_of
 
 CHUNK = 16  # bytes of codes that a thread loads at one time
 
@@ -61,69 +62,72 @@ def make_dequantize(kv_format):
     return widen_floats if kv_format.is_float else dequantize_nibbles if kv_format.bits == 4 else dequantize_bytes
 
 
-@functools.cache
-def make_quantized_tiles(kv_format, block_size, key_tile, threads, dequantize_word=None):
-    """(fetch, store, words, pairs): device functions for blocks of `threads` threads, and how many uint32 of each kind a thread holds.
+class QuantizedTiles(NamedTuple):
+    """Device functions that bring a tile of codes, and how many uint32 of codes and of (scale, zero) a thread holds (kernel.Buffers)."""
 
-    dequantize_word: for keys that have scales by channel, that of channel_scales.py.
-    """
+    code_words: int
+    scale_words: int
+    fetch: Any  # fetch(codes, scales, context, first_key, buffers): start loading; zeros for keys outside of the visible range
+    store: Any  # store(buffers, at): dequantise what `fetch` has brought, and write it to word `at` of shared memory
+
+
+@functools.cache
+def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None):
+    """QuantizedTiles for blocks of `threads` threads; channels: for keys that have scales by channel, those of channel_scales.py."""
     block_of, _ = make_lookup(block_size)
     dequantize = make_dequantize(kv_format)
-    code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, dequantize_word is not None
+    code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, channels is not None
     has_pairs = not (kv_format.is_float or by_channel)
     row_words = row_words_of(kv_format.head_dim)
-    chunks = code_bytes // CHUNK  # in a row
-    codes_a_word = 32 // kv_format.bits
-    chunks_a_group = kv_format.group_size // (4 * codes_a_word)
-    words_out = codes_a_word // 2  # of numbers, from one of codes
-    stores = words_out  # of 16 bytes, from a chunk
+    chunks = code_bytes // CHUNK  # chunks of codes per row
+    codes_per_word = 32 // kv_format.bits
+    chunks_per_group = kv_format.group_size // (4 * codes_per_word)
+    words_out = codes_per_word // 2  # words of numbers from a word of codes; stores of 16 bytes from a chunk
     rows_at_once = min(threads // chunks, key_tile)
     copy_threads, passes = rows_at_once * chunks, -(-key_tile // rows_at_once)
     all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0
 
     @cuda.jit(device=True)
-    def fetch(codes, scales, block_table, kv_head, first_key, visible_start, visible_stop, words, pairs):
-        """Start loading keys (or values) first_key to first_key + key_tile; zeros for those outside of the visible range."""
-        blocks = cuda.local.array(passes, int32)
+    def fetch(codes, scales, context, first_key, buffers):
+        words, blocks = buffers.codes, cuda.local.array(passes, int32)
         chunk, first_row = uint32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
         for i in range(passes):  # all looked up before the first is loaded, so that the loads of the table overlap
             position = int32(first_key + first_row + i * rows_at_once)
-            blocks[i] = block_of(block_table, max(visible_start, min(position, visible_stop - 1)))
+            blocks[i] = block_of(context.block_table, max(context.start, min(position, context.stop - 1)))
         kv_heads = uint32(codes.shape[1])
         for i in range(passes):
             row = int32(first_row + i * rows_at_once)
             position = int32(first_key + row)
-            inside = visible_start <= position and position < visible_stop
+            inside = context.start <= position and position < context.stop
             for j in range(4):
                 words[4 * i + j] = uint32(0)
-            pairs[i] = uint32(0)
+            buffers.scales[i] = uint32(0)
             if inside and (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
-                line = (int64(blocks[i]) * kv_heads + uint32(kv_head)) * block_size + uint32(position) % uint32(block_size)
+                line = (int64(blocks[i]) * kv_heads + uint32(context.kv_head)) * block_size + uint32(position) % uint32(block_size)
                 at = line * code_bytes + chunk * uint32(CHUNK)
                 words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_128(codes, at)
                 if has_pairs:
-                    pairs[i] = load_32(scales, (line * groups + chunk // uint32(chunks_a_group)) * 2)
+                    buffers.scales[i] = load_32(scales, (line * groups + chunk // uint32(chunks_per_group)) * 2)
 
     @cuda.jit(device=True)
-    def store(words, pairs, shared, at):
-        """Dequantise what `fetch` has brought, and write it to the tile that begins at word `at` of shared memory."""
+    def store(buffers, at):
         chunk, first_row = int32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
-        to = int32(at + first_row * row_words + chunk * 4 * stores)
+        to = int32(at + first_row * row_words + chunk * 4 * words_out)
         numbers = cuda.local.array(4, uint32)
         for i in range(passes):
             row = int32(first_row + i * rows_at_once)
             if (all_copy or cuda.threadIdx.x < copy_threads) and (whole_passes or row < key_tile):
-                for j in range(4):  # words of codes; two of 8 bits fill a store of 16 bytes, one of 4 bits does
+                for j in range(4):  # two words of 8-bit codes fill a store of 16 bytes, as does one of 4-bit codes
                     part = cuda.local.array(4, uint32)
                     if by_channel:
-                        dequantize_word(words[4 * i + j], shared, row, chunk, j, part)
+                        channels.dequantize(buffers.codes[4 * i + j], buffers.shared, row, chunk, j, part)
                     else:
-                        dequantize(words[4 * i + j], pairs[i], part)
+                        dequantize(buffers.codes[4 * i + j], buffers.scales[i], part)
                     for k in range(words_out):
                         numbers[(j * words_out + k) % 4] = part[k]
                     if (j + 1) * words_out % 4 == 0:
                         end = (j + 1) * words_out - 4
                         index = int32(to + i * rows_at_once * row_words + end)
-                        store_128(shared, index, numbers[0], numbers[1], numbers[2], numbers[3])
+                        store_128(buffers.shared, index, numbers[0], numbers[1], numbers[2], numbers[3])
 
-    return fetch, store, 4 * passes, passes
+    return QuantizedTiles(4 * passes, passes, fetch, store)

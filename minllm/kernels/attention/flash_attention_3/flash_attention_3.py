@@ -29,7 +29,7 @@ each tile's sums were stored before it (`leave_sums`); it kept addresses and col
 they were computed afresh where they are needed; and it computed wgmma's descriptors in every lane, until it was told that a warp's lanes
 share them (`shfl_sync`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
 
-Where the copy engine cannot gather a tile, `why_not` says so, and flash_attention_2 computes instead.
+`why_not` says why the TMA cannot gather a tile; flash_attention_2 serves such arrays.
 """
 
 import functools
@@ -38,11 +38,11 @@ import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_3.consumer import make_consume, make_turns
 from minllm.kernels.attention.flash_attention_3.producer import WORK_SLOTS, WORK_WORDS, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import ATOM_BYTES, BARRIER_BYTES, TileShape, map_of
+from minllm.kernels.attention.variants import HOPPER, VARIANTS
 from minllm.ptx import (
     fence_mbarrier_init,
     mbarrier_init,
@@ -55,7 +55,6 @@ from minllm.runtime.kernel import kernel, launch
 
 WHOLE_CONTEXT = 2**30  # a block size that no position reaches: a sequence has one block, whatever its size
 BLOCKS_IN_SIMULATOR = 3
-HOPPER = (9, 0)
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -196,7 +195,7 @@ def attention(
     longest = query_len_bound(max_query_len, sizes)
     shape = shape or shape_for(sizes.head_dim, longest)
     if why_not(query, key_cache, block_tables, shape):
-        flash_attention_2.attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
+        VARIANTS.stand_in("flash_attention_3").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
         return
     page_rows = shape.page_rows(sizes.block_size, sizes.max_blocks)
     block_size = WHOLE_CONTEXT if sizes.max_blocks == 1 else sizes.block_size

@@ -1,16 +1,21 @@
 """What a consumer does with its 64 rows between products: the softmax of a tile of scores, and at the end the division and the store.
 
-The rows' state is in registers: maxima, sums of weights, and origins that huge logits are counted from, for each half of a thread's rows
-(register_rows.py). A thread's sums are left in shared memory besides, where the row's other lanes find them at the end.
+The rows' state is in registers: maxima, sums of weights, and origins that huge logits are counted from, for both rows of a thread
+(tiles/rows.py). A thread's sums are left in shared memory besides, where the row's other lanes find them at the end.
 """
 
 import functools
 
 from numba import cuda, float32, int32, int64
 
-from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, reciprocal_or_zero
-from minllm.kernels.attention.common.register_rows import make_row_functions, make_store_row
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.flash_attention_3.producer import FIRST_POSITION, HEAD, ROWS, TOKEN, WORK_SLOTS, WORK_WORDS
+from minllm.kernels.warp import ALL_LANES
+from minllm.ptx import ex2
+from minllm.tiles.rows import make_rows as make_register_rows
+
+GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is raised
+HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would show in 16-bit weights
 
 
 def sum_count(shape):
@@ -19,12 +24,47 @@ def sum_count(shape):
 
 
 @functools.cache
+def make_maxima(score_rows):
+    """(move_origins, raise_maxima): device functions that follow the largest score of each row."""
+
+    @cuda.jit(device=True)
+    def move_origins(scores, maxima, origins, scale):
+        """Where a maximum is huge, it becomes its row's origin. Whether a row of the warp has one.
+
+        scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
+        a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
+        """
+        for half in range(2):
+            highest = finite_or_zero(maxima[half])
+            if abs(highest * scale) > float32(HUGE):
+                origins[half] += highest
+                maxima[half] = float32(0.0)
+                score_rows.subtract(scores, half, highest)
+        return cuda.any_sync(ALL_LANES, origins[0] != float32(0.0) or origins[1] != float32(0.0))
+
+    @cuda.jit(device=True)
+    def raise_maxima(scores, maxima, factors, scale):
+        """Take the scores into the rows' maxima; factors: what older weights are to be multiplied by.
+
+        A maximum is raised only where a weight would exceed 2 ** GROWTH: any number near the maximum serves as well, and as long as it
+        stays, the accumulator needs no rescaling.
+        """
+        for half in range(2):
+            highest = score_rows.maximum(scores, half, maxima[half])
+            if highest * scale <= maxima[half] * scale + float32(GROWTH):
+                highest = maxima[half]
+            factors[half] = ex2((maxima[half] - finite_or_zero(highest)) * scale)
+            maxima[half] = highest
+
+    return move_origins, raise_maxima
+
+
+@functools.cache
 def make_rows(dtype, shape):
     """(start_rows, weigh_tile, rescale, pack_weights, store_rows): device functions of a consumer, for 16-bit `dtype`."""
     head_dim, key_tile, threads = shape.head_dim, shape.key_tile, 128 * shape.consumers
-    row_functions = make_row_functions(key_tile, head_dim, dtype)
-    mask_scores, subtract_origins, move_origins, raise_maxima, weigh_scores, rescale, pack_weights = row_functions
-    store_row = make_store_row(head_dim, dtype)
+    score_rows, out_rows = make_register_rows(key_tile, dtype, fused=True), make_register_rows(head_dim, dtype)
+    move_origins, raise_maxima = make_maxima(score_rows)
 
     @cuda.jit(device=True)
     def start_rows(maxima, sums, origins):
@@ -57,15 +97,34 @@ def make_rows(dtype, shape):
         first_seen_by_all = int32(last_seen_by_all + 64 - window if window > 0 else 0)
         special = from_origins or first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all
         if special:
-            mask_scores(scores, first_key, int32(first_position + own // 32 * 16 + own % 32 // 4), window, int32(own % 32))
+            row_position = int32(first_position + own // 32 * 16 + own % 32 // 4)
+            for half in range(2):
+                last = int32(row_position + 8 * half - first_key - score_rows.column(own % 32))
+                score_rows.mask(scores, half, int32(last - window + 1 if window > 0 else -key_tile), last)
             if from_origins:
-                subtract_origins(scores, origins)
+                for half in range(2):
+                    score_rows.subtract(scores, half, origins[half])
         raise_maxima(scores, maxima, factors, scale)
         if special:
             from_origins = move_origins(scores, maxima, origins, scale)
-        weigh_scores(scores, maxima, sums, factors, scale)
+        for half in range(2):
+            maximum = finite_or_zero(maxima[half])
+            sums[half] = score_rows.exponentials(scores, half, maximum, scale, sums[half] * factors[half])
         leave_sums(sums, row_sums, piece, own)
         return from_origins
+
+    @cuda.jit(device=True)
+    def rescale(acc, factors):
+        """Multiply the rows of the accumulator by their factors, unless those of the whole warp are 1."""
+        if cuda.any_sync(ALL_LANES, factors[0] != float32(1.0) or factors[1] != float32(1.0)):
+            for half in range(2):
+                out_rows.scale(acc, half, factors[half])
+
+    @cuda.jit(device=True)
+    def pack_weights(scores, weights):
+        """Weights as 16-bit pairs, in the order of wgmma's A operand."""
+        for step in range(key_tile // 16):
+            score_rows.pack(scores, 0, step, weights, 4 * step)
 
     @cuda.jit(device=True)
     def store_rows(acc, row_sums, out, work, piece, own):
@@ -74,10 +133,10 @@ def make_rows(dtype, shape):
         at = WORK_WORDS * (piece & (WORK_SLOTS - 1))
         token, head, rows = work[at + TOKEN], work[at + HEAD], work[at + ROWS]
         for half in range(2):
-            row = int32(own // 32 * 16 + own % 32 // 4 + 8 * half)
+            row = int32(own // 32 * 16 + out_rows.position(half, own % 32))
             lanes = (2 * (piece & 1) + half) * threads + own // 4 * 4  # the first of four that share the row
             total = (row_sums[lanes] + row_sums[lanes + 1]) + (row_sums[lanes + 2] + row_sums[lanes + 3])
             index = (int64(token + row) * out.shape[1] + head) * head_dim
-            store_row(acc, 0, half, reciprocal_or_zero(total), out, index, row < rows, own % 32)
+            out_rows.store(acc, half, reciprocal_or_zero(total), out, index, row < rows, own % 32)
 
     return start_rows, weigh_tile, rescale, pack_weights, store_rows

@@ -16,13 +16,10 @@ FLOPs and bytes: those of both kernels over their keys, and the merge's. A row s
 recent keys, so the cost of their part does not grow with the context.
 """
 
-from minllm.kernels.attention import choose_quantized
+from minllm.kernels.attention.choice import choose_quantized
 from minllm.kernels.attention.common.arguments import check_arguments, scratch_arrays
 from minllm.kernels.attention.common.merge_states import merge_states
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
-from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.variants import VARIANTS
 from minllm.kernels.quantization.formats import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
@@ -31,8 +28,8 @@ PARTS = ("codes", "recent")
 
 def kernels_for(max_query_len, key_cache):
     """(module for the codes, module for recent keys)."""
-    modules = {"split_quantized": split_quantized, "flash_attention_2_quantized": flash_attention_2_quantized}
-    return modules[choose_quantized(max_query_len, key_cache)], split_tensor_core if max_query_len == 1 else flash_attention_2
+    recent = "split_tensor_core" if max_query_len == 1 else "flash_attention_2"  # the ones that write the log-sum-exp
+    return VARIANTS[choose_quantized(max_query_len, key_cache)], VARIANTS[recent]
 
 
 def workspace_shapes(query, key_cache, block_tables, recent_key, recent_tables, max_query_len=None):

@@ -4,11 +4,11 @@ import numpy as np
 from numba.cuda import types
 
 from minllm.kernels.attention.common import merge_states
+from minllm.kernels.attention.common.specimen_types import NO_SCALES, SM_COUNT
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.code_shape import shape_for as code_shape_for
-from minllm.kernels.attention.split_quantized.code_tensor_ring import can_fetch
+from minllm.kernels.attention.split_quantized.tma_ring import can_fetch
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format
@@ -21,11 +21,12 @@ PARTS = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1
 HOPPER = ((9, 0),)
 FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
 LONG = 8192  # tokens of a prompt
-HAIR = {("kivi_int4", 128, 8): {(9, 0): 16}}  # bytes; nine warps narrowly exceed the registers, and 8 warps without TMA are 2 % slower
+# Bytes per thread that nine warps spill: eight of them compute, and the ninth fetches by TMA.
+SPILLS = {("kivi_int4", 128, 8): {(9, 0): 16}}
 
 
-def window_specimens():
-    """All kernels of attention with a residual window."""
+def specimens():
+    """All of them."""
     for name, head_dim in FORMATS:
         yield from code_specimens(kv_format(name, head_dim))
     for head_dim in (64, 128, 256):
@@ -37,7 +38,7 @@ def window_specimens():
 
 
 def code_specimens(form):
-    """Over codes: the tiles of long prompts, and the blocks for few and for many sequences."""
+    """Over codes: the tiles of long prompts, and the blocks of few and of many sequences."""
     codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
     details = f"{form.name}/{form.head_dim}/{DTYPE}"
     tiles = flash_attention_2_quantized.tiles_for(form, LONG)
@@ -45,21 +46,21 @@ def code_specimens(form):
     arguments = (ROWS, codes, scales, codes, scales, ROWS, LSE, *BATCH)
     blocks = 1 if threads > 128 else 2
     yield Specimen(f"attention/residual_window/codes/prompt/{details}", kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
-    by_engine = can_fetch(form, BLOCK_SIZE)
-    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_engine else types.none,) * 2)
+    by_tma = can_fetch(form, BLOCK_SIZE)
+    arguments = (ROWS, codes, codes, scales, scales, ROWS, LSE, *PARTS, *BATCH, *(types.uint64 if by_tma else types.none,) * 2)
     for line_heads in (8, 1024):
-        shape = code_shape_for(form, GROUP, line_heads, tensor_copies=by_engine)
+        shape = split_quantized.shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
-        spills = HAIR.get((form.name, form.head_dim, shape.warps), {})
+        spills = SPILLS.get((form.name, form.head_dim, shape.warps), {})
         yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, spills=spills, targets=HOPPER)
 
 
 def recent_specimens(head_dim):
     """Over recent keys: the tiles of long prompts, and a decode step."""
-    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1)
+    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, SM_COUNT)
     kernel, threads, shared_bytes = flash_attention_2.make_kernel(DTYPE, head_dim, BLOCK_SIZE, *tiles, WINDOW)
-    arguments, blocks = (ROWS, CACHE, CACHE, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
+    arguments, blocks = (ROWS, CACHE, NO_SCALES, CACHE, NO_SCALES, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]
     name = f"attention/residual_window/recent/prompt/{head_dim}/{DTYPE}"
     yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, targets=HOPPER)
     shape = SplitShape(4, 16, 2 if head_dim == 256 else 4, 1, tensor_copies=True)

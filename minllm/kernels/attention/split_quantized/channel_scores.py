@@ -4,25 +4,24 @@ In a group of TOKEN_GROUP keys channel i of key j is k_ji = s_i c_ji + z_i, with
 
     q . k_j = sum_i (q_i s_i) c_ji + sum_i q_i z_i
 
-A tile is one group. Its scales are multiplied into the query's operands, two channels an instruction, and codes are the other operand as
-they are. The sum of zeros is the score of one more key, z, that is in all rows of its operand: the product leaves it in every lane that
-has a score of that head.
+A tile is one group. Its scales are multiplied into the query's operands, two channels per instruction, and codes are the other operand as
+they are. The sum of zeros is the score of one more key, z, in all rows of its operand: the product leaves it in every lane that has
+a score of that head.
 
-The 4 bits of a code are a float16 where they stand in a word (codes.py): code * 2**-24, or 16 times that for the upper ones of a
+The 4 bits of a code are a float16 as they stand in a word (codes.py): code * 2**-24, or 16 times that for the upper ones of a
 byte. All of a step of 16 channels are of one kind, and even and odd steps are summed apart.
 
-FLOPs, beside the product's: head_dim / 16 more products of 16 by 16 by 8 a tile, for the zeros, and head_dim for q_i s_i. Shapes and lanes:
-code_lanes.py. Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.
+FLOPs, beside the product's: head_dim / 16 more products of 16 by 16 by 8 per tile, for the zeros, and head_dim for q_i s_i. Lanes:
+codes.py. Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.
 """
 
 import functools
 
 from numba import cuda, float32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.code_lanes import lanes_of
-from minllm.kernels.attention.split_quantized.code_ring import chunks_of, row_bytes_of
-from minllm.kernels.attention.split_quantized.code_tile import LOWER_HALVES, UPPER_HALVES, make_chunk_at
-from minllm.kernels.attention.split_quantized.codes import nibbles, operands_of
+from minllm.kernels.attention.split_quantized.codes import lanes_of, nibbles, operands_of
+from minllm.kernels.attention.split_quantized.products import LOWER_HALVES, UPPER_HALVES, make_chunk_at
+from minllm.kernels.attention.split_quantized.ring import make_scale_places
 from minllm.ptx import fma_f16x2, ldmatrix_x2, mma_m16n8k16_f16, prmt
 
 
@@ -35,25 +34,25 @@ def key_operands(a, words, part):
 
 
 @functools.cache
-def make_channel_scores(kv_format, shape, heads_here):
-    """score_tile as split_code_tile.make_scores has it."""
-    chunks, steps, operands = chunks_of(kv_format), kv_format.head_dim // 16, operands_of(kv_format.name)
-    lanes = lanes_of(kv_format, heads_here)
-    columns, halves, key_tiles = lanes.columns, lanes.halves, shape.keys // 16
-    chunk_at, tile_bytes = make_chunk_at(kv_format, shape.tensor_copies), 16 * row_bytes_of(kv_format, shape.tensor_copies)
+def make_channel_scores(layout, heads_here):
+    """score_tile as products.py has it."""
+    kv_format, lanes, chunks = layout.kv_format, lanes_of(layout.kv_format, heads_here), layout.chunks
+    steps, operands_of_format = kv_format.head_dim // 16, operands_of(kv_format.name)
+    columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
+    chunk_at, tile_bytes, (_, scale_word_of) = make_chunk_at(layout), 16 * layout.row_bytes, make_scale_places(layout)
     chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # of even or of odd steps; of both
     sum_count, scaled_words = 2 * chain_words, 4 * columns
-    even_factor, odd_factor = 1 / operands.unit, 1 / (operands.unit * operands.upper_factor)
+    even_factor, odd_factor = 1 / operands_of_format.unit, 1 / (operands_of_format.unit * operands_of_format.upper_factor)
 
     @cuda.jit(device=True)
-    def scale_query(scaled, zero_sums, fragments, rings, scale_word, chunk, lane):
+    def scale_query(scaled, zero_sums, fragments, ring, scale_word, chunk):
         """The operands of a chunk's two steps times the scales of their channels; and what the zeros add."""
         zeros = cuda.local.array(4, uint32)
-        first = int64(scale_word) + int64(32 * chunk + 8 * (lane % 4))  # of eight channels in a row
+        first = int64(scale_word) + int64(32 * chunk + 8 * (ring.lane % 4))  # of eight channels in a row
         for part in range(2):
             step = 2 * chunk + part
             for half in range(2):
-                one, next_one = rings[first + (4 * half + 2 * part)], rings[first + (4 * half + 2 * part + 1)]
+                one, next_one = ring.words[first + (4 * half + 2 * part)], ring.words[first + (4 * half + 2 * part + 1)]
                 scale, zero = prmt(one, next_one, uint32(LOWER_HALVES)), prmt(one, next_one, uint32(UPPER_HALVES))
                 zeros[2 * half], zeros[2 * half + 1] = zero, zero
                 for column in range(columns):
@@ -63,7 +62,8 @@ def make_channel_scores(kv_format, shape, heads_here):
                 mma_m16n8k16_f16(zero_sums, 4 * column, zeros, 0, fragments, 2 * (column * steps + step))
 
     @cuda.jit(device=True)
-    def score_tile(scores, fragments, query_sums, rings, scale_word, stage, lane):
+    def score_tile(scores, operands, ring):
+        scale_word, lane = scale_word_of(ring), ring.lane
         words, a = cuda.local.array(2, uint32), cuda.local.array(4, uint32)
         scaled = cuda.local.array(scaled_words, uint32)
         sums, zero_sums = cuda.local.array(sum_count, float32), cuda.local.array(zero_count, float32)
@@ -72,9 +72,9 @@ def make_channel_scores(kv_format, shape, heads_here):
         for i in range(zero_count):
             zero_sums[i] = float32(0.0)
         for chunk in range(chunks):
-            scale_query(scaled, zero_sums, fragments, rings, scale_word, chunk, lane)
+            scale_query(scaled, zero_sums, operands.fragments, ring, scale_word, chunk)
             for key_tile in range(key_tiles):
-                ldmatrix_x2(words, 0, chunk_at(stage + key_tile * tile_bytes, chunk // 2, lane % 16 + 16 * (chunk % 2)))
+                ldmatrix_x2(words, 0, chunk_at(ring.stage + key_tile * tile_bytes, chunk // 2, lane % 16 + 16 * (chunk % 2)))
                 for part in range(2):
                     key_operands(a, words, part)
                     for column in range(columns):

@@ -1,25 +1,33 @@
-"""From 8- and 4-bit codes to operands of tensor cores, in registers (split_quantized.py).
+"""From 8- and 4-bit codes to operands of tensor cores, in registers: which channels, heads and groups a lane holds (split_quantized.py).
 
-ldmatrix knows 16-bit elements only. Of codes it hands a lane words of four bytes, or eight nibbles, where it would hand out two 16-bit
-numbers: of K (its rows as they lie) neighbouring channels of one key, of V (transposed) the same few channels of two keys. Which channel
-goes to which row or column of mma is free, as long as the queries and the output know: so every word becomes operands where it is, without
-any exchange between lanes.
+ldmatrix moves 16-bit elements. Of codes it gives a lane words of four bytes, or eight nibbles, in place of two 16-bit numbers: of K (its
+rows as they lie) neighbouring channels of one key, of V (transposed) the same few channels of two keys. Any channel may go to any row or
+column of mma, if queries and output agree: so every word becomes operands where it is, without any exchange between lanes.
 
-Keys that are integers are multiplied as integers, four in a word:
+Integer keys are multiplied as integers, four in a word:
 
     int8      words are operands as they are
-    int4      one AND cuts out four nibbles, for the upper ones after a shift
+    int4      one AND takes four nibbles, the upper ones after a shift
 
 Values are multiplied by weights, which are fractions, and so become float16, as do keys that are 8-bit floats; float16 holds all codes
 exactly:
 
     int8      prmt puts each byte below a byte of zeros: that is the float16 code * 2**-24, exactly: float16's smallest numbers, the
               denormal ones, are integers times 2**-24, and tensor cores take them like any others
-    int4      one AND cuts out two nibbles that lie 16 bits from each other; those of the upper half of a byte are 16 times as large
-    fp8_e4m3  an instruction of its own, cvt.rn.f16x2.e4m3x2
+    int4      one AND takes two nibbles that lie 16 bits from each other; those of the upper half of a byte are 16 times as large
+    fp8_e4m3  cvt.rn.f16x2.e4m3x2
     fp8_e5m2  is the upper half of a float16: prmt again
 
-Factors like 2**24 cost nothing: they belong to the scales of whole products (code_fold.py). FLOPs: none.
+Factors like 2**24 cost nothing: they belong to the scales of whole products (softmax.py).
+
+mma leaves two neighbouring columns of a row of products with a lane: columns 2 t and 2 t + 1, t = lane % 4. Columns map to heads so:
+
+    column c of a tile of eight heads is head c // 2 + 4 * (c % 2): a lane has heads t and t + 4
+    if a block has at most four heads, both columns belong to head t: a lane has one head, and computes each exponential of softmax once
+
+Two columns for one head can do more than repeat each other. For integer keys, one holds the upper and one the lower half of the query
+(query.py). Weights of values that have several groups take along the scales of the first half of the groups in one column, and those of the
+second half in the other (products.py).
 """
 
 import functools
@@ -30,11 +38,42 @@ from numba import cuda, int32, uint32
 
 from minllm.ptx import e4m3x2_to_f16x2, prmt
 
-DENORMAL = 2.0**-24  # what the lowest bit of a float16 is worth where all bits above are zeros
+DENORMAL = 2.0**-24  # the value of a float16's lowest bit if all bits above are zeros
 NIBBLES, UPPER_NIBBLES = 0x000F000F, 0x00F000F0
 FOUR_NIBBLES = 0x0F0F0F0F
 SWAP_MIDDLE = 0x3120  # bytes 0, 2, 1, 3
 IN_ORDER, IN_TURN = 0x5410, 0x5140  # prmt: the two lower bytes of one word, then those of another; or one of each in turn
+
+
+@dataclass(frozen=True)
+class CodeLanes:
+    """heads: per lane; columns: tiles of 8 heads; halves: heads per lane and tile, 1 or 2.
+
+    shared: whether the two columns of a head share its groups; lane_groups: groups of values that a lane's column has.
+    """
+
+    heads: int
+    columns: int
+    halves: int
+    shared: bool
+    lane_groups: int
+
+    @property
+    def parts(self):
+        """How many of a lane's two columns differ."""
+        return 2 if self.halves == 2 or self.shared else 1
+
+    @property
+    def zero_tiles(self):
+        """Products of weights and zeros for 16 keys and 8 heads: two of a lane's groups in each."""
+        return -(-self.lane_groups // 2)
+
+
+def lanes_of(kv_format, heads_here):
+    """The CodeLanes of a block of `heads_here` query heads."""
+    columns, halves = -(-heads_here // 8), 1 if heads_here <= 4 else 2
+    shared = halves == 1 and kv_format.groups % 2 == 0
+    return CodeLanes(columns * halves, columns, halves, shared, kv_format.groups // 2 if shared else kv_format.groups)
 
 
 @dataclass(frozen=True)

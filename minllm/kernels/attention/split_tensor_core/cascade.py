@@ -1,16 +1,19 @@
 """Cascade attention: sequences that begin with the same prompt read its keys and values once, together.
 
-The state of attention over a union of keys is the merge of the states over its parts (online_softmax.py). So where B sequences share a
+The state of attention over a union of keys is the merge of the states over its parts (online_softmax.py). So if B sequences share a
 prefix, its keys are taken once for the query heads of all of them, as a prompt's kernel would, with B * group rows for each KV head; each
 sequence takes the rest of its keys as split_tensor_core.py does, and starts from the prefix's state instead of from nothing (Ye et al.,
 "Cascade Inference", FlashInfer 2024; Juravsky et al., "Hydragen", arXiv 2402.05099, section 3).
 
-How threads map to data: grid (shares of the prefix, KV heads, tiles of rows). A block takes ROWS rows, that is query heads of any
-sequences, 16 a warp; it loads tiles of KEYS keys by cp.async, two in turn, and every warp uses all of them: tile.py's products with
-more columns.
+How threads map to data: grid (shares of the prefix, KV heads, tiles of rows). A block takes ROWS rows, which are query heads of any
+sequences, 16 per warp; it loads tiles of KEYS keys by cp.async into two stages in turn, and every warp uses all of them: tile.py's products
+with more columns.
 
-FLOPs: 4 * head_dim a pair of query head and key, as ever. Bytes: 2 * kv_heads * head_dim * itemsize a key of the prefix, once a tile of
-rows instead of once a sequence; states of shares * heads * (head_dim + 2) * 4 bytes a sequence, written and read once.
+FLOPs: 4 * head_dim per pair of query head and key. Bytes: 2 * kv_heads * head_dim * itemsize per key of the prefix, once per tile of rows
+instead of once per sequence; states of shares * heads * (head_dim + 2) * 4 bytes per sequence, written and read once.
+
+This rung is for benchmarks ("shared prefix" in docs/results): the engine never launches it. prefix_len becomes part of a captured CUDA
+graph, and would have to be found again whenever a block table changes: a sequence that was swapped out comes back in blocks of its own.
 """
 
 import functools
@@ -19,20 +22,62 @@ import math
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.common.shared_tiles import make_tile_copies, row_words_of
-from minllm.kernels.attention.split_tensor_core.fold import make_folds
+from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.merge_parts import sum_over_rows
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.split_tensor_core import launch_kernel
-from minllm.kernels.attention.split_tensor_core.split_tensor_core import workspace_shapes as suffix_shapes
-from minllm.kernels.attention.split_tensor_core.tile import make_tile_products
-from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, load_32, shared_address
+from minllm.kernels.attention.split_tensor_core.shape import sms_here
+from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_clear, make_products, make_softmax, sizes_of_lane
+from minllm.kernels.attention.split_tensor_core.walk import Ring, Softmax
+from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, ex2, load_32, shared_address
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.cp_async import make_copies, row_words_of
 
 MINUS_INFINITY = -math.inf
 WARPS, KEYS = 4, 32
 WARP_ROWS = 16
 ROWS = WARPS * WARP_ROWS
+STATE_NAMES = ("prefix_max", "prefix_sum", "prefix_out")
+
+
+@functools.cache
+def make_seeded_softmax(dtype, head_dim, keys, heads, warps):
+    """The Softmax of sequences that start from the states of a prefix; origin: these states, of all shares."""
+    steps, columns = -(-head_dim // 16), heads // 8
+    running_softmax, clear_to = make_softmax(dtype, head_dim, keys, heads, warps), make_clear(head_dim, heads)
+
+    @cuda.jit(device=True)
+    def seed(state, origin, sequence, line_heads, scale, lane):
+        """Merge the states of all shares of a prefix into a warp's."""
+        for share in range(origin.maxima.shape[0]):
+            for column in range(columns):
+                for i in range(2):
+                    head = int32(8 * column + lane % 4 * 2 + i)
+                    if head < line_heads.left:
+                        row = uint32(line_heads.first + head)
+                        share_maximum = origin.maxima[share, uint32(sequence), row]
+                        maximum = max(state.maxima[2 * column + i], share_maximum)
+                        shift = finite_or_zero(maximum)
+                        correction = ex2((state.maxima[2 * column + i] - shift) * scale)
+                        weight = ex2((share_maximum - shift) * scale)
+                        state.maxima[2 * column + i] = maximum
+                        state.sums[2 * column + i] *= correction
+                        if lane < 4:  # the sums of a column's lanes are added up in the end
+                            state.sums[2 * column + i] += weight * origin.sums[share, uint32(sequence), row]
+                        for j in range(2 * steps):
+                            at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
+                            dim = uint32(min(int32(8 * j + lane // 4), head_dim - 1))
+                            state.acc[at] = state.acc[at] * correction + weight * origin.outs[share, uint32(sequence), row, dim]
+
+    @cuda.jit(device=True)
+    def clear(state, origin, running, cursor, line_heads, scale, ring):
+        """The state of the prefix, for the block's first warp and the head's first tile, or of no keys."""
+        clear_to(state, float32(MINUS_INFINITY))
+        if cursor.tile == 0 and ring.warp == 0:
+            seed(state, origin, cursor.sequence, line_heads, scale, ring.lane)
+
+    return Softmax(clear, running_softmax.fold, running_softmax.share)
 
 
 @functools.cache
@@ -40,12 +85,10 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`."""
     threads = 32 * WARPS
     steps, columns = -(-head_dim // 16), WARP_ROWS // 8
-    _, copy_cache_tile = make_tile_copies(head_dim, block_size, 16, KEYS, threads)
-    _, score_tile, mask_tile, multiply_values = make_tile_products(dtype, head_dim, KEYS, WARP_ROWS)
-    fold_running, _ = make_folds(head_dim, KEYS, WARP_ROWS)
-    stage_words = 2 * KEYS * row_words_of(head_dim)
-    query_count, out_count = 2 * steps * columns, 4 * steps * columns
-    score_count, state_count = KEYS // 4 * columns, 2 * columns
+    copies = make_copies(head_dim, 16, KEYS, threads, *make_lookup(block_size))
+    products, softmax = make_products(dtype, head_dim, KEYS, WARP_ROWS), make_softmax(dtype, head_dim, KEYS, WARP_ROWS, WARPS)
+    clear_to, stage_words = make_clear(head_dim, WARP_ROWS), 2 * KEYS * row_words_of(head_dim)
+    query_count, out_count, state_count, score_count = sizes_of_lane(head_dim, KEYS, WARP_ROWS)
 
     @cuda.jit(device=True)
     def load_rows(fragments, query, query_start, kv_head, first_row, rows, lane):
@@ -65,25 +108,25 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
                     fragments[2 * (column * steps + step) + half] = word
 
     @cuda.jit(device=True)
-    def write_states(maxima, sums, acc, states, kv_head, first_row, rows, lane):
+    def write_states(state, states, kv_head, first_row, rows, lane):
         """This warp's rows of this share's states."""
         prefix_max, prefix_sum, prefix_out = states
         share = cuda.blockIdx.x
         for column in range(columns):
             for i in range(2):
-                total = sum_over_rows(sums[2 * column + i])
+                total = sum_over_rows(state.sums[2 * column + i])
                 row = int32(first_row + 8 * column + lane % 4 * 2 + i)
                 if row < rows:
                     sequence = quotient(row, group)
                     head = uint32(kv_head * group + row - sequence * group)
                     if lane < 4:
-                        prefix_max[share, uint32(sequence), head] = maxima[2 * column + i]
+                        prefix_max[share, uint32(sequence), head] = state.maxima[2 * column + i]
                         prefix_sum[share, uint32(sequence), head] = total
                     for step in range(steps):
                         for half in range(2):
                             dim = uint32(16 * step + 8 * half + lane // 4)
                             if dim < head_dim:
-                                prefix_out[share, uint32(sequence), head, dim] = acc[4 * (step * columns + column) + 2 * half + i]
+                                prefix_out[share, uint32(sequence), head, dim] = state.acc[4 * (step * columns + column) + 2 * half + i]
 
     @kernel(launch_bounds=(threads, 1))
     def prefix_kernel(
@@ -107,60 +150,56 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
         stop = int32(min(prefix_len, first_key + share))
         block_table = block_tables[0]
 
-        fragments = cuda.local.array(query_count, uint32)
-        acc = cuda.local.array(out_count, float32)
-        scores = cuda.local.array(score_count, float32)
-        maxima = cuda.local.array(state_count, float32)
-        sums = cuda.local.array(state_count, float32)
-        for i in range(out_count):
-            acc[i] = float32(0.0)
-        for i in range(state_count):
-            maxima[i] = float32(MINUS_INFINITY)
-            sums[i] = float32(0.0)
+        fragments, scores = cuda.local.array(query_count, uint32), cuda.local.array(score_count, float32)
+        maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
+        state = State(maxima, sums, cuda.local.array(out_count, float32), maxima)
+        operands = Operands(fragments, fragments)
+        clear_to(state, float32(MINUS_INFINITY))
         load_rows(fragments, query, query_start, kv_head, first_row, rows, lane)
         stage = int32(0)  # words: the tile that is there, or comes next
         if first_key < stop:
-            copy_cache_tile(key_cache, block_table, kv_head, first_key, 0, stop, shared, 0)
-            copy_cache_tile(value_cache, block_table, kv_head, first_key, 0, stop, shared, stage_words // 2)
+            copies.paged(key_cache, block_table, kv_head, first_key, 0, stop, shared, 0)
+            copies.paged(value_cache, block_table, kv_head, first_key, 0, stop, shared, stage_words // 2)
         cp_async_commit_group()
         while first_key < stop:
             cp_async_wait_group_0()
-            cuda.syncthreads()  # this tile has arrived, and nobody reads the last one any more
+            cuda.syncthreads()  # this tile has arrived, and all warps have read the last one
             next_key, next_stage = int32(first_key + KEYS), int32(stage_words - stage)
             if next_key < stop:
-                copy_cache_tile(key_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage)
-                copy_cache_tile(value_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage + stage_words // 2)
+                copies.paged(key_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage)
+                copies.paged(value_cache, block_table, kv_head, next_key, 0, stop, shared, next_stage + stage_words // 2)
             cp_async_commit_group()
             tile = uint32(shared_address(shared, stage))
-            score_tile(scores, fragments, tile, lane)
-            mask_tile(scores, first_key, 0, stop, lane)
-            fold_running(scores, maxima, sums, acc, scale)
-            multiply_values(acc, scores, tile, lane)
+            ring = Ring(shared, tile, tile, tile, tile, uint32(0), int32(0), lane, fragments)
+            products.score(scores, operands, ring)
+            products.mask(scores, first_key, (int32(0), stop), lane)
+            softmax.fold(scores, state, operands, True, scale, ring)
+            products.multiply_values(state, scores, ring)
             first_key, stage = next_key, next_stage
-        write_states(maxima, sums, acc, (prefix_max, prefix_sum, prefix_out), kv_head, first_row, rows, lane)
+        write_states(state, (prefix_max, prefix_sum, prefix_out), kv_head, first_row, rows, lane)
 
     return prefix_kernel, threads, 2 * 4 * stage_words
 
 
 def shares_of(sizes, prefix_len, sm_count):
-    """Into how many shares the prefix is cut: blocks for every multiprocessor, but no share under 256 keys."""
+    """Into how many shares the prefix is cut: blocks for every SM, but no share under 256 keys."""
     blocks = sizes.kv_heads * -(-sizes.sequences * sizes.group // ROWS)
     return max(1, min(-(-sm_count // blocks), prefix_len // 256))
 
 
-def workspace_shapes(query, key_cache, block_tables, prefix_len, sm_count=132, shape=None):
+def workspace_shapes(query, key_cache, block_tables, prefix_len, sm_count=None, shape=None):
     """The prefix's states, and what split_tensor_core needs: name -> (shape, dtype)."""
     sizes = sizes_of(query, key_cache, block_tables)
-    states = (shares_of(sizes, prefix_len, sm_count), sizes.sequences, sizes.heads)
-    prefix = {name: (states, "float32") for name in ("prefix_max", "prefix_sum")} | {"prefix_out": ((*states, sizes.head_dim), "float32")}
-    return prefix | suffix_shapes(query, key_cache, block_tables, None, sm_count, shape)
+    states = (shares_of(sizes, prefix_len, sm_count or sms_here()), sizes.sequences, sizes.heads)
+    prefix = {name: ((*states, sizes.head_dim) if name == "prefix_out" else states, "float32") for name in STATE_NAMES}
+    return prefix | split_tensor_core.workspace_shapes(query, key_cache, block_tables, None, sm_count, shape)
 
 
 def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, prefix_len, workspace=None, stream=None,
-    sm_count=132, shape=None,
+    sm_count=None, shape=None,
 ):  # fmt: skip
-    """Attention of one new token a sequence where all sequences share their first prefix_len keys, written into `out`.
+    """Attention of one new token per sequence; all sequences share their first prefix_len keys, written into `out`.
 
     Arguments as in kernels/attention/__init__.py, in float16 or bfloat16, without a sliding window. The first row of block_tables says
     where the prefix lies. Every sequence has keys of its own behind the prefix, except for padding with context_lens 0.
@@ -174,9 +213,10 @@ def attention(
     head_dim_limit = 128
     check(sizes.head_dim <= head_dim_limit, f"split_cascade takes head_dim up to {head_dim_limit}, not {sizes.head_dim}")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, prefix_len, sm_count, shape), query)
-    prefix = tuple(scratch[name] for name in ("prefix_max", "prefix_sum", "prefix_out"))
+    prefix = tuple(scratch[name] for name in STATE_NAMES)
     chosen, threads, shared_bytes = make_prefix_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group)
     grid = (prefix[0].shape[0], sizes.kv_heads, -(-sizes.sequences * sizes.group // ROWS))
     numbers = (float(scale * LOG2_E), int(prefix_len))
     launch(chosen, grid, threads, (query, key_cache, value_cache, *prefix, query_start, block_tables, *numbers), stream, shared_bytes)
-    launch_kernel(inputs, sizes, scale, 0, scratch, stream, None, sm_count, shape, prefix=prefix, first_key=prefix_len)
+    suffix = (inputs, sizes, scale, 0, scratch, stream, None, sm_count, shape, make_seeded_softmax)
+    split_tensor_core.launch_kernel(*suffix, prefix=prefix, first_key=prefix_len)

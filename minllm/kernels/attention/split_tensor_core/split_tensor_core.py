@@ -1,104 +1,81 @@
-"""Flash-Decoding on tensor cores: the fastest kernel of decode steps, level with memory where a context is long.
+"""Flash-Decoding on tensor cores: the fastest kernel of decode steps, limited by memory bandwidth for long contexts.
 
-The idea is split_kv.py's: split the context over many blocks, read each key once for all query heads of its KV head, merge states. All
-that counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/s for a microsecond are 36 KB a multiprocessor), and to
-lose no time before the first and after the last of them. What this rung does about it, each part in a file of its own:
+As in split_kv.py, the context is split over many blocks, each key is read once for all query heads of its KV head, and states are merged.
+What counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/s for a microsecond are 36 KB per SM), and to lose no time
+before the first and after the last of them. One idea per file:
 
-    split_ring    every warp has a ring of 16-key tiles in shared memory, filled by cp.async: 100 KB and more a multiprocessor are under
-                  way, and no warp ever waits for another. split_tensor_ring: on Hopper the copy engine fills it
-    split_tile    both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns
-    split_fold    online softmax in the registers of the scores
-    split_plan    ragged contexts laid on a line of tiles and cut into equal runs, a block each, planned on the device; the ring runs on
-                  over the end of a head, so that memory works while a head is finished
-    split_merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
-    split_shape   warps, stages and blocks
-    split_tiles   the loop over a head's tiles
-    split_cluster for one short sequence, a kernel of its own whose blocks merge through each other's shared memory
+    walk          a block's walk over heads and tiles: the frame
+    ring          every warp has a ring of 16-key tiles in shared memory, filled by cp.async or TMA: 100 KB and more per SM are in flight
+    tile          both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns, and softmax
+    plan          ragged contexts laid on a line of tiles and cut into equal runs, one per block, planned on the device
+    merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
+    shape         warps, stages and blocks
+    cluster, unified_maximum, cascade   kernels of the same parts: for one short sequence, with another softmax, behind a shared prefix
 
-FLOPs: 4 * 8 * head_dim a key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
-* itemsize a key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
+FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
+* itemsize per key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
 
-What was measured on an H200 (32/8 heads of 128, bfloat16, contiguous; in brackets cuDNN in the same run): one sequence of 8192 keys
-2.34 TB/s (2.18), 16 of 1024 3.28 (3.40), 16 of 8192 4.29 (4.36), 64 of 4096 4.33 (4.43), 256 of 1024 4.16 (4.37). A copy engine that only
-reads reaches 4.5, in whatever order. What mattered: sectors that the L2 cache fetches ahead are looked up twice, so tensor copies that ask
-for 128 bytes at a time beat cp.async (tensor_ring.py); 32-bit instead of 64-bit divisions in the plan and block tables fetched to L2
-meanwhile took 2.5 of 11 us off a short context, and merging 16 bytes a lane and 16 parts at a time 1.2; the queries of the next head are
-loaded ahead; a launch in the predecessor's shadow gives 3 %. What made no difference: K before V, one KV head a sequence, L2 prefetches
-before the predecessor's end.
+Measured: docs/results.md, rows split_tensor_core, beside cuDNN; docs/split-decode.md says what mattered and what did not.
 """
 
 import functools
-import math
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_part, check_single_tokens, scratch_arrays, sizes_of
-from minllm.kernels.attention.split_kv import split_kv
-from minllm.kernels.attention.split_tensor_core.cluster import choose_cluster, launch_clusters
-from minllm.kernels.attention.split_tensor_core.fold import make_guard, make_seed
-from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, make_merges, make_write_zeros, part_shapes, pitch_of
-from minllm.kernels.attention.split_tensor_core.plan import (
-    CURSOR_FIELDS,
-    CUT_FIELDS,
-    FIRST,
-    HEAD,
-    LEFT,
-    LINE,
-    SEQUENCE,
-    TILE,
-    TILES,
-    make_fair_plan,
-    make_fixed_plan,
-    make_walk,
-    visible_keys,
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
+from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
+from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of
+from minllm.kernels.attention.split_tensor_core.shape import (
+    HOPPER,
+    SplitShape,
+    block_shared_bytes,
+    capability_here,
+    first_that_fits,
+    grid_of,
+    head_tiles_of,
+    line_heads_of,
+    sms_here,
 )
-from minllm.kernels.attention.split_tensor_core.shape import grid_of, head_tiles_of, shape_of
-from minllm.kernels.attention.split_tensor_core.tensor_ring import map_of
-from minllm.kernels.attention.split_tensor_core.tiles import columns_of, make_block_steps, make_tile_loop, ring_of_a_warp
+from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
+from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import cp_async_wait_group_0, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 
-MINUS_INFINITY = -math.inf
+
+class Origin(NamedTuple):
+    """What a state begins with, beside nothing: a unified maximum, or the states of a shared prefix (cascade.py)."""
+
+    phi: Any
+    maxima: Any  # [shares, sequences, heads]
+    sums: Any  # the same
+    outs: Any  # [shares, sequences, heads, head_dim]
+
+
+def columns_of(group, head_dim):
+    """Query heads of a block as mma counts them: whole tiles of 8 columns."""
+    return -(-head_tiles_of(group, head_dim)[1] // 8) * 8
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False, seeded=False):
-    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape; unified: one maximum
-    for all scores (unified_maximum.py); seeded: sequences start from the states of a prefix (cascade.py)."""
-    head_tiles, heads_here = head_tiles_of(group, head_dim)
-    heads, warps, keys, tile, threads = columns_of(heads_here), shape.warps, shape.keys, shape.tile, 32 * shape.warps
-    begin, parts_of_head = make_fixed_plan(tile, splits) if splits else make_fair_plan(tile)
-    _, advance = make_walk(tile)
-    setup, fill, take_tiles, load_query = make_tile_loop(dtype, head_dim, block_size, group, shape, unified)
-    prefetch_block_tables, heads_of, clear = make_block_steps(head_dim, group, shape)
-    left_band, seed, write_zeros = make_guard(dtype, warps), make_seed(head_dim, heads), make_write_zeros(head_dim, threads)
-    share_states, write_whole, write_part, arrive, merge_parts = make_merges(head_dim, heads, warps)
-    shared_bytes, warp_bytes = ring_of_a_warp(head_dim, shape)
-    by_engine, steps = shape.tensor_copies, -(-head_dim // 16)
-    load_early = steps * heads <= 64  # where the registers allow two heads' queries at a time
-    query_count, out_count, state_count = steps * heads // 4, steps * heads // 2, heads // 4
-    state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
+def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
+    """(plan, source, products, softmax) of blocks of a SplitShape; splits: None for fair shares; softmax: tile.make_softmax or the like."""
+    head_tiles, columns, plan = head_tiles_of(group, head_dim)[0], columns_of(group, head_dim), make_plan(shape.tile, splits)
+    source = make_source(head_dim, block_size, head_tiles, shape, plan)
+    products = make_products(dtype, head_dim, shape.keys, columns, shape.tensor_copies)
+    return plan, source, products, softmax(dtype, head_dim, shape.keys, columns, shape.warps)
 
-    @cuda.jit(device=True)
-    def finish_head(now, cut, line, tiles, line_states, out, lse, row, head_range, scale):
-        """Write a head's output, or leave this block's part of it in memory; the last block to do so merges all parts."""
-        shared_states, parts_in_memory, arrived = line_states
-        first_head, heads_left = head_range
-        if tiles == now[TILES]:
-            write_whole(shared_states, out, lse, row, first_head, heads_left, scale)
-        else:
-            place = uint32(2 * cuda.blockIdx.x + (0 if line == cut[LINE] else 1))
-            write_part(shared_states, parts_in_memory, place, heads_left, scale)
-            first_place, parts = parts_of_head(now, cut, line)
-            if arrive(parts_in_memory, first_place, arrived) == parts - 1:
-                merge_parts(parts_in_memory, first_place, parts, out, lse, row, first_head, heads_left, scale)
 
-    @cuda.jit(device=True)
-    def move(cursor, to):
-        """Copy a cursor's fields."""
-        for i in range(CURSOR_FIELDS):
-            to[i] = cursor[i]
+@functools.cache
+def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_softmax):
+    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; arguments as for make_parts."""
+    head_tiles, by_tma, threads = head_tiles_of(group, head_dim)[0], shape.tensor_copies, 32 * shape.warps
+    query_count, out_count, state_count, _ = sizes_of_lane(head_dim, shape.keys, columns_of(group, head_dim))
+    load_early = query_count <= 16  # if the registers have room for the queries of two heads
+    parts_of_walk = make_parts(dtype, head_dim, block_size, group, splits, shape, softmax)
+    walk = make_walk(group, head_dim, shape, *parts_of_walk, make_merges(head_dim, shape.warps), load_early)
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
     def split_tensor_core_kernel(
@@ -106,7 +83,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
         value_cache,  # the same
         out,  # [tokens, heads, head_dim]
-        lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
+        lse,  # [tokens, heads]: the log-sum-exp of every row, to base 2; or None
         part_max,  # [2 * blocks, heads of a block]
         part_sum,  # the same
         part_out,  # [2 * blocks, heads of a block, head_dim]
@@ -121,99 +98,52 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, unified=False
         prefix_max,  # [shares, sequences, heads], or None
         prefix_sum,  # the same
         prefix_out,  # [shares, sequences, heads, head_dim], or None
-        key_map,  # of key_cache, or None: for tensor copies
+        key_map,  # of key_cache, or None: for TMA
         value_map,
     ):
         wait_for_predecessors()
-        rings = cuda.shared.array(0, uint32, alignment=1024)
-        warp_max = cuda.shared.array(state_shape, float32)
-        warp_sum = cuda.shared.array(state_shape, float32)
-        warp_out = cuda.shared.array(out_shape, float32)
-        arrived = cuda.shared.array(1, int32)
-        shared_states, parts_in_memory = (warp_max, warp_sum, warp_out), (part_max, part_sum, part_out, arrivals)
-        batch = (query_start, context_lens, sliding_window, first_key, int32(0))
-        if by_engine:
-            cache = (key_map, value_map, block_tables)
+        if by_tma:
+            cache = (key_map, value_map)
         else:
-            cache = (key_cache, value_cache, block_tables)
-        warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
-        line_heads = int32(key_cache.shape[2] * head_tiles)
-        ring_start = uint32(shared_address(rings, 0))
-        ring = uint32(ring_start + warp * warp_bytes)
-        places = (rings, ring_start, ring, warp, lane)
+            cache = (key_cache, value_cache)
+        batch = Batch(query_start, context_lens, block_tables, int32(key_cache.shape[2] * head_tiles), sliding_window, first_key)
+        parts = Parts(part_max, part_sum, part_out, arrivals)
+        origin = Origin(phi, prefix_max, prefix_sum, prefix_out)
+        operands = Operands(cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32))
+        maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
+        state = State(maxima, sums, cuda.local.array(out_count, float32), cuda.local.array(1, float32))
+        walk(query, cache, batch, out, lse, parts, operands, state, origin, scale)
 
-        prefetch_block_tables(block_tables)
-        setup(ring, lane)
-        ahead = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to copy next
-        now = cuda.local.array(CURSOR_FIELDS, int32)  # the tile to compute on
-        following = cuda.local.array(CURSOR_FIELDS, int32)  # the first tile of the next head
-        cut = cuda.local.array(CUT_FIELDS, int32)
-        begin(ahead, cut, line_heads, batch)
-        move(ahead, now)
-        line = cut[LINE]
-        ring_state = fill(ahead, line_heads, batch, cache, warp, lane, ring)
-
-        fragments = cuda.local.array(query_count, uint32)
-        next_fragments = cuda.local.array(query_count, uint32)
-        acc = cuda.local.array(out_count, float32)
-        maxima = cuda.local.array(state_count, float32)
-        sums = cuda.local.array(state_count, float32)
-        if load_early and now[LEFT] > 0:
-            first_head, heads_left = heads_of(now[HEAD])
-            load_query(next_fragments, query, query_start[uint32(now[SEQUENCE])], first_head, heads_left, lane)
-        rescued = False  # whether the unified maximum has failed these tiles, which are taken again with the running one
-        while now[LEFT] > 0:  # a head, or a part of one
-            row = query_start[uint32(now[SEQUENCE])]
-            first_head, heads_left = heads_of(now[HEAD])
-            visible = visible_keys(now[SEQUENCE], batch)
-            position = int32((now[FIRST] + now[TILE]) * tile + warp * keys)
-            tiles = int32(min(now[LEFT], now[TILES] - now[TILE]))
-            clear(maxima, sums, acc, phi if unified and not rescued else float32(MINUS_INFINITY))
-            if seeded:
-                if now[TILE] == 0 and warp == 0:
-                    prefix = (prefix_max, prefix_sum, prefix_out)
-                    seed(maxima, sums, acc, prefix, now[SEQUENCE], first_head, heads_left, scale, lane)
-            if load_early:
-                for i in range(query_count):
-                    fragments[i] = next_fragments[i]
-            else:
-                load_query(fragments, query, row, first_head, heads_left, lane)
-            move(now, following)
-            advance(following, tiles, line_heads, batch)
-            if load_early and following[LEFT] > 0:  # its queries travel while this head's keys are computed on
-                next_head, next_heads = heads_of(following[HEAD])
-                load_query(next_fragments, query, query_start[uint32(following[SEQUENCE])], next_head, next_heads, lane)
-            state = (maxima, sums, acc)
-            ring_state, highest = take_tiles(
-                tiles, position, visible, fragments, state, rescued, ahead, line_heads, batch, cache, places, ring_state, scale
-            )
-            share_states(maxima, sums, acc, shared_states, heads_left)
-            cuda.syncthreads()
-            if unified:
-                if not rescued and cuda.syncthreads_or(left_band(warp_sum, highest, heads_left)):
-                    rescued = True
-                    cp_async_wait_group_0()  # what was fetched meanwhile is fetched again
-                    cuda.syncwarp()
-                    move(now, ahead)
-                    ring_state = fill(ahead, line_heads, batch, cache, warp, lane, ring)
-                    if load_early:
-                        load_query(next_fragments, query, row, first_head, heads_left, lane)
-                    continue
-                rescued = False
-            line_states = (shared_states, parts_in_memory, arrived)
-            finish_head(now, cut, line, tiles, line_states, out, lse, row, (first_head, heads_left), scale)
-            cuda.syncthreads()  # nobody reads the shared states any more
-            line = int32(line + tiles)
-            move(following, now)
-        write_zeros(out, lse, batch)
-
-    return split_tensor_core_kernel, threads, shared_bytes
+    return split_tensor_core_kernel, threads, shape.warps * ring_bytes_of(head_dim, shape)
 
 
-def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, shape=None, unified=False):
+@functools.cache
+def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
+    """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes`; None: what this machine has.
+
+    Few heads are cut among all SMs: one block on each, with the deepest rings, makes the fewest parts to merge. With many heads, a block
+    takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps.
+    """
+    shared_bytes, sm_count = shared_bytes or block_shared_bytes(), sm_count or sms_here()
+    keys = 16 if head_dim > 64 else 32
+    _, heads = head_tiles_of(group, head_dim)
+    one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
+    single = [SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
+    double = [SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    return first_that_fits(double + single, head_dim, heads, functools.partial(ring_bytes_of, head_dim), shared_bytes)
+
+
+def shape_of(sizes, sm_count=None, unified=False):
+    """The SplitShape of a call. TMA copies keys if GPU and cache allow it, except for the unified maximum's kernel, which may have to fetch
+    a run again."""
+    by_tma = capability_here() >= HOPPER and can_fetch(sizes.head_dim, sizes.block_size)
+    return shape_for(sizes.head_dim, sizes.group, line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma and not unified)
+
+
+def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
     if str(query.dtype) == "float32":
-        return split_kv.workspace_shapes(query, key_cache, block_tables, splits, sm_count)
+        return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count or sms_here())
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
@@ -221,61 +151,46 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132, 
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    splits=None,
-    sm_count=132,
-    shape=None,
-    phi=None,
-    lse=None,
-):
-    """Attention of one new token a sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, splits=None, sm_count=None, shape=None, phi=None, lse=None, softmax=make_softmax,
+):  # fmt: skip
+    """Attention of one new token per sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    float32 goes to split_kv, one short sequence on Hopper to split_cluster. splits: cut every context into so many shares, for results
-    that do not depend on the batch; by default the blocks of a GPU of `sm_count` multiprocessors (a data sheet's "SMs") take fair shares.
-    shape: a SplitShape. phi: the unified maximum of unified_maximum.py. lse: float32 [tokens, heads], for the log-sum-exp of every
-    row (merge_states.py). Raises KernelArgumentError for more than one new token a sequence: flash_attention_2 takes those.
+    float32 goes to split_kv, one short sequence on Hopper to cluster.py. splits: cut every context into this number of shares, for results
+    that do not depend on the batch; by default the blocks of `sm_count` SMs (None: this GPU's) take fair shares. shape: a SplitShape. phi,
+    softmax: the unified maximum (unified_maximum.py). lse: float32 [tokens, heads], for the log-sum-exp of every row (merge_states.py).
+    Raises KernelArgumentError for more than one new token per sequence: flash_attention_2 takes those.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
-    check_part(sizes, 0, lse)
+    check_lse(sizes, lse)
     if str(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
-        split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
+        options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count or sms_here())
+        VARIANTS.stand_in("split_tensor_core").attention(*inputs, *options)
         return
-    cluster = choose_cluster(sizes, sm_count) if splits is None and shape is None and phi is None and lse is None else None
-    if cluster:
-        launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
-        return
+    if all(option is None for option in (splits, shape, phi, lse)):
+        clusters = VARIANTS["split_cluster"]
+        if cluster := clusters.choose_cluster(sizes, sm_count):
+            clusters.launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
+            return
     phi = None if phi is None else phi / scale  # in units of q . k
-    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi, lse=lse)
+    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi, lse=lse)
 
 
 def launch_kernel(
-    inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, phi=None, prefix=None, first_key=0, lse=None
+    inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi=None, prefix=None, first_key=0, lse=None
 ):
-    """Launch the kernel on checked inputs; with a unified maximum if phi is given, in units of q . k; from the states of a prefix on, and
-    only on keys from first_key on, if those are given."""
+    """Launch the kernel with a softmax on checked inputs. phi: in units of q . k; prefix, first_key: the states of the keys before."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
-    dtype, unified = str(query.dtype), phi is not None
+    unified = phi is not None
     shape = shape or shape_of(sizes, sm_count, unified)
     check(not (unified and shape.tensor_copies), "the unified maximum takes no tensor copies: it may have to fetch a run again")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
-    chosen, threads, shared_bytes = make_kernel(
-        dtype, sizes.head_dim, sizes.block_size, sizes.group, splits, shape, unified, prefix is not None
-    )
+    made = make_kernel(str(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape, softmax)
+    chosen, threads, shared_bytes = made
     numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
     optional = (*(prefix or (None, None, None)), *maps)

@@ -1,23 +1,29 @@
-"""What a warp does with a tile of keys on tensor cores when a few query heads share them (split_tensor_core.py).
+"""What a warp does with a tile of keys on tensor cores when a few query heads share them: two matrix products, and softmax between them.
 
-Both products put the short side, the query heads, where mma has its 8 columns, and keys or head_dim on its 16 rows:
+Both products put the short side, the query heads, on the 8 columns of mma, and keys or head_dim on its 16 rows:
 
     S^T [keys, heads] = K q^T          O^T [head_dim, heads] += V^T P^T
 
-K is the A operand as it lies in shared memory, V through ldmatrix's transposition. P^T comes out of the first product with keys along
-the rows of its registers and is wanted with keys along their columns: movmatrix turns each 8x8 tile. So a group of up to 8 heads fills
-the tensor core's columns, where rows of queries would fill half of it, and the output takes half of the registers.
+K is the A operand as it lies in shared memory, V through ldmatrix's transposition. P^T comes out of the first product with keys along the
+rows of its registers and is needed with keys along their columns: movmatrix transposes each 8x8 tile. So a group of up to 8 heads fills
+the tensor core's columns, where rows of queries would fill half of its rows, and the output takes half of the registers.
 
 A lane holds columns, that is heads, 2 * (lane % 4) and the next; its maxima and sums are those of these heads. `heads` is a multiple of 8.
+Scores are folded unscaled, and their difference to the maximum is scaled: flash_attention_2.py says why.
 """
 
 import functools
 import math
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.common.shared_tiles import row_words_of
+from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.split_tensor_core.merge_parts import maximum_over_rows, sum_over_rows
+from minllm.kernels.attention.split_tensor_core.ring import row_bytes_of
+from minllm.kernels.attention.split_tensor_core.walk import Products, Softmax
 from minllm.ptx import (
+    ex2,
     ldmatrix_x4,
     ldmatrix_x4_trans,
     load_32,
@@ -31,42 +37,78 @@ from minllm.ptx import (
 MINUS_INFINITY = -math.inf
 
 
+class Operands(NamedTuple):
+    """Query heads in registers: as B operands, and those of the next head of the line."""
+
+    fragments: Any  # uint32 [8-head tiles, steps of 16, 2]
+    loaded: Any  # the same
+
+
+class State(NamedTuple):
+    """The attention state of a lane's heads, float32."""
+
+    maxima: Any  # [2 * 8-head tiles]
+    sums: Any  # the same: of this lane's keys only
+    acc: Any  # [16-dim tiles, 8-head tiles, 4]: O^T
+    highest: Any  # [1]: the largest exponent so far (unified_maximum.py)
+
+
+class Sizes(NamedTuple):
+    """Elements per lane."""
+
+    query: int
+    out: int
+    states: int
+    scores: int
+
+
+def sizes_of_lane(head_dim, keys, heads):
+    """Sizes for tiles of `keys` keys and `heads` query heads."""
+    steps = -(-head_dim // 16)
+    return Sizes(steps * heads // 4, steps * heads // 2, heads // 4, keys * heads // 32)
+
+
 @functools.cache
-def make_tile_products(dtype, head_dim, keys, heads, swizzled=False):
-    """(load_query, score_tile, mask_tile, multiply_values) for `keys` keys and `heads` query heads, multiples of 16 and 8."""
+def make_products(dtype, head_dim, keys, heads, swizzled=False):
+    """The Products of `keys` keys, a multiple of 16; swizzled: tiles lie as TMA writes them (ring.py)."""
     multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
     steps = -(-head_dim // 16)  # mma steps along head_dim; tiles of 16 rows of O^T
     columns = heads // 8  # tiles of 8 heads
-    key_tiles = keys // 16
-    row_bytes = 4 * row_words_of(head_dim)
+    key_tiles, row_bytes = keys // 16, row_bytes_of(head_dim)
     values_at = 2 * keys * head_dim if swizzled else keys * row_bytes
-    score_count, weight_count = 4 * key_tiles * columns, 2 * columns
+    query_count, score_count, weight_count = 2 * steps * columns, 4 * key_tiles * columns, 2 * columns
 
     @cuda.jit(device=True)
     def chunk_at(tile, row, step, half, lane):
         """Shared address of the left or right 8 numbers of a step of 16 in a row, which is lane % 8 in its group of eight rows."""
-        if swizzled:  # [head_dim / 64][keys][64]: tensor_ring.py
+        if swizzled:  # [head_dim / 64][keys][64]
             chunk = (2 * (step % 4) + half) ^ (lane % 8)
             return uint32(tile + (step // 4 * keys + row) * 128 + chunk * 16)
         return uint32(tile + row * row_bytes + 32 * step + 16 * half)
 
     @cuda.jit(device=True)
-    def load_query(fragments, query, row, first_head, heads_left, lane):
+    def load_query(operands, query, line_heads, lane):
         """The query heads as B operands, straight from memory; zeros for heads and columns that do not exist."""
         for column in range(columns):
             head = int32(column * 8 + lane // 4)
-            base = (int64(row) * query.shape[1] + first_head + head) * head_dim
+            first = (int64(line_heads.row) * query.shape[1] + line_heads.first + head) * head_dim + int64(lane % 4 * 2)
             for step in range(steps):
                 for half in range(2):
-                    dim = int32(16 * step + 8 * half + lane % 4 * 2)
                     word = uint32(0)
-                    if head < heads_left and dim < head_dim:
-                        word = load_32(query, base + dim)
-                    fragments[2 * (column * steps + step) + half] = word
+                    if head < line_heads.left and 16 * step + 8 * half + lane % 4 * 2 < head_dim:
+                        word = load_32(query, first + int64(16 * step + 8 * half))
+                    operands.loaded[2 * (column * steps + step) + half] = word
 
     @cuda.jit(device=True)
-    def score_tile(scores, fragments, stage, lane):
+    def prepare(operands, state, cursor, cache, lane):
+        """What was loaded is a B operand."""
+        for i in range(query_count):
+            operands.fragments[i] = operands.loaded[i]
+
+    @cuda.jit(device=True)
+    def score_tile(scores, operands, ring):
         """scores[16-key tile, 8-head tile] = K q^T. Even and odd steps are summed apart: two short chains of products, not a long one."""
+        stage, lane, fragments = ring.stage, ring.lane, operands.fragments
         key_fragments = cuda.local.array(4, uint32)
         odd = cuda.local.array(score_count, float32)
         for i in range(score_count):
@@ -85,8 +127,9 @@ def make_tile_products(dtype, head_dim, keys, heads, swizzled=False):
             scores[i] += odd[i]
 
     @cuda.jit(device=True)
-    def mask_tile(scores, position, start, stop, lane):
-        """Scores of keys before `start` or from `stop` on become -inf; position is that of the tile's first key."""
+    def mask_tile(scores, position, visible, lane):
+        """Scores of keys that are not visible become -inf; position is that of the tile's first key."""
+        start, stop = visible
         for key_tile in range(key_tiles):
             for half in range(2):
                 key = int32(position + 16 * key_tile + 8 * half + lane // 4)
@@ -96,19 +139,89 @@ def make_tile_products(dtype, head_dim, keys, heads, swizzled=False):
                             scores[4 * (key_tile * columns + column) + 2 * half + i] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)
-    def multiply_values(acc, weights, stage, lane):
+    def multiply_values(state, weights, ring):
         """acc[16-dim tile, 8-head tile] += V^T P^T."""
         value_fragments = cuda.local.array(4, uint32)
-        turned = cuda.local.array(weight_count, uint32)
-        values, row = uint32(stage + values_at), lane % 8 + lane // 16 * 8
+        transposed = cuda.local.array(weight_count, uint32)
+        values, row = uint32(ring.stage + values_at), ring.lane % 8 + ring.lane // 16 * 8
         for key_tile in range(key_tiles):
             for column in range(columns):
                 at = 4 * (key_tile * columns + column)
-                turned[2 * column] = movmatrix_trans(pack(weights[at], weights[at + 1]))
-                turned[2 * column + 1] = movmatrix_trans(pack(weights[at + 2], weights[at + 3]))
+                transposed[2 * column] = movmatrix_trans(pack(weights[at], weights[at + 1]))
+                transposed[2 * column + 1] = movmatrix_trans(pack(weights[at + 2], weights[at + 3]))
             for step in range(steps):
-                ldmatrix_x4_trans(value_fragments, 0, chunk_at(values, 16 * key_tile + row, step, lane // 8 % 2, lane))
+                ldmatrix_x4_trans(value_fragments, 0, chunk_at(values, 16 * key_tile + row, step, ring.lane // 8 % 2, ring.lane))
                 for column in range(columns):
-                    multiply(acc, 4 * (step * columns + column), value_fragments, 0, turned, 2 * column)
+                    multiply(state.acc, 4 * (step * columns + column), value_fragments, 0, transposed, 2 * column)
 
-    return load_query, score_tile, mask_tile, multiply_values
+    return Products(load_query, prepare, score_tile, mask_tile, multiply_values, score_count)
+
+
+@functools.cache
+def make_clear(head_dim, heads):
+    """clear_to(state, maximum): the state of no keys, with this maximum."""
+    sizes = sizes_of_lane(head_dim, 0, heads)
+    out_count, state_count = sizes.out, sizes.states
+
+    @cuda.jit(device=True)
+    def clear_to(state, maximum):
+        for i in range(out_count):
+            state.acc[i] = float32(0.0)
+        for i in range(state_count):
+            state.maxima[i] = maximum
+            state.sums[i] = float32(0.0)
+
+    return clear_to
+
+
+@functools.cache
+def make_softmax(dtype, head_dim, keys, heads, warps):
+    """The Softmax with a running maximum; all softmaxes of this folder are made by a function with these arguments."""
+    steps, columns, key_tiles = -(-head_dim // 16), heads // 8, keys // 16
+    clear_to = make_clear(head_dim, heads)
+
+    @cuda.jit(device=True)
+    def clear(state, origin, running, cursor, line_heads, scale, ring):
+        """The state of no keys."""
+        clear_to(state, float32(MINUS_INFINITY))
+
+    @cuda.jit(device=True)
+    def fold(scores, state, operands, running, scale, ring):
+        """Scores become weights; maxima, sums and acc follow."""
+        for column in range(columns):
+            for i in range(2):
+                maximum = state.maxima[2 * column + i]
+                for j in range(2 * key_tiles):
+                    maximum = max(maximum, scores[4 * (j // 2 * columns + column) + j % 2 * 2 + i])
+                maximum = maximum_over_rows(maximum)
+                shift = finite_or_zero(maximum)
+                correction = ex2((state.maxima[2 * column + i] - shift) * scale)
+                state.maxima[2 * column + i] = maximum
+                total = state.sums[2 * column + i] * correction  # of this lane's keys only
+                for j in range(2 * key_tiles):
+                    at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
+                    scores[at] = ex2((scores[at] - shift) * scale)
+                    total += scores[at]
+                state.sums[2 * column + i] = total
+                for j in range(2 * steps):
+                    state.acc[4 * (j // 2 * columns + column) + j % 2 * 2 + i] *= correction
+
+    @cuda.jit(device=True)
+    def share(state, operands, states, line_heads, ring):
+        """Write this warp's state to shared memory."""
+        warp, lane = uint32(ring.warp), ring.lane
+        for column in range(columns):
+            for i in range(2):
+                head = int32(8 * column + lane % 4 * 2 + i)
+                total = sum_over_rows(state.sums[2 * column + i])
+                if head < line_heads.left:
+                    if lane < 4:
+                        states.maxima[warp, uint32(head)] = state.maxima[2 * column + i]
+                        states.sums[warp, uint32(head)] = total
+                    for step in range(steps):
+                        for half in range(2):
+                            dim = int32(16 * step + 8 * half + lane // 4)
+                            if dim < head_dim:
+                                states.outs[warp, uint32(head), uint32(dim)] = state.acc[4 * (step * columns + column) + 2 * half + i]
+
+    return Softmax(clear, fold, share)

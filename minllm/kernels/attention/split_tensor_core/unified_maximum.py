@@ -2,22 +2,83 @@
 
     softmax(s)_j = exp(s_j - phi) / sum_i exp(s_i - phi)          for any phi
 
-The running maximum only keeps exp from overflowing, and a constant does as well as long as no score is far above it and not all are far
-below (Hong et al., arXiv 2311.01282, section 3). So phi is fixed beforehand, from statistics of a model; a tile's weights wait for no
-exchange between lanes, and states are never rescaled. The guard: each block watches the largest exponent and its sums. Tiles that leave
-the band in which weights keep their precision (split_fold.BANDS: narrow in float16, almost all of float32's range in bfloat16) are taken
-again by the same block with the running maximum, in the same launch, so that a CUDA graph stays valid. A state says which maximum it
-was made with, so parts of both kinds merge as they are, and the result is the same bit by bit from run to run.
+The running maximum (online_softmax.py) rescales a state whenever a larger score comes, and first needs the largest score of a tile in every
+lane: three exchanges between lanes. It only keeps exp from overflowing, and a constant does as well while no score is far above it and not
+all are far below (Hong et al., arXiv 2311.01282, section 3). So phi is fixed beforehand, from statistics of a model; a tile's weights wait
+for no exchange between lanes, and states are never rescaled. The guard: each block watches the largest exponent and its sums. If its tiles
+leave the band in which weights keep their precision (BANDS: narrow in float16, almost all of float32's range in bfloat16), the same block
+takes them again with the running maximum, in the same launch, so that a CUDA graph stays valid. A state says which maximum it was made
+with, so parts of both kinds merge as they are, and the result is bitwise the same from run to run.
 
 The original recomputes whole rows, because its parts carry no maximum; here a part that fails costs only its own tiles.
 
 FLOPs and bytes: those of split_tensor_core.py, and once more those of parts that leave the band. A decode step waits for memory, not for
-arithmetic: what the unified maximum saves hides behind the loads.
+arithmetic: what the unified maximum saves hides behind the loads (docs/results.md, rows split_unified_maximum).
 """
 
 import functools
+import math
+
+from numba import cuda, float32, int32
 
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.tile import make_clear, make_softmax
+from minllm.kernels.attention.split_tensor_core.walk import Softmax
+from minllm.ptx import ex2
+
+MINUS_INFINITY = -math.inf
+# Exponents to base 2 up to which weights, their sums and their products with values stay far from overflow, and the smallest sum whose
+# weights keep their precision. float16 holds 2**-24 to 2**16, bfloat16 about the numbers of float32.
+BANDS = {"float16": (15.0, 2.0**-4), "bfloat16": (90.0, 2.0**-90)}
+
+
+@functools.cache
+def make_unified_softmax(dtype, head_dim, keys, heads, warps):
+    """The Softmax with a unified maximum, and with the running one for tiles that have left the band."""
+    columns, key_tiles = heads // 8, keys // 16
+    highest_exponent, smallest_sum = BANDS[dtype]
+    running_softmax, clear_to = make_softmax(dtype, head_dim, keys, heads, warps), make_clear(head_dim, heads)
+
+    @cuda.jit(device=True)
+    def clear(state, origin, running, cursor, line_heads, scale, ring):
+        """The state of no keys; maxima hold phi."""
+        clear_to(state, float32(MINUS_INFINITY) if running else origin.phi)
+        state.highest[0] = float32(MINUS_INFINITY)
+
+    @cuda.jit(device=True)
+    def fold_unified(scores, state, scale):
+        """Scores become weights and are added to sums; maxima stay."""
+        highest = state.highest[0]
+        for column in range(columns):
+            for i in range(2):
+                for j in range(2 * key_tiles):
+                    at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
+                    exponent = (scores[at] - state.maxima[2 * column + i]) * scale
+                    highest = max(highest, exponent)
+                    scores[at] = ex2(exponent)
+                    state.sums[2 * column + i] += scores[at]
+        state.highest[0] = highest
+
+    @cuda.jit(device=True)
+    def fold(scores, state, operands, running, scale, ring):
+        """With whichever maximum these tiles are taken."""
+        if running:
+            running_softmax.fold(scores, state, operands, running, scale, ring)
+        else:
+            fold_unified(scores, state, scale)
+
+    @cuda.jit(device=True)
+    def failed(state, states, line_heads):
+        """Whether this thread has met an exponent above the band, or the block's sum of its head lies below it."""
+        total = float32(1.0)
+        if cuda.threadIdx.x < line_heads.left:
+            total = float32(0.0)
+            for warp in range(warps):
+                total += states.sums[warp, cuda.threadIdx.x]
+        return int32(1) if state.highest[0] > float32(highest_exponent) or total < float32(smallest_sum) else int32(0)
+
+    return Softmax(clear, fold, running_softmax.share, failed)
+
 
 workspace_shapes = functools.partial(split_tensor_core.workspace_shapes, unified=True)
 
@@ -25,4 +86,4 @@ workspace_shapes = functools.partial(split_tensor_core.workspace_shapes, unified
 def attention(*arguments, phi=0.0, **options):
     """As split_tensor_core.attention. phi: what is subtracted from all scores scale * (q . k). Scores up to 62 above it are in the band in
     bfloat16, 10 in float16."""
-    split_tensor_core.attention(*arguments, phi=phi, **options)
+    split_tensor_core.attention(*arguments, phi=phi, softmax=make_unified_softmax, **options)

@@ -30,26 +30,25 @@ Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference 
 import numpy as np
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
 from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
-from minllm.kernels.matmul.tensor_core import matmul_tensor_core
+from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.matmul.wgmma.wgmma import has_wgmma
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
 
-MOST_ROWS = 256
 PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows of x that kernels are compiled for
 
 
 def fits_flat(x, weight) -> bool:
     """Whether the flat kernels support these arrays: at most 256 rows of x, and rows of both aligned to 16 bytes."""
-    return x.dtype in HALF_DTYPES and x.shape[0] <= MOST_ROWS and vectors_per_row(x.shape[1], x, weight) > 0
+    return x.dtype in HALF_DTYPES and x.shape[0] <= MOST_ROWS_OF_FLAT and vectors_per_row(x.shape[1], x, weight) > 0
 
 
 def matmul_flat(x, weight, out, bias=None, stream=None, tiling: FlatTiling | FlatWgmmaTiling | None = None) -> None:
@@ -68,7 +67,7 @@ def matmul_flat(x, weight, out, bias=None, stream=None, tiling: FlatTiling | Fla
     if fits_flat(x, weight):
         launch_flat(x, weight, out, bias, stream, tiling, gated=False)
     else:
-        matmul_tensor_core(x, weight, out, bias, stream)
+        VARIANTS.stand_in("flat")(x, weight, out, bias, stream)
 
 
 def gated_flat(x, gate_up, out, stream=None, tiling: FlatTiling | FlatWgmmaTiling | None = None) -> None:
@@ -88,7 +87,7 @@ def gated_flat(x, gate_up, out, stream=None, tiling: FlatTiling | FlatWgmmaTilin
 
 def check_rows(m: int) -> None:
     """Raise KernelArgumentError for more rows of x than the kernels support."""
-    check(m <= MOST_ROWS, f"flat multiplies up to {MOST_ROWS} rows of x, not {m}: choose tensor_core, or variant='auto'")
+    check(m <= MOST_ROWS_OF_FLAT, f"flat multiplies up to {MOST_ROWS_OF_FLAT} rows of x, not {m}: choose tensor_core, or variant='auto'")
 
 
 def launch_flat(x, weight, out, bias, stream, tiling, gated):

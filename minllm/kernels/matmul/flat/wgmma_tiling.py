@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check
 
-WARP = 32
 WARPGROUP, WARPGROUP_ROWS = 128, 64
 TILE_K, LINE_BYTES = 64, 128  # elements of a step, and their bytes: the swizzle's span
 SHARED_BYTES_OF_A_BLOCK = 227 * 1024

@@ -37,7 +37,7 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div, check_array
-from minllm.kernels.matmul.arguments import check_arguments, check_gated_arguments
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
 from minllm.kernels.warp import WARP
@@ -45,7 +45,6 @@ from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
 
 WARP_SHIFT = 5  # log2(WARP): a warp's number is its thread's, shifted right by this
-MAX_ROWS_OF_X = 8
 
 
 @cuda.jit(device=True)
@@ -165,7 +164,8 @@ def check_norm(norm, x) -> None:
 def launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, gated):
     """Check what is common to plain and gated GEMV, and launch over the columns of `out`."""
     (m, n), k, tiling = out.shape, x.shape[1], GemvTiling(*tiling)
-    check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of x, not {m}: choose tensor_core or tiled, or variant='auto'")
+    few = m <= MOST_ROWS_OF_GEMV
+    check(few, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: choose tensor_core or tiled, or variant='auto'")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     if m == 0 or n == 0:
         return

@@ -19,7 +19,8 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.kv.append import check_caches
-from minllm.kernels.matmul.gemv.gemv import MAX_ROWS_OF_X, WARP_SHIFT, check_norm
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT, check_norm
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
 from minllm.kernels.warp import WARP
@@ -110,7 +111,7 @@ def gemv_qkv_rope_append(
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     (m, k), dtype = x.shape, x.dtype
-    check(m <= MAX_ROWS_OF_X, f"gemv multiplies up to {MAX_ROWS_OF_X} rows of x, not {m}: project, turn and append apart")
+    check(m <= MOST_ROWS_OF_GEMV, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: project, turn and append apart")
     check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
     _, heads, head_dim = query.shape
     check_caches(key_cache, value_cache, dtype, None, head_dim)

@@ -49,7 +49,7 @@ from numba import cuda, int32, uint8, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
-from minllm.kernels.matmul.tensor_core import matmul_tensor_core
+from minllm.kernels.matmul.variants import HOPPER, VARIANTS
 from minllm.kernels.matmul.wgmma.epilogue import ROWS
 from minllm.kernels.matmul.wgmma.ring import make_ring
 from minllm.kernels.matmul.wgmma.roles import make_consume, make_produce
@@ -59,7 +59,6 @@ from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 
-HOPPER = (9, 0)
 SIMULATED_MULTIPROCESSORS = 4  # few, so that blocks compute several tiles
 
 
@@ -158,7 +157,7 @@ def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | N
         run(x, weight, out, bias, residual, stream, tiling, gated=False)
     else:
         check(residual is None, f"x is {x.dtype} {list(x.shape)}; for a residual its rows must begin on multiples of 16 bytes")
-        matmul_tensor_core(x, weight, out, bias, stream)
+        VARIANTS.stand_in("wgmma")(x, weight, out, bias, stream)
 
 
 def matmul_silu_and_multiply(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:

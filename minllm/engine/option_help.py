@@ -1,0 +1,39 @@
+"""How LLM(**options) shows the options that it takes, although engine/options.py alone names them."""
+
+import ast
+import difflib
+import inspect
+from typing import Any
+
+from minllm.engine.options import EngineOptions
+from minllm.errors import InvalidOptionError
+
+
+def check_names(given: dict[str, Any]) -> None:
+    """Raises InvalidOptionError for a name that is not an option's, and says which name is nearest."""
+    names = list(inspect.signature(EngineOptions).parameters)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}."
+            raise InvalidOptionError(f"LLM() has no option {name}: {hint}")
+
+
+def meanings() -> dict[str, str]:
+    """{option: what it means}, the texts under EngineOptions' fields; empty if its source cannot be read."""
+    try:
+        body = ast.parse(inspect.getsource(EngineOptions)).body[0].body
+    except OSError:
+        return {}
+    pairs = zip(body, body[1:], strict=False)
+    return {field.target.id: " ".join(text.value.value.split()) for field, text in pairs if isinstance(field, ast.AnnAssign)}
+
+
+def shows_options(llm: type) -> type:
+    """Decorates LLM: its signature and its docstring, and so help(LLM), show every option with type, default and meaning."""
+    options = dict(inspect.signature(EngineOptions).parameters)
+    model = options.pop("model").replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = [p for p in inspect.signature(llm).parameters.values() if p.name not in ("model", "options")]
+    llm.__signature__ = inspect.Signature([model, *options.values(), *own])
+    llm.__doc__ = "\n".join([inspect.cleandoc(llm.__doc__ or ""), "", *(f"{name}: {text}" for name, text in meanings().items())])
+    return llm

@@ -1,0 +1,43 @@
+"""Which variant of attention serves a call: every rule of it is on this page.
+
+                        decode step, one new token per sequence        prompts, whole or in chunks
+    a plain cache       one short sequence on Hopper: split_cluster    16 bits, on Hopper: flash_attention_3
+                        16 bits: split_tensor_core                     else flash_attention_2
+                        float32: split_kv
+    a quantised cache   split_quantized                                flash_attention_2_quantized
+                        blocks of broken chunks:
+                        flash_attention_2_quantized
+
+`choose` knows what does not change from layer to layer: new tokens, dtype and GPU. It takes the fastest variant or, where that one cannot
+serve the call, its stand-in (variants.py). A launcher knows its arrays too: flash_attention_3 leaves blocks that the TMA cannot gather to
+its stand-in, split_tensor_core a short sequence to split_cluster.
+"""
+
+import functools
+
+from minllm.kernels.attention.variants import HOPPER, VARIANTS
+
+FASTEST_STEP, FASTEST_PROMPT = "split_tensor_core", "flash_attention_3"
+FASTEST_QUANTIZED_STEP, FASTEST_QUANTIZED_PROMPT = "split_quantized", "flash_attention_2_quantized"
+LONGEST_CLUSTER_CONTEXT = 4096  # keys; at 8192 split_tensor_core is faster than a cluster (times: cluster.py)
+
+
+@functools.cache
+def choose(max_query_len, dtype="bfloat16", capability=None):
+    """The fastest variant's name for a plain cache. capability: of the GPU; None serves the simulator, and GPUs of any kind."""
+    return VARIANTS.serving(FASTEST_STEP if max_query_len == 1 else FASTEST_PROMPT, max_query_len, str(dtype), capability)
+
+
+def choose_quantized(max_query_len, key_cache):
+    """The fastest variant's name for a quantised cache; split_quantized needs the scales of a block to be whole 16 bytes."""
+    whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0
+    return FASTEST_QUANTIZED_STEP if max_query_len == 1 and whole_chunks else FASTEST_QUANTIZED_PROMPT
+
+
+def suits_clusters(sizes, capability):
+    """Whether split_tensor_core leaves a decode step to split_cluster, if its clusters fit: one sequence of few keys, on Hopper.
+
+    Several sequences have contexts of different lengths, and fair shares suit them better. A cluster lives within one group of some 16
+    SMs, and where eight are taken half of the GPU stays idle: long contexts lose more bandwidth than the merge saves.
+    """
+    return sizes.sequences == 1 and sizes.max_context_len <= LONGEST_CLUSTER_CONTEXT and capability == HOPPER

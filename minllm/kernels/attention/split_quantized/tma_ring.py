@@ -1,0 +1,185 @@
+"""The rings of ring.py filled by TMA, which one more warp of the block keeps busy. For Hopper and later.
+
+The codes of a cache are lines of 128 bytes to TMA, of one key or of several: a head's keys lie side by side. It fetches boxes of as many
+keys as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as a run of bytes. Codes
+arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding.
+
+The producer, a warp behind those that compute, walks along the block's run of tiles ahead of them. A lane for each ring waits until a stage
+is free, has it filled and looks up where the next tile lies. Each stage has two mbarriers behind its ring: the copies report to the one
+that its readers wait for, and the readers to the one that the producer waits for. So the computing warps spend no
+instruction on where keys lie (docs/split-decode.md).
+
+TMA requests every sector from L2 once, where cp.async's prefetches ask twice; boxes with rows of 64 bytes would lose that again. It also
+fetches slots of a block beyond a context's end. What lies there may be NaN, so rows and scales that must not be seen are cleared after they
+have arrived.
+"""
+
+import functools
+
+from numba import cuda, int32, int64, uint32
+
+from minllm.kernels.attention.split_quantized.ring import (
+    BARRIER_BYTES,
+    LINE_BYTES,
+    SWIZZLE_BYTES,
+    make_clear_scales,
+    make_look_up,
+    make_scale_places,
+    run_of,
+)
+from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.walk import Ring, Source
+from minllm.ptx import (
+    cp_async_bulk_shared_global,
+    cp_async_bulk_tensor_2d_shared_global,
+    fence_mbarrier_init,
+    fence_proxy_async,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait_parity,
+)
+from minllm.runtime.tensor_map import tensor_map
+
+SMALLEST_TILE = 16  # keys
+
+
+def can_fetch(kv_format, block_size):
+    """Whether TMA can fetch a cache's codes: lines of whole keys, in boxes after which the swizzle repeats."""
+    code_bytes, run = kv_format.code_bytes, run_of(block_size, SMALLEST_TILE)
+    return LINE_BYTES % code_bytes == 0 and run * code_bytes % SWIZZLE_BYTES == 0
+
+
+def map_of(codes, keys):
+    """The tensor map of a cache's codes for tiles of `keys` keys."""
+    lines = codes.reshape(-1, LINE_BYTES)
+    box_bytes = run_of(codes.shape[2], keys) * codes.shape[3]
+    return tensor_map(lines, (box_bytes // LINE_BYTES, LINE_BYTES), swizzle=LINE_BYTES, promotion=LINE_BYTES)
+
+
+@functools.cache
+def make_barriers(layout, warps):
+    """(setup, filled): make the mbarriers of a warp's ring; the one that says when a stage is filled, 8 bytes before the one that says when
+    it is free."""
+    barriers_at, stages, stage_bytes = layout.barriers_at, layout.stages, layout.stage_bytes
+
+    @cuda.jit(device=True)
+    def setup(ring):
+        if ring.warp < warps and ring.lane == 0:
+            for i in range(2 * stages):
+                mbarrier_init(uint32(ring.base + barriers_at + 8 * i), 1)
+            fence_mbarrier_init()
+
+    @cuda.jit(device=True)
+    def filled(ring, stage):
+        return uint32(ring.base + barriers_at + uint32(stage - ring.base) // uint32(stage_bytes) * uint32(BARRIER_BYTES))
+
+    return setup, filled
+
+
+@functools.cache
+def make_producer(layout, block_size, head_tiles, warps, plan):
+    """produce(cursor, ring, batch, cache): what the producer's warp does; head_tiles: heads of the line per KV head."""
+    keys, row_bytes, scale_words, groups = layout.keys, layout.row_bytes, layout.scale_words, layout.kv_format.groups
+    stage_bytes, ring_bytes, ring_stages = layout.stage_bytes, layout.ring_bytes, layout.stages * layout.stage_bytes
+    aim, look_up = make_look_up(block_size, keys, warps, plan.visible_keys)
+    (scales_of, _), advance = make_scale_places(layout), plan.advance
+    run, rows_per_line, (_, filled) = run_of(block_size, keys), LINE_BYTES // row_bytes, make_barriers(layout, warps)
+    runs, run_bytes, run_scale_bytes = keys // run, run * row_bytes, 4 * scale_words // (keys // run)
+
+    @cuda.jit(device=True)
+    def copy_tile(ahead, head, kv_heads, cache, ring):
+        """Start copying a warp's tile to ring.free, but for runs of which no key is visible."""
+        barrier, scales, visible = filled(ring, ring.free), scales_of(ring), int32(0)
+        for i in range(runs):
+            at = int32(ahead.position + i * run)
+            if at < ahead.stop and int32(at + run) > ahead.start:
+                visible = int32(visible + 1)
+        mbarrier_arrive_expect_tx(barrier, uint32(visible * (2 * (run_bytes + run_scale_bytes))))
+        for i in range(runs):
+            at = int32(ahead.position + i * run)
+            if at < ahead.stop and int32(at + run) > ahead.start:
+                slot = uint32(uint32(at) % uint32(block_size))
+                block_head = uint32(uint32(ring.blocks[i]) * kv_heads + head)
+                row = uint32(block_head * uint32(block_size) + slot)  # of [num_blocks, kv_heads, block_size]
+                to, line = uint32(ring.free + i * run_bytes), uint32(row // uint32(rows_per_line))
+                cp_async_bulk_tensor_2d_shared_global(to, cache.keys, 0, line, barrier)
+                cp_async_bulk_tensor_2d_shared_global(uint32(to + keys * row_bytes), cache.values, 0, line, barrier)
+                if scale_words > 0:
+                    element, to = int64(row) * (2 * groups), uint32(scales + i * run_scale_bytes)
+                    cp_async_bulk_shared_global(to, cache.key_scales, element, run_scale_bytes, barrier)
+                    cp_async_bulk_shared_global(uint32(to + 4 * scale_words), cache.value_scales, element, run_scale_bytes, barrier)
+
+    @cuda.jit(device=True)
+    def produce(cursor, ring, batch, cache):
+        """Have all tiles from the cursor on copied, as stages become free; lane i fills the ring of warp i."""
+        lane, kv_heads = ring.lane, uint32(quotient(batch.line_heads, head_tiles))
+        base = uint32(ring.start + lane * ring_bytes)
+        stage, parity = base, uint32(1)  # all stages are free at first
+        mine = Ring(ring.words, ring.start, base, base, base, parity, lane, lane, ring.blocks)
+        ahead = aim(cursor, batch, mine)
+        while ahead.cursor.left > 0:
+            if lane < warps:
+                here = Ring(ring.words, ring.start, base, base, stage, parity, lane, lane, ring.blocks)
+                mbarrier_wait_parity(uint32(filled(here, stage) + 8), parity)
+                copy_tile(ahead, uint32(quotient(ahead.cursor.head, head_tiles)), kv_heads, cache, here)
+            cuda.syncwarp()
+            ahead = look_up(advance(ahead.cursor, 1, batch), ahead, batch, mine)
+            stage = uint32(stage + stage_bytes)
+            if stage == uint32(base + ring_stages):
+                stage, parity = base, uint32(parity ^ 1)
+
+    return produce
+
+
+@functools.cache
+def make_tma_source(layout, block_size, head_tiles, warps, plan):
+    """Codes by TMA: the warps that compute only wait for tiles and release them."""
+    keys, scale_words = layout.keys, layout.scale_words
+    clear_scales, (setup, filled) = make_clear_scales(layout), make_barriers(layout, warps)
+    row_chunks, row_words, rows_per_line = layout.row_bytes // 16, layout.row_bytes // 4, LINE_BYTES // layout.row_bytes
+
+    @cuda.jit(device=True)
+    def aim(cursor, batch, ring):
+        """The producer does the rest."""
+        return cursor
+
+    @cuda.jit(device=True)
+    def fetch(ahead, ring, batch, cache):
+        return ahead
+
+    @cuda.jit(device=True)
+    def clear_rows(ring, first, rows):
+        """Zeros for `rows` rows of K and of V of the oldest tile, from row `first` on."""
+        word, lane = uint32((ring.stage - ring.start) // 4), ring.lane
+        for row in range(first, first + rows):
+            if lane < row_words:
+                line = quotient(row, rows_per_line)
+                chunk = int32((row - line * rows_per_line) * row_chunks + lane // 4) ^ int32(line % 8)
+                at = uint32(word + line * (LINE_BYTES // 4) + chunk * 4 + lane % 4)
+                ring.words[at] = uint32(0)
+                ring.words[uint32(at + keys * row_words)] = uint32(0)
+
+    @cuda.jit(device=True)
+    def wait(ring, position, visible):
+        """Wait for the oldest tile and, at an edge of the context, clear rows and scales."""
+        start, stop = visible
+        mbarrier_wait_parity(filled(ring, ring.stage), ring.parity)
+        if position < start or int32(position + keys) > stop:
+            before, seen = min(keys, max(0, start - position)), min(keys, max(0, stop - position))
+            clear_rows(ring, 0, before)
+            clear_rows(ring, seen, keys - seen)
+            if scale_words > 0:
+                clear_scales(ring, position, visible)
+            fence_proxy_async()  # before the copies that fill the stage again
+        cuda.syncwarp()
+
+    @cuda.jit(device=True)
+    def release(ring):
+        """All lanes have read the stage: it may be filled again."""
+        cuda.syncwarp()
+        if ring.lane == 0:
+            mbarrier_arrive(uint32(filled(ring, ring.stage) + 8))
+
+    produce, lookups = make_producer(layout, block_size, head_tiles, warps, plan), keys // run_of(block_size, keys)
+    return Source(setup, aim, fetch, wait, release, layout.stage_bytes, layout.ring_bytes, produce, lookups)

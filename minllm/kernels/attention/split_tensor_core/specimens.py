@@ -1,0 +1,100 @@
+"""split_tensor_core as it is launched, and the rungs made of its parts: a unified maximum, a cluster per head, a shared prefix."""
+
+import dataclasses
+
+from numba.cuda import types
+
+from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES, inputs, states
+from minllm.kernels.attention.split_tensor_core import cascade, cluster, split_tensor_core, unified_maximum
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.split_tensor_core import shape_for
+from minllm.kernels.matmul.arguments import HALF_DTYPES
+from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.machine.occupancy import MULTIPROCESSORS
+
+HOPPER = ((9, 0),)
+MAPS = (types.uint64,) * 2  # addresses of the tensor maps of keys and values
+BLOCK_SHARED_BYTES = MULTIPROCESSORS[9, 0].block_shared_bytes
+
+
+def specimens():
+    """All of them."""
+    for dtype in HALF_DTYPES:
+        yield from split_tensor_core_specimens(dtype.name)
+        yield from tensor_copies_specimens(dtype.name)
+        yield unified_maximum_specimen(dtype.name)
+        yield from cluster_specimens(dtype.name)
+        yield from cascade_specimens(dtype.name)
+    yield strided_specimen("bfloat16")
+
+
+def arguments_of(dtype, prefix=(types.none,) * 3, maps=(types.none,) * 2):
+    """The types of split_tensor_core's arguments; prefix: of the states that sequences start from, maps: of tensor maps."""
+    parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
+    return *inputs(dtype), array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *prefix, *maps
+
+
+def split_tensor_core_specimens(dtype):
+    """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
+    for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
+        for capability, targets, line_heads in SPLIT_TARGETS:
+            shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
+            kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, group, splits, shape)
+            details = f"{head_dim}/group_{group}{'/fixed' if splits else ''}/{shape.blocks}x{shape.warps}x{shape.stages}"
+            name = f"attention/split_tensor_core/{details}/{dtype}"
+            contains = (*TENSOR_CORES, "MOVM.16.MT88")
+            yield Specimen(name, kernel, arguments_of(dtype), threads, shape.blocks, shared_bytes, contains, targets=targets)
+
+
+def tensor_copies_specimens(dtype):
+    """The same with rings that the TMA fills."""
+    for head_dim, blocks, stages in ((64, 1, 4), (128, 1, 4), (128, 2, 3), (256, 1, 2)):
+        shape = SplitShape(4, 16, stages, blocks, tensor_copies=True)
+        kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, 4, None, shape)
+        name = f"attention/split_tensor_core/engine/{head_dim}/group_4/{blocks}x4x{stages}/{dtype}"
+        contains, targets = ("UTMALDG.5D*", *TENSOR_CORES[:3], "MOVM.16.MT88"), ((9, 0), (10, 0))
+        yield Specimen(name, kernel, arguments_of(dtype, maps=MAPS), threads, blocks, shared_bytes, contains, targets=targets)
+
+
+def unified_maximum_specimen(dtype):
+    """One maximum for all scores."""
+    shape = shape_for(128, 4, 8, BLOCK_SHARED_BYTES)
+    softmax = unified_maximum.make_unified_softmax
+    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
+    name = f"attention/split_unified_maximum/128/group_4/{dtype}"
+    return Specimen(name, kernel, arguments_of(dtype), threads, shape.blocks, shared_bytes, TENSOR_CORES, targets=HOPPER)
+
+
+def cluster_specimens(dtype):
+    """One short sequence: a cluster of 8 blocks per KV head."""
+    for head_dim, keys, tensor_copies in ((64, 32, True), (128, 16, True), (128, 16, False)):
+        shape = SplitShape(4, keys, 4, 1, tensor_copies)
+        kernel, threads, shared_bytes = cluster.make_cluster_kernel(dtype, head_dim, BLOCK_SIZE, 4, 8, shape)
+        name = f"attention/split_cluster/{head_dim}/group_4/{'engine/' * tensor_copies}{dtype}"
+        maps = MAPS if tensor_copies else (types.none,) * 2
+        arguments = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32, *maps)
+        contains = (*TENSOR_CORES[:3], "MOVM.16.MT88", "UCGABAR_ARV")
+        yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, contains, targets=HOPPER)
+
+
+def cascade_specimens(dtype):
+    """A shared prefix, and decode steps that start from its states."""
+    shape = dataclasses.replace(shape_for(128, 4, 8, BLOCK_SHARED_BYTES), tensor_copies=True)
+    softmax = cascade.make_seeded_softmax
+    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
+    name, arguments = f"attention/split_cascade/suffix/128/group_4/{dtype}", arguments_of(dtype, states(3), MAPS)
+    yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES[:3], targets=HOPPER)
+    for head_dim in (64, 128):
+        kernel, threads, shared_bytes = cascade.make_prefix_kernel(dtype, head_dim, BLOCK_SIZE, 4)
+        arguments = (*inputs(dtype), *states(3), array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
+        name = f"attention/split_cascade/prefix/{head_dim}/group_4/{dtype}"
+        yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, TENSOR_CORES)
+
+
+def strided_specimen(dtype):
+    """A cache in which the layers of a token lie side by side."""
+    of_hopper = (specimen for specimen in split_tensor_core_specimens(dtype) if specimen.targets == HOPPER)
+    like = next(specimen for specimen in of_hopper if "/128/" in specimen.name)
+    name, (query, _, _, *others) = like.name.replace("attention/", "attention/strided/", 1), like.arguments
+    caches = (array(dtype, 4, gaps=True),) * 2
+    return dataclasses.replace(like, name=name, arguments=(query, *caches, *others))

@@ -1,0 +1,250 @@
+"""A block's walk over its run of tiles: the frame that all Flash-Decoding kernels on tensor cores share.
+
+    begin the plan, start filling the rings
+    for each head of the run, or part of a head:
+        for each tile:  start copying a later tile, wait for this one, S = K q, mask, P = softmax S, O += V P
+        put the warps' states together; write the output, or a part of it, which the last block of the head merges
+
+Every warp has a ring of tiles in shared memory that runs on over the end of a head, so that memory is not idle while a head is finished,
+and no warp waits for another within a head. The rest are parameters, NamedTuples of device functions: the plan (plan.py), the source of the
+tiles, the matrix products, the softmax, and the merge (merge_parts.py).
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.attention.split_tensor_core.merge_parts import WarpStates, make_write_zeros, pitch_of
+from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of
+from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
+
+
+class Ring(NamedTuple):
+    """A warp's ring of stages and where the warp stands in it; addresses are shared ones, in bytes."""
+
+    words: Any  # the block's dynamic shared memory as uint32
+    start: int  # address of `words`
+    base: int  # address of this warp's ring
+    stage: int  # address of the oldest tile
+    free: int  # address of the stage that is filled next
+    parity: int  # of the oldest tile's mbarrier
+    warp: int
+    lane: int
+    blocks: Any  # int32: what the source has looked up of a block table
+
+
+class Pipeline(NamedTuple):
+    """What of a Ring changes from tile to tile."""
+
+    stage: int
+    free: int
+    parity: int
+
+
+class Heads(NamedTuple):
+    """The query heads that a head of the line stands for."""
+
+    row: int  # of query and out
+    first: int
+    left: int  # from `first` on: a group's last tile may be smaller
+
+
+class Source(NamedTuple):
+    """Where tiles come from. `ahead` is a Cursor, or what aim makes of it."""
+
+    setup: Any  # (ring): prepare a warp's ring
+    aim: Any  # (cursor, batch, ring) -> ahead
+    fetch: Any  # (ahead, ring, batch, cache) -> ahead: start copying a tile to ring.free
+    wait: Any  # (ring, position, visible): until the oldest tile has arrived; its first key is at `position`
+    release: Any  # (ring): all lanes have read the oldest tile
+    stage_bytes: int  # from one stage to the next
+    ring_bytes: int  # from one warp's ring to the next
+    produce: Any = None  # (cursor, ring, batch, cache): what a producer's warp does instead of all this
+    lookups: int = 1  # elements of ring.blocks
+
+
+class Products(NamedTuple):
+    """Matrix products of a tile. `operands` and `state` are NamedTuples of register arrays."""
+
+    load_query: Any  # (operands, query, heads, lane): start loading query heads
+    prepare: Any  # (operands, state, cursor, cache, lane): make operands of them
+    score: Any  # (scores, operands, ring): S = K q
+    mask: Any  # (scores, position, visible, lane): scores of invisible keys become -inf
+    multiply_values: Any  # (state, scores, ring): O += V P
+    score_count: int  # elements of `scores`
+
+
+class Softmax(NamedTuple):
+    """Online softmax over tiles of scores."""
+
+    clear: Any  # (state, origin, running, cursor, heads, scale, ring): the state before the first tile
+    fold: Any  # (scores, state, operands, running, scale, ring): scores become weights, and the state follows
+    share: Any  # (state, operands, states, heads, ring): write a warp's state to shared memory
+    failed: Any = None  # (state, states, heads): whether this thread knows of weights that are not valid (unified_maximum.py)
+
+
+class Steps(NamedTuple):
+    """What a block does within a walk: the device functions of make_steps."""
+
+    open_ring: Any
+    heads_of: Any
+    fill: Any
+    take_tiles: Any
+
+
+@functools.cache
+def make_steps(group, head_dim, shape, source, products, softmax):
+    """The Steps of blocks of a SplitShape for groups of `group` query heads."""
+    head_tiles, heads_here = head_tiles_of(group, head_dim)
+    threads, tile, stages = 32 * shape.warps, shape.tile, shape.stages
+    stage_bytes, warp_bytes, score_count = source.stage_bytes, source.ring_bytes, products.score_count
+    all_stages = stages * stage_bytes
+
+    @cuda.jit(device=True)
+    def at(ring, pipeline):
+        """The ring where a Pipeline stands. Only the Pipeline is carried through loops: what is fixed stays in registers."""
+        return Ring(ring.words, ring.start, ring.base, pipeline.stage, pipeline.free, pipeline.parity, ring.warp, ring.lane, ring.blocks)
+
+    @cuda.jit(device=True)
+    def filling(ring, i):
+        """The Pipeline whose oldest tile is in stage 0, and which fills stage i next."""
+        return Pipeline(ring.base, uint32(ring.base + i * stage_bytes), uint32(0))
+
+    @cuda.jit(device=True)
+    def open_ring(block_tables, blocks):
+        """This warp's ring. All blocks together prefetch the block tables to L2, a line per thread."""
+        words = cuda.shared.array(0, uint32, alignment=1024)
+        warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
+        start = uint32(shared_address(words, 0))
+        base = uint32(start + warp * warp_bytes)
+        entry = uint32((cuda.blockIdx.x * threads + cuda.threadIdx.x) * 32)
+        if entry < block_tables.shape[0] * block_tables.shape[1]:
+            prefetch_l2(block_tables, entry)
+        ring = Ring(words, start, base, base, base, uint32(0), warp, lane, blocks)
+        source.setup(ring)
+        return ring
+
+    @cuda.jit(device=True)
+    def heads_of(cursor, batch):
+        """The query Heads of the cursor's head of the line."""
+        kv_head = quotient(cursor.head, head_tiles)
+        head_tile = int32(cursor.head - kv_head * head_tiles)
+        first, left = int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
+        return Heads(batch.query_start[uint32(cursor.sequence)], first, left)
+
+    @cuda.jit(device=True)
+    def fill(ahead, ring, batch, cache):
+        """Start copying the first tiles, one less than the ring holds: (ahead, pipeline)."""
+        for i in range(stages - 1):
+            ahead = source.fetch(ahead, at(ring, filling(ring, i)), batch, cache)
+        return ahead, filling(ring, stages - 1)
+
+    @cuda.jit(device=True)
+    def take_tiles(tiles, position, visible, operands, state, running, ahead, ring, pipeline, batch, cache, scale):
+        """Fold `tiles` tiles of one head, whose first key of this warp is at `position`, into the state: (ahead, pipeline)."""
+        scores = cuda.local.array(score_count, float32)
+        for _ in range(tiles):
+            here = at(ring, pipeline)
+            ahead = source.fetch(ahead, here, batch, cache)
+            source.wait(here, position, visible)
+            products.score(scores, operands, here)
+            products.mask(scores, position, visible, ring.lane)
+            softmax.fold(scores, state, operands, running, scale, here)
+            products.multiply_values(state, scores, here)
+            source.release(here)
+            position = int32(position + tile)
+            after, parity = uint32(here.stage + stage_bytes), here.parity
+            if after == uint32(ring.base + all_stages):
+                after, parity = ring.base, uint32(parity ^ 1)
+            pipeline = Pipeline(after, here.stage, parity)
+        return ahead, pipeline
+
+    return Steps(open_ring, heads_of, fill, take_tiles)
+
+
+@functools.cache
+def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=False):
+    """walk(query, cache, batch, out, lse, parts, operands, state, origin, scale), a device function for blocks of a SplitShape.
+
+    load_early: the queries of the next head are loaded while this head's keys are computed on. zeros_early: rows without keys are written
+    before the first tile arrives, not at the end.
+    """
+    warps, keys, tile, turns = shape.warps, shape.keys, shape.tile, shape.turns
+    _, heads_here = head_tiles_of(group, head_dim)
+    state_shape, out_shape = (turns, warps, heads_here), (turns, warps, heads_here, pitch_of(head_dim))
+    write_zeros = make_write_zeros(head_dim, 32 * warps, plan.visible_keys)
+    open_ring, heads_of, fill, take_tiles = make_steps(group, head_dim, shape, source, products, softmax)
+    produce, failed, synchronize, lookups = source.produce, softmax.failed, merge.synchronize, source.lookups
+    has_producer, guarded = produce is not None, failed is not None
+
+    @cuda.jit(device=True)
+    def finish_part(states, cursor, cut, line, parts, arrived, out, lse, heads, scale):
+        """Leave this block's part of a head in memory; the last block to do so merges all parts."""
+        slot = uint32(2 * cuda.blockIdx.x + (0 if line == cut.line else 1))
+        merge.write_part(states, parts, slot, heads, scale)
+        first_slot, count = plan.parts_of_head(cursor, cut, line)
+        if merge.arrive(parts, first_slot, arrived) == count - 1:
+            merge.merge_parts(parts, first_slot, count, out, lse, heads, scale)
+
+    @cuda.jit(device=True)
+    def walk(query, cache, batch, out, lse, parts, operands, state, origin, scale):
+        all_max = cuda.shared.array(state_shape, float32)
+        all_sum = cuda.shared.array(state_shape, float32)
+        all_out = cuda.shared.array(out_shape, float32)
+        arrived = cuda.shared.array(1, int32)
+        ring = open_ring(batch.block_tables, cuda.local.array(lookups, int32))
+        now, cut = plan.begin(batch)
+        if has_producer:
+            cuda.syncthreads()  # all rings' barriers are made
+            if ring.warp == warps:
+                produce(now, ring, batch, cache)
+                return
+        ahead, pipeline = fill(source.aim(now, batch, ring), ring, batch, cache)
+        if zeros_early:
+            write_zeros(out, lse, batch)
+        line, turn = cut.line, uint32(0)
+        rescued = False  # these tiles are taken again with the running maximum
+        if load_early and now.left > 0:
+            products.load_query(operands, query, heads_of(now, batch), ring.lane)
+        while now.left > 0:  # a head, or a part of one
+            heads, visible = heads_of(now, batch), plan.visible_keys(now.sequence, batch)
+            tiles = int32(min(now.left, now.tiles - now.tile))
+            position = int32((now.first + now.tile) * tile + ring.warp * keys)
+            softmax.clear(state, origin, rescued, now, heads, scale, ring)
+            if not load_early:
+                products.load_query(operands, query, heads, ring.lane)
+            products.prepare(operands, state, now, cache, ring.lane)
+            following = plan.advance(now, tiles, batch)
+            if load_early and following.left > 0:
+                products.load_query(operands, query, heads_of(following, batch), ring.lane)
+            ahead, pipeline = take_tiles(tiles, position, visible, operands, state, rescued, ahead, ring, pipeline, batch, cache, scale)
+
+            states = WarpStates(all_max[turn], all_sum[turn], all_out[turn])
+            softmax.share(state, operands, states, heads, ring)
+            synchronize()
+            if guarded:
+                if not rescued and cuda.syncthreads_or(failed(state, states, heads)):
+                    rescued = True
+                    cp_async_wait_group_0()  # tiles fetched meanwhile are fetched again
+                    cuda.syncwarp()
+                    ahead, pipeline = fill(now, ring, batch, cache)
+                    if load_early:
+                        products.load_query(operands, query, heads, ring.lane)
+                    continue
+                rescued = False
+            if tiles == now.tiles:
+                merge.write_whole(states, out, lse, heads, scale)
+            else:
+                finish_part(states, now, cut, line, parts, arrived, out, lse, heads, scale)
+            if turns == 2:  # the next head's states go where nobody reads
+                turn = uint32(1 - turn)
+            else:
+                synchronize()  # all threads have read the shared states
+            line = int32(line + tiles)
+            now = following
+        if not zeros_early:
+            write_zeros(out, lse, batch)
+
+    return walk

@@ -1,0 +1,29 @@
+"""The table of attention's variants: a line registers one (minllm/kernels/variants.py), choice.py chooses among them.
+
+What a variant cannot serve, by new tokens, dtype, GPU or arrays, its stand_in serves: the chains of fallbacks are in this table.
+"""
+
+from minllm.kernels.variants import HALF_DTYPES as HALF
+from minllm.kernels.variants import Variant, Variants
+
+ONE = 1  # new token per sequence: decode steps
+HOPPER = (9, 0)
+ARRAYS, QUANTIZED = "arrays", "quantized caches"
+SHARED_PREFIX, RESIDUAL_WINDOW = "arrays and a shared prefix", "quantized caches and recent keys"
+
+VARIANTS = Variants(
+    "minllm.kernels.attention",
+    Variant("materialized", ".first_rungs.materialized"),
+    Variant("flash_attention_1", ".first_rungs.flash_attention_1"),
+    Variant("flash_attention_2", ".flash_attention_2.flash_attention_2"),
+    Variant("flash_attention_3", ".flash_attention_3.flash_attention_3", dtypes=HALF, capability=HOPPER, stand_in="flash_attention_2"),
+    Variant("split_kv", ".split_kv.split_kv", most_rows=ONE),
+    Variant("split_tensor_core", ".split_tensor_core.split_tensor_core", most_rows=ONE, dtypes=HALF, stand_in="split_kv"),
+    Variant("split_unified_maximum", ".split_tensor_core.unified_maximum", most_rows=ONE, dtypes=HALF, stand_in="split_kv"),
+    Variant("split_cluster", ".split_tensor_core.cluster", most_rows=ONE, dtypes=HALF, capability=HOPPER, stand_in="split_tensor_core"),
+    Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
+    Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),
+    Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
+    # A rung for benchmarks: a batch of the engine does not say which keys its sequences share.
+    Variant("split_cascade", ".split_tensor_core.cascade", most_rows=ONE, dtypes=HALF, reads=SHARED_PREFIX),
+)

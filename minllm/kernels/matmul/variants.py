@@ -1,0 +1,21 @@
+"""The table of the matrix product's variants: a line registers one (minllm/kernels/variants.py), choice.py chooses among them.
+
+A variant whose loads of 16 bytes do not fit the rows of x and weight leaves the call to its stand_in.
+"""
+
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
+from minllm.kernels.variants import HALF_DTYPES as HALF
+from minllm.kernels.variants import Variant, Variants
+
+HOPPER = (9, 0)
+
+VARIANTS = Variants(
+    "minllm.kernels.matmul",
+    Variant("naive", ".naive", "matmul_naive"),
+    Variant("tiled", ".tiled", "matmul_tiled"),
+    Variant("vectorized", ".vectorized", "matmul_vectorized", stand_in="tiled"),
+    Variant("tensor_core", ".tensor_core", "matmul_tensor_core", dtypes=HALF),
+    Variant("wgmma", ".wgmma.wgmma", "matmul_wgmma", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
+    Variant("gemv", ".gemv.gemv", "matmul_gemv", most_rows=MOST_ROWS_OF_GEMV),
+    Variant("flat", ".flat.flat", "matmul_flat", most_rows=MOST_ROWS_OF_FLAT, dtypes=HALF, stand_in="tensor_core"),
+)

@@ -1,0 +1,123 @@
+"""Variants of a stage: one line in the stage's table registers a kernel, and everything else finds it there.
+
+The tables are attention/variants.py and matmul/variants.py. Tests take their parameters from them, the compile gate and `minllm inspect`
+their specimens, `minllm bench kernels` its cases, and LLM(kernel_variants=...) its names. choice.py beside each table says which variant
+serves which call. A table imports a kernel when it is first asked for, so that reading a table costs nothing.
+"""
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import_module = functools.cache(importlib.import_module)  # a launch takes microseconds, and asks the table first
+ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel of a stage, and what it serves.
+
+    Its module may have why_not(*arrays), which says why it cannot serve arrays. The module, or a package around it, has a function or a
+    module `specimens`.
+    """
+
+    name: str
+    module: str  # with a leading dot relative to the stage's package
+    launcher: str = ""  # the function in the module that launches the kernel; empty if callers take the whole module
+    most_rows: int | None = None  # new tokens per sequence (attention) or rows of x (matmul) in a call; None for any number
+    dtypes: tuple[str, ...] = ALL_DTYPES
+    capability: tuple[int, int] | None = None  # the compute capability of the only GPUs that run it; None for all
+    stand_in: str = ""  # the variant that serves what this one cannot
+    reads: str = "arrays"  # the arguments of its launcher: variants with the same ones can be swapped by name
+
+    def takes_rows(self, rows: int) -> bool:
+        """Whether a call may have this many new tokens per sequence, or rows of x."""
+        return self.most_rows is None or rows <= self.most_rows
+
+
+class Variants(Mapping[str, Any]):
+    """The table of a stage: name -> what launches the kernel, a function or a module. `entries` holds the Variant of each name."""
+
+    def __init__(self, package: str, *variants: Variant):
+        self.package, self.stage = package, package.rpartition(".")[2]
+        self.entries: dict[str, Variant] = {}
+        for variant in variants:
+            self.register(variant)
+
+    def register(self, variant: Variant) -> None:
+        """Add a variant."""
+        self.entries[variant.name] = variant
+
+    def __getitem__(self, name: str) -> Any:
+        launcher, module = self.entry(name).launcher, self.module(name)
+        return getattr(module, launcher) if launcher else module
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def entry(self, name: str) -> Variant:
+        """The Variant of this name. Raises KeyError, which lists the names there are."""
+        if name not in self.entries:
+            raise KeyError(f"no {self.stage} kernel is called {name!r}; there are {', '.join(self.entries)}")
+        return self.entries[name]
+
+    def module(self, name: str) -> Any:
+        """The module of a variant, imported now if it was not before."""
+        return import_module(self.entry(name).module, self.package)
+
+    def names(self, reads: str = "arrays", dtype: str | None = None) -> list[str]:
+        """The variants whose launchers take these arguments, and this dtype."""
+        return [name for name, found in self.entries.items() if found.reads == reads and (dtype is None or dtype in found.dtypes)]
+
+    def why_not(
+        self, name: str, rows: int, dtype: str, capability: tuple[int, int] | None = None, arrays: tuple = (), reads: str = "arrays"
+    ) -> str | None:
+        """Why a variant cannot serve a call, as a sentence; None if it can.
+
+        capability: of the GPU, None in the simulator. arrays: what the module's own why_not asks about, or nothing.
+        """
+        found = self.entry(name)
+        if reads != found.reads:
+            return f"{name} takes {found.reads}, not {reads}"
+        if not found.takes_rows(rows):
+            return f"{name} takes up to {found.most_rows} rows, not {rows}"
+        if dtype not in found.dtypes:
+            return f"{name} takes {', '.join(found.dtypes)}, not {dtype}"
+        if found.capability not in (None, capability):
+            return f"{name} needs a GPU of compute capability {'.'.join(map(str, found.capability))}"
+        own = getattr(self.module(name), "why_not", None) if arrays else None
+        return own(*arrays) if own else None
+
+    def serving(self, name: str, rows: int, dtype: str, capability: tuple[int, int] | None = None, reads: str = "arrays") -> str:
+        """The name itself, or the first of its stand-ins that `why_not` has nothing against; the last one serves everything else."""
+        while self.entry(name).stand_in and self.why_not(name, rows, dtype, capability, reads=reads):
+            name = self.entry(name).stand_in
+        return name
+
+    def stand_in(self, name: str) -> Any:
+        """What launches the stand-in of a variant: for launchers, to hand over arrays that their kernel cannot serve."""
+        return self[self.entry(name).stand_in]
+
+    def specimens(self) -> Iterator[Any]:
+        """The specimens of all variants: those of each module, or of the nearest package around it, once."""
+        for module in dict.fromkeys(map(self.specimens_module, self.entries)):
+            yield from module.specimens()
+
+    def specimens_module(self, name: str) -> Any:
+        """The module with the function `specimens` that lists this variant's."""
+        module = self.module(name)
+        if hasattr(module, "specimens"):
+            return module
+        package = module.__name__.rpartition(".")[0]
+        while importlib.util.find_spec(f"{package}.specimens") is None:
+            package = package.rpartition(".")[0]
+        return importlib.import_module(f"{package}.specimens")

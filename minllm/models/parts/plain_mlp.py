@@ -1,0 +1,65 @@
+"""The feed-forward without a gate: down(activation(up(x))), as in GPT-2.
+
+The activation reads and writes one element per output of `up`, with some 10 operations (GELU).
+
+Source: Vaswani et al. 2017, "Attention is all you need", section 3.3.
+"""
+
+from dataclasses import dataclass
+
+from minllm.models.config import ModelConfig
+from minllm.models.parts.terms import Matrix, Norm, Sizes, Stage
+from minllm.ops.protocol import Array, NormWeights, Ops
+from minllm.weights.linear import Linear
+from minllm.weights.shard import INPUTS
+from minllm.weights.stored import stored_linear
+
+FIELDS = ("intermediate_size", "activation", "mlp_bias")
+ACTIVATION_OPERATIONS = 10  # per element
+
+
+@dataclass
+class PlainMlp:
+    """A layer's feed-forward. Before loading the fields hold what the file stores for them (weights/stored.py)."""
+
+    norm: NormWeights
+    up: Linear  # [intermediate, hidden]
+    down: Linear  # [hidden, intermediate]
+    activation: str
+
+    def forward(self, ops: Ops, x: Array, residual: Array | None) -> tuple[Array, Array | None]:
+        """The feed-forward of the normalised x + residual [T, hidden]."""
+        normalised, residual = ops.add_norm(x, residual, self.norm)  # [T, hidden] both
+        return ops.mlp(normalised, self.up, self.down, self.activation), residual  # [T, hidden] both
+
+
+def gpt2_tensors(config: ModelConfig, prefix: str) -> PlainMlp:
+    """The part in GPT-2's files; prefix: "transformer.h.3."."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return PlainMlp(
+        norm=config.norm_of(f"{prefix}ln_2"),
+        up=stored_linear(prefix, "mlp.c_fc", inner, hidden, config.mlp_bias, transposed=True),
+        down=stored_linear(prefix, "mlp.c_proj", hidden, inner, config.mlp_bias, axis=INPUTS, transposed=True),
+        activation=config.activation,
+    )
+
+
+def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
+    """The linear layers, in order."""
+    return (
+        Matrix("MLP up projection", config.intermediate_size, config.hidden_size, config.mlp_bias),
+        Matrix("MLP down projection", config.hidden_size, config.intermediate_size, config.mlp_bias),
+    )
+
+
+def vector_parameters(config: ModelConfig) -> int:
+    """The norm of the hidden state and the biases of the matrices are all there is."""
+    return 0
+
+
+def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
+    """What the part does, in order; the bytes and operations of all but matrices and norms, over all layers."""
+    up, down = matrices(config)
+    elements = config.num_hidden_layers * s.tokens * config.intermediate_size
+    activation = Stage("MLP activation", activation_bytes=2 * elements * s.item, other_flops=ACTIVATION_OPERATIONS * elements)
+    return [Norm("MLP norm"), up, activation, down]

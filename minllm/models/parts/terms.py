@@ -1,0 +1,75 @@
+"""What a part says of its costs: its matrices, its norms, and the bytes and operations of everything else.
+
+costs/stages.py makes stages of the matrices and norms, and adds embedding and head.
+"""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from minllm.weights.format import WeightFormat
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, over all layers. flops: of matrix products. other_flops: of everything else, roughly."""
+
+    name: str
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    flops: int = 0
+    other_flops: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All memory traffic."""
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """Operations per byte moved."""
+        return (self.flops + self.other_flops) / self.bytes
+
+
+class Matrix(NamedTuple):
+    """A linear layer that every token passes: the stage's name, its shape, and whether it has a bias."""
+
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the matrix; those of the bias come on top."""
+        return self.outputs * self.inputs
+
+
+class Norm(NamedTuple):
+    """The normalisation of the hidden state in front of a part. without_residual: layers whose norm has no residual to add."""
+
+    name: str
+    without_residual: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a step works on, and the bytes of a number: `item` for activations, embeddings, head, norms and biases."""
+
+    tokens: int  # T
+    rows: int  # R
+    visible: int  # pairs of a query and a key that it sees, over all layers
+    read: int  # tokens whose keys and values are read in the cache's format, over all layers
+    item: int = 2
+    matrix_item: float = 2  # in the layers' matrices
+    kv_item: float = 2
+    exact: int = 0  # tokens of a residual window that are read as they are, over all layers
+    weight_format: WeightFormat | None = None  # sets matrix_item for each matrix, its part of the scales included
+
+    def of_matrix(self, matrix: Matrix) -> "Sizes":
+        """These sizes with the bytes per number of one matrix, exactly."""
+        if self.weight_format is None:
+            return self
+        found = self.weight_format.matrix_bytes(matrix.outputs, matrix.inputs)
+        return replace(self, matrix_item=Fraction(found, matrix.parameters))

@@ -1,0 +1,40 @@
+"""One CUDA thread of a simulation: a greenlet that knows its place in the grid."""
+
+from collections import deque
+from typing import NamedTuple
+
+from greenlet import getcurrent, greenlet
+
+WARP_SIZE = 32
+
+
+class Dimensions(NamedTuple):
+    """Three sizes or indices: the value of threadIdx, blockIdx, blockDim or gridDim."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+
+
+class Thread(greenlet):
+    """One CUDA thread: its place, and the asynchronous copies that it has started."""
+
+    def __init__(self, block, number, run):
+        super().__init__(run)
+        size = block.dimensions
+        self.block, self.number = block, number
+        self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
+        self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
+        self.warp.threads.append(self)
+        self.warp.lanes |= 1 << self.lane
+        self.waiting_for = None
+        self.result = None
+        self.copies, self.copy_groups = [], deque()
+        self.has_waited_for_predecessors = False  # griddepcontrol.wait
+        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or wgmma
+
+
+def current_thread():
+    """The simulated thread that is running, or None outside a simulation."""
+    thread = getcurrent()
+    return thread if isinstance(thread, Thread) else None

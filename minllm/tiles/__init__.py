@@ -1,0 +1,1 @@
+"""The vocabulary of fast kernels: tiles in shared memory and in registers."""

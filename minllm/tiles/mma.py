@@ -1,0 +1,79 @@
+"""Matmuls of a warp on tensor cores: mma.sync m16n8k16 on tiles in padded shared rows (cp_async.py), read by ldmatrix.
+
+The left matrix has 16 * row_tiles rows for each warp, and stays in registers if it fits, as A operands: of each 16 x 16 tile a lane has
+four words. The right matrix lies in shared memory; ldmatrix reads it as it is, or transposed on the way. Accumulators are those of rows.py,
+and become A operands of the next matmul once they are packed to 16 bits.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, uint32
+
+from minllm.ptx import ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16, shared_address
+from minllm.tiles.cp_async import row_words_of
+
+
+class WarpMatmuls(NamedTuple):
+    """Device functions that all lanes of a warp call together; `row` is the warp's first row of the left matrix, which begins at word 0."""
+
+    load_left: Any  # load_left(left, shared, row, lane): the left matrix to registers, if it stays there
+    multiply_transposed: Any  # multiply_transposed(acc, left, shared, row, lane): acc = L R^T, R [keys, depth] from word right_at on
+    multiply: Any  # multiply(acc, weights, shared, lane): acc += W V, W an accumulator [rows, keys], V [keys, depth] from word values_at on
+
+
+@functools.cache
+def make_warp_matmuls(dtype, depth, keys, row_tiles, right_at, values_at, left_in_registers, weight_rows):
+    """WarpMatmuls of 16-bit `dtype`; depth, a multiple of 16, and `keys` as above; weight_rows: the Rows of W, which pack it."""
+    mma = mma_m16n8k16_bf16 if dtype == "bfloat16" else mma_m16n8k16_f16
+    row_words, steps = row_words_of(depth), depth // 16
+    depth_blocks, key_blocks, key_steps = depth // 8, keys // 8, keys // 16
+    acc_count, weight_words = keys // 2 * row_tiles, 4 * row_tiles
+
+    @cuda.jit(device=True)
+    def load_step(left, at, shared, row, row_tile, step, lane):
+        """The A operand of one step: rows by lane % 16, left and right 8 columns by lane // 16."""
+        source = row + 16 * row_tile + lane % 16
+        ldmatrix_x4(left, at, shared_address(shared, source * row_words + step * 8 + lane // 16 * 4))
+
+    @cuda.jit(device=True)
+    def load_left(left, shared, row, lane):
+        if left_in_registers:
+            for row_tile in range(row_tiles):
+                for step in range(steps):
+                    load_step(left, 4 * (row_tile * steps + step), shared, row, row_tile, step, lane)
+
+    @cuda.jit(device=True)
+    def multiply_transposed(acc, left, shared, row, lane):
+        right = cuda.local.array(4, uint32)
+        for i in range(acc_count):
+            acc[i] = float32(0.0)
+        right_row = lane % 8 + lane // 16 * 8  # two blocks of 8 keys, each with its left and right 8 columns
+        source = shared_address(shared, right_at + right_row * row_words + lane // 8 % 2 * 4)
+        for step in range(steps):
+            if not left_in_registers:
+                for row_tile in range(row_tiles):
+                    load_step(left, 4 * row_tile, shared, row, row_tile, step, lane)
+            for key_step in range(key_steps):
+                ldmatrix_x4(right, 0, uint32(source + 4 * (16 * key_step * row_words + 8 * step)))
+                for row_tile in range(row_tiles):
+                    a = 4 * (row_tile * steps + step) if left_in_registers else 4 * row_tile
+                    c = 4 * (row_tile * key_blocks + 2 * key_step)
+                    mma(acc, c, left, a, right, 0)
+                    mma(acc, c + 4, left, a, right, 2)
+
+    @cuda.jit(device=True)
+    def multiply(acc, weights, shared, lane):
+        source = shared_address(shared, values_at + lane % 16 * row_words + lane // 16 * 4)
+        left, right = cuda.local.array(weight_words, uint32), cuda.local.array(4, uint32)
+        for key_step in range(key_steps):
+            for row_tile in range(row_tiles):
+                weight_rows.pack(weights, row_tile, key_step, left, 4 * row_tile)
+            for step in range(steps):
+                ldmatrix_x4_trans(right, 0, uint32(source + 4 * (16 * key_step * row_words + 8 * step)))
+                for row_tile in range(row_tiles):
+                    c = 4 * (row_tile * depth_blocks + 2 * step)
+                    mma(acc, c, left, 4 * row_tile, right, 0)
+                    mma(acc, c + 4, left, 4 * row_tile, right, 2)
+
+    return WarpMatmuls(load_left, multiply_transposed, multiply)

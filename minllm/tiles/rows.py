@@ -1,0 +1,163 @@
+"""Rows of an accumulator in registers: mask, maximum, exponentials, scale, conversion to 16 bits, store.
+
+mma.sync and wgmma leave an accumulator of 16 * row_tiles rows with a warp in the same way. Lane l holds two neighbouring elements of each
+8 columns in row l // 4 of every 16 rows, and two in row l // 4 + 8:
+
+    acc[4 * (row_tile * columns / 8 + block) + 2 * half + i]  is  row 16 * row_tile + 8 * half + l // 4, column 8 * block + 2 * (l % 4) + i
+
+So a lane holds parts of 2 * row_tiles rows, which the operations below number row = 2 * row_tile + half, and four lanes share each row.
+PTX ISA, "Matrix fragments for mma.m16n8k16" and "Register fragments and shared memory matrix layouts for wgmma".
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.ptx import ex2, pack_bf16x2, pack_f16x2, store_128
+
+ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part
+
+
+class Rows(NamedTuple):
+    """Device functions over one row of an accumulator `acc`; all lanes of the warp call them together."""
+
+    position: Any  # position(row, lane): which of the warp's rows it is
+    column: Any  # column(lane): the lane's first column; its others are 8 * block and 8 * block + 1 further
+    mask: Any  # mask(acc, row, first, last): columns before `first` and after `last`, counted from column(lane), become -inf
+    maximum: Any  # maximum(acc, row, start): the largest element of the row, or start, in all of its lanes
+    subtract: Any  # subtract(acc, row, amount)
+    exponentials: Any  # exponentials(acc, row, maximum, scale, total): x becomes 2 ** (scale * (x - maximum)); total plus the lane's sum
+    sum: Any  # sum(total): the sum over the row's lanes
+    scale: Any  # scale(acc, row, factor)
+    pack: Any  # pack(acc, row_tile, step, words, at): columns 16 * step to 16 * step + 16 as the A operand of mma, words[at:at + 4]
+    store: Any  # store(acc, row, factor, out, start, inside, lane): out[start:start + columns] = row * factor, if it is inside
+
+
+@functools.cache
+def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
+    """Rows of accumulators [16 * row_tiles, columns] that are packed and stored as 16-bit `dtype`.
+
+    padded: columns in registers, where they are more than are stored. fused: scale * x - scale * maximum is one FMA in `exponentials`. It
+    keeps the rounding error of scale * maximum (at 1e5 to base 2 a part in 300); without it, the difference comes first, and is exact.
+    """
+    blocks = (padded or columns) // 8
+
+    @cuda.jit(device=True)
+    def first_element(row):
+        """Where the lane's part of a row begins in `acc`; blocks of 8 columns follow each other at a distance of 4."""
+        return row // 2 * 4 * blocks + row % 2 * 2
+
+    mask, maximum, subtract, scale = make_elementwise(blocks, first_element)
+    pack, store = make_conversion(columns, blocks, dtype, first_element)
+
+    @cuda.jit(device=True)
+    def position(row, lane):
+        return row // 2 * 16 + row % 2 * 8 + lane // 4
+
+    @cuda.jit(device=True)
+    def column(lane):
+        return 2 * (lane % 4)
+
+    @cuda.jit(device=True)
+    def exponentials(acc, row, maximum, scale, total):
+        at = first_element(row)
+        shift = maximum * scale
+        for block in range(blocks):
+            if fused:
+                left, right = ex2(acc[at + 4 * block] * scale - shift), ex2(acc[at + 4 * block + 1] * scale - shift)
+            else:
+                left, right = ex2((acc[at + 4 * block] - maximum) * scale), ex2((acc[at + 4 * block + 1] - maximum) * scale)
+            acc[at + 4 * block], acc[at + 4 * block + 1] = left, right
+            total = total + (left + right) if fused else total + left + right
+        return total
+
+    @cuda.jit(device=True)
+    def sum_of_lanes(total):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
+        return total + cuda.shfl_xor_sync(ALL_LANES, total, 2)
+
+    return Rows(position, column, mask, maximum, subtract, exponentials, sum_of_lanes, scale, pack, store)
+
+
+def make_elementwise(blocks, first_element):
+    """(mask, maximum, subtract, scale) of Rows with 8 * blocks columns."""
+
+    @cuda.jit(device=True)
+    def mask(acc, row, first, last):
+        """Limits that count from the lane's first column are compared with constants: 92 instructions fewer for 64 elements."""
+        at = first_element(row)
+        for block in range(blocks):
+            for i in range(2):
+                if int32(8 * block + i) > last or int32(8 * block + i) < first:
+                    acc[at + 4 * block + i] = float32(-math.inf)
+
+    @cuda.jit(device=True)
+    def maximum(acc, row, start):
+        at = first_element(row)
+        highest = start
+        for block in range(blocks):
+            highest = max(highest, max(acc[at + 4 * block], acc[at + 4 * block + 1]))
+        highest = max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 1))
+        return max(highest, cuda.shfl_xor_sync(ALL_LANES, highest, 2))
+
+    @cuda.jit(device=True)
+    def subtract(acc, row, amount):
+        at = first_element(row)
+        for block in range(blocks):
+            acc[at + 4 * block] -= amount
+            acc[at + 4 * block + 1] -= amount
+
+    @cuda.jit(device=True)
+    def scale(acc, row, factor):
+        at = first_element(row)
+        for block in range(blocks):
+            acc[at + 4 * block] *= factor
+            acc[at + 4 * block + 1] *= factor
+
+    return mask, maximum, subtract, scale
+
+
+def make_conversion(columns, blocks, dtype, first_element):
+    """(pack, store) of Rows with 8 * blocks columns, of which `columns` are stored."""
+    pack_pair = pack_bf16x2 if dtype == "bfloat16" else pack_f16x2
+    stored, whole_groups = columns // 8, columns % 32 == 0
+
+    @cuda.jit(device=True)
+    def pack(acc, row_tile, step, words, at):
+        source = 4 * (row_tile * blocks + 2 * step)
+        for i in range(4):
+            words[at + i] = pack_pair(acc[source + 2 * i], acc[source + 2 * i + 1])
+
+    @cuda.jit(device=True)
+    def exchange(words, i, j, odd, distance):
+        """Swap words[j] of the lane whose bit is clear with words[i] of the other: one step of a transpose over lanes."""
+        sent = int32(words[i] if odd else words[j])
+        received = uint32(cuda.shfl_xor_sync(ALL_LANES, sent, distance))
+        if odd:
+            words[i] = received
+        else:
+            words[j] = received
+
+    @cuda.jit(device=True)
+    def store(acc, row, factor, out, start, inside, lane):
+        """A row's 16 bytes of each 8 columns are spread over four lanes. Transposed among them, four times four words become 16 bytes per
+        lane, neighbouring ones side by side: whole sectors, and no shared memory."""
+        at = first_element(row)
+        words = cuda.local.array(4, uint32)
+        start += int64(8 * (lane % 4))
+        for group in range((stored + 3) // 4):
+            for i in range(4):
+                block = 4 * group + i
+                words[i] = pack_pair(acc[at + 4 * block] * factor, acc[at + 4 * block + 1] * factor) if block < stored else uint32(0)
+            odd = lane % 2 == 1
+            exchange(words, 0, 1, odd, 1)
+            exchange(words, 2, 3, odd, 1)
+            odd = lane // 2 % 2 == 1
+            exchange(words, 0, 2, odd, 2)
+            exchange(words, 1, 3, odd, 2)
+            if inside and (whole_groups or 32 * group + 8 * (lane % 4) < columns):
+                store_128(out, start + int64(32 * group), words[0], words[1], words[2], words[3])
+
+    return pack, store

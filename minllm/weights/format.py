@@ -1,0 +1,93 @@
+"""The interface of a weight format: bytes, the way from a checkpoint to arrays, the NumPy linear, and the kernels.
+
+A format is a value that travels with each Linear, as KvFormat does with a cache (kernels/quantization/formats.py). What a checkpoint
+decides for itself (group size, modules left as they are) are fields of the instance. To add one: a file with a subclass, and its line in
+formats.py. Loading, operations, costs, the memory budget and `minllm plan` ask the format and nothing else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.weights.shard import Shard
+from minllm.weights.stored import Projection
+
+
+class LinearKernels(NamedTuple):
+    """How a GPU multiplies by weights of a format. A launcher writes `out` on `stream`; `weight` is Linear.weight.
+
+    Fusions are optional: for None the operations are composed (ops/composed.py).
+    """
+
+    variants: Mapping[str, Callable]  # name -> launcher(x, weight, out, bias, stream)
+    choose: Callable[[Any, Any], str]  # (x, weight) -> the variant for these arrays
+    most_rows: Mapping[str, int] = {}  # the most rows of x that a variant takes, if it is limited
+    activations: Mapping[str, Callable] = {}  # variant -> quantiser(x, empty, stream) of x, for variants that multiply quantised rows
+    gated: Callable | None = None  # (variant, x, weight) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
+    # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.
+    normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
+    normed_gated: Callable | None = None  # (x, weight, out, stream, norm=, epsilon=)
+    normed_qkv: Callable | None = None  # as matmul/gemv/gemv_qkv.py's gemv_qkv_rope_append
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A format of the matrices [outputs, inputs] of linear layers. `weight` below: a host or device array, or a NamedTuple of arrays."""
+
+    name: str
+    matrix_itemsize: float  # bytes per number of a matrix, without scales
+    rates: tuple[str, ...] = ()  # of machine.hardware.Gpu: what tensor cores multiply it at, best first
+    itemsize: int = 2  # bytes per number of all else (embeddings, head, norms, biases, activations) in a plan
+    excluded: tuple[str, ...] = ("lm_head",)  # modules that stay plain: full names, or their last parts
+
+    is_plain = False  # numbers as they are, in the dtype of the activations
+    is_option = True  # LLM(quantization=name) loads it
+
+    def covers(self, name: str) -> bool:
+        """Whether a module's matrix is held in this format."""
+        return not any(name == one or name.endswith(f".{one}") for one in self.excluded)
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a matrix in memory, scales and zeros included."""
+        return int(outputs * inputs * self.matrix_itemsize)
+
+    def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that hold a module's matrix in the file; a plain matrix unless the format overrides it."""
+        return {f"{projection.name}.weight": projection.stored_shape}
+
+    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Any:
+        """The shard of the stacked modules' weight, as host arrays.
+
+        checkpoint: tensor(name) for floating-point numbers, array(name) for codes (models/checkpoint.py). A format that checkpoints store
+        overrides this method; one that is made while loading overrides `encode` alone.
+        """
+        parts = []
+        for one in projections:
+            matrix = checkpoint.tensor(f"{one.name}.weight")
+            parts.append(one.cut(matrix.T if one.transposed else matrix, shard))
+        return self.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def encode(self, matrix: np.ndarray) -> Any:
+        """The weight that a floating-point matrix [outputs, inputs] becomes, as host arrays: a NamedTuple of them, or one."""
+        raise NotImplementedError(f"{self.name} is not made of plain matrices")
+
+    def place(self, ops: Any, weight: Any) -> Any:
+        """The weight's host arrays as arrays of the machine `ops`."""
+        return ops.array(weight) if isinstance(weight, np.ndarray) else type(weight)(*map(ops.array, weight))
+
+    def dequantize(self, weight: Any) -> np.ndarray:
+        """The matrix [outputs, inputs] that a weight's host arrays stand for, float32."""
+        raise NotImplementedError(f"{self.name} has no reference")
+
+    def linear(self, x: np.ndarray, weight: Any, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
+        """The reference: x @ weight.T + bias, summed in float32, rounded to `out_dtype` or else to x's dtype."""
+        from minllm.kernels.matmul.reference import matmul_reference  # here, so that a plan needs no kernels
+
+        return matmul_reference(x, self.dequantize(weight), bias, out_dtype)
+
+    @property
+    def kernels(self) -> LinearKernels | None:
+        """How a GPU multiplies by it; None if there are no kernels."""
+        return None

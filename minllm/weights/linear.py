@@ -1,0 +1,20 @@
+"""A linear layer of the forward pass: the weight in the arrays of its format, and what belongs to it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minllm.weights.shard import WHOLE, Shard
+
+if TYPE_CHECKING:
+    from minllm.weights.format import WeightFormat
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """y = x @ weight.T + bias. The bias is plain, in the dtype of the activations."""
+
+    weight: Any  # an array [outputs, inputs], or the NamedTuple of arrays that the format makes of one
+    bias: Any | None  # [outputs]
+    format: "WeightFormat"
+    shape: tuple[int, int]  # (outputs, inputs) of this shard
+    shard: Shard = WHOLE

@@ -1,0 +1,41 @@
+"""Weights as they are: every number in the dtype of the activations. float32 takes 4 bytes, float16 and bfloat16 take 2.
+
+NumPy multiplies by float32 copies of the rounded numbers (ops/numpy_ops.py), so on a CPU each takes 4 bytes.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.weights.format import LinearKernels, WeightFormat
+
+
+@dataclass(frozen=True)
+class PlainFormat(WeightFormat):
+    """float32, float16 or bfloat16; a weight is one array [outputs, inputs]."""
+
+    excluded: tuple[str, ...] = ()
+
+    is_plain = True
+    is_option = False  # LLM(dtype=) chooses it
+
+    def encode(self, matrix: np.ndarray) -> np.ndarray:
+        """The matrix itself; the machine rounds it."""
+        return matrix
+
+    def place(self, ops: Any, weight: np.ndarray) -> Any:
+        """The matrix as the machine keeps weights, rounded to its dtype."""
+        return ops.weight(weight)
+
+    def dequantize(self, weight: np.ndarray) -> np.ndarray:
+        """The matrix itself."""
+        return weight
+
+    @functools.cached_property
+    def kernels(self) -> LinearKernels:
+        """The ladder of kernels/matmul."""
+        from minllm.weights.plain_kernels import KERNELS  # here, so that a plan needs no kernels
+
+        return KERNELS

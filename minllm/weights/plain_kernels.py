@@ -1,0 +1,33 @@
+"""The matrix products of plain weights, and what is fused with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.choice import choose_for
+from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
+from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
+from minllm.weights.format import LinearKernels
+
+
+def gated(variant: str, x: Any, weight: Any) -> Callable | None:
+    """The launcher of silu(gate) * up within this variant; None if it has none for these arrays."""
+    if variant == "gemv":
+        return gated_gemv
+    if variant == "flat" and fits_flat(x, weight):
+        return gated_flat
+    return matmul_silu_and_multiply if variant == "wgmma" and fits_wgmma(x, weight) else None
+
+
+KERNELS = LinearKernels(
+    variants=VARIANTS,
+    choose=choose_for,
+    most_rows={name: found.most_rows for name, found in VARIANTS.entries.items() if found.most_rows is not None},
+    gated=gated,
+    normed_linear=matmul_gemv,
+    normed_gated=gated_gemv,
+    normed_qkv=gemv_qkv_rope_append,
+)

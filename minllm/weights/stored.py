@@ -1,0 +1,110 @@
+"""The linear layers of a checkpoint: which modules a Linear is made of, and how their tensors are cut for a shard.
+
+Query, key and value projections are stacked into one Linear, gate and up into another, so that a layer reads its input once. Each of the
+stacked projections is cut for itself, by heads or rows, so that rank r has the same heads of q, k and v.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.errors import InvalidOptionError
+from minllm.weights.shard import INPUTS, OUTPUTS, Shard
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear module of a checkpoint; its format says which tensors its matrix is stored in."""
+
+    name: str  # "model.layers.0.self_attn.q_proj"
+    outputs: int
+    inputs: int
+    bias: bool = False
+    transposed: bool = False  # the matrix is stored [inputs, outputs], as GPT-2's Conv1D does
+    units: tuple[int, ...] = ()  # indivisible groups of outputs (heads), for each section that is cut by itself; () cuts between any rows
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """Indivisible groups of outputs in each section."""
+        return self.units or (self.outputs,)
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """The shape of a plain matrix in the file."""
+        return (self.inputs, self.outputs) if self.transposed else (self.outputs, self.inputs)
+
+    def cut(
+        self, tensor: np.ndarray, shard: Shard, outputs_axis: int | None = 0, inputs_axis: int | None = 1, block: tuple[int, int] = (1, 1)
+    ) -> np.ndarray:
+        """The shard's part of a tensor of this module, a view where it is one slice.
+
+        outputs_axis, inputs_axis: the tensor's axes that run along outputs and inputs; None: the tensor has no such axis. block: outputs
+        and inputs for each element, 1 for the matrix itself; (1, 128) for scales of groups of 128 inputs, (8, 1) for eight codes in a word.
+        """
+        if shard.ranks == 1:
+            return tensor
+        axis, size = ((outputs_axis, block[0]), (inputs_axis, block[1]))[shard.axis]
+        if axis is None:
+            return tensor
+        slices = [self._elements(rows, size) for rows in self._cut_rows(shard)]
+        parts = [tensor[(slice(None),) * axis + (one,)] for one in slices]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+
+    def _cut_rows(self, shard: Shard) -> Iterator[slice]:
+        """The shard's outputs in each section, or its inputs."""
+        if shard.axis == INPUTS:
+            part = shard.part(self.inputs, INPUTS)
+            yield slice(part.start, part.stop)
+            return
+        rows, first = self.outputs // sum(self.sections), 0  # rows per unit
+        for count in self.sections:
+            part = shard.part(count, OUTPUTS)
+            yield slice((first + part.start) * rows, (first + part.stop) * rows)
+            first += count
+
+    def _elements(self, rows: slice, size: int) -> slice:
+        """The elements for a slice of outputs or inputs, `size` of them each."""
+        if rows.start % size or rows.stop % size:
+            raise InvalidOptionError(f"{self.name} has blocks of {size}, and a cut at {rows.start} or {rows.stop} would divide one.")
+        return slice(rows.start // size, rows.stop // size)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """An array of the forward that is one tensor of the file: a norm, an embedding."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredLinear:
+    """A Linear before it is loaded: projections stacked along their outputs. axis: where tensor parallelism cuts it."""
+
+    projections: tuple[Projection, ...]
+    axis: int = OUTPUTS
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs) of the whole."""
+        return sum(one.outputs for one in self.projections), self.projections[0].inputs
+
+    def shape_of(self, shard: Shard) -> tuple[int, int]:
+        """(outputs, inputs) of a shard."""
+        outputs = 0
+        for one in self.projections:
+            units = sum(len(shard.part(count, OUTPUTS)) for count in one.sections)
+            outputs += units * (one.outputs // sum(one.sections))
+        return outputs, len(shard.part(self.shape[1], INPUTS))
+
+    @property
+    def biases(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the biases, which no format quantises."""
+        return {f"{one.name}.bias": (one.outputs,) for one in self.projections if one.bias}
+
+
+def stored_linear(prefix: str, name: str, outputs: int, inputs: int, bias: bool = False, **options) -> StoredLinear:
+    """A Linear of one module. options: `axis`, and those of Projection."""
+    axis = options.pop("axis", OUTPUTS)
+    return StoredLinear((Projection(prefix + name, outputs, inputs, bias, **options),), axis)

@@ -1,0 +1,52 @@
+"""Few cases that meet everything which many cases meet: the part of a long list that `make test` runs; `make test-all` runs the list.
+
+A case is described by its features: properties on which a bug could depend, such as a kernel's dtype. A covering selection of a list has,
+for every feature of any case in the list, at least one case with this feature. It leaves out combinations of features, and no feature.
+
+    @pytest.mark.covering("case.dtype", "case.head_dim", "module + case.dtype")
+    @pytest.mark.parametrize("case", CASES) ...
+
+A feature of the mark is a parameter of the test, an attribute of one, or several of them whose combinations must all be met.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import reduce
+from typing import Any, TypeVar
+
+Case = TypeVar("Case")
+
+
+def covering(cases: Sequence[Case], features: Callable[[Case], Iterable[Hashable]]) -> list[Case]:
+    """A covering selection in the order of `cases`, the same in every run: the case with the most features not yet met is taken first."""
+    missing_from = [set(features(case)) for case in cases]
+    chosen = []
+    while any(missing_from):
+        best = max(range(len(cases)), key=lambda index: len(missing_from[index]))  # the first of equals
+        chosen.append(best)
+        met = set(missing_from[best])
+        for missing in missing_from:
+            missing -= met
+    return [cases[index] for index in sorted(chosen)]
+
+
+def left_out(items: Iterable[Any]) -> list[Any]:
+    """The pytest items that the covering selections of their tests leave out."""
+    cases_of = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("covering") and hasattr(item, "callspec"):
+            cases_of[item.path, item.originalname].append(item)
+    return [item for cases in cases_of.values() for item in cases if item not in covering(cases, marked_features)]
+
+
+def marked_features(item: Any) -> list[tuple]:
+    """The features of a test's case that its mark names, as (feature, value)."""
+    names = item.get_closest_marker("covering").args
+    return [(name, *(value_at(item.callspec.params, path.strip()) for path in name.split("+"))) for name in names]
+
+
+def value_at(parameters: dict[str, Any], path: str) -> Hashable:
+    """The parameter or attribute at a dotted path, as a text where it cannot be hashed."""
+    first, *attributes = path.split(".")
+    value = reduce(getattr, attributes, parameters[first])
+    return value if isinstance(value, int | str | None) else repr(value)

@@ -1,0 +1,42 @@
+"""LLM(**options) shows and checks the names that EngineOptions alone lists."""
+
+import inspect
+from dataclasses import fields
+
+import pytest
+
+from minllm import LLM
+from minllm.engine.option_help import meanings
+from minllm.engine.options import EngineOptions
+from minllm.errors import InvalidOptionError
+
+NAMES = [field.name for field in fields(EngineOptions)]
+
+
+def test_the_signature_shows_every_option_with_type_and_default():
+    parameters = dict(inspect.signature(LLM).parameters)
+    assert list(parameters) == [*NAMES, "progress"]
+    for field in fields(EngineOptions):
+        assert (parameters[field.name].annotation, parameters[field.name].default) == (field.type, field.default)
+    assert [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY] == ["model"]
+
+
+def test_every_option_has_a_meaning_that_help_shows():
+    assert list(meanings()) == NAMES
+    for name, meaning in meanings().items():
+        assert meaning.endswith(".") and f"\n{name}: {meaning}" in LLM.__doc__
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("max_num_seq", "has no option max_num_seq: did you mean max_num_seqs?"), ("qqq", "has no option qqq: the options are model, device")],
+)
+def test_an_unknown_option_is_an_error_that_names_the_nearest(name, words):
+    with pytest.raises(InvalidOptionError) as error:
+        LLM(**{name: 1})
+    assert words in str(error.value)
+
+
+def test_options_are_given_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        LLM(None, "cpu")

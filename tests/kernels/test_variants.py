@@ -1,0 +1,120 @@
+"""The tables of variants: what they say is true, and one line in one of them is all that a new variant takes."""
+
+import importlib
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels import attention, matmul, specimens
+from minllm.kernels.attention.choice import choose
+from minllm.kernels.attention.variants import QUANTIZED
+from minllm.kernels.variants import Variant, Variants
+from tests.kernels.attention.cases import AttentionCase, make_arrays
+
+BFLOAT16, HOPPER = ml_dtypes.bfloat16, (9, 0)
+TOY = Variant("toy", "tests.kernels.toy_attention")
+TABLES = [attention.VARIANTS, matmul.VARIANTS]
+REGISTERED = [(table, name) for table in TABLES for name in table]
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The toy in attention's table, until the test ends."""
+    monkeypatch.setitem(attention.VARIANTS.entries, TOY.name, TOY)
+    specimens.all_specimens.cache_clear()
+    yield TOY.name
+    specimens.all_specimens.cache_clear()
+
+
+@pytest.mark.parametrize(("table", "name"), REGISTERED, ids=[f"{table.stage}-{name}" for table, name in REGISTERED])
+def test_every_variant_has_its_launcher_and_its_specimens(table, name):
+    launcher = table[name]
+    if table is attention.VARIANTS:
+        assert callable(launcher.attention) and callable(launcher.workspace_shapes)
+    else:
+        assert callable(launcher)
+    assert callable(table.specimens_module(name).specimens)
+    stand_in = table.entry(name).stand_in
+    assert not stand_in or table.entry(stand_in).reads == table.entry(name).reads
+
+
+def test_a_kernel_that_is_listed_twice_is_compiled_for_all_targets():
+    """Small shared memories and large ones, or few heads and many, may get the same shape of block."""
+    every = specimens.all_specimens()
+    for table in TABLES:
+        listed = list(table.specimens())
+        assert len(listed) > 50 and all(specimen.name.startswith(f"{table.stage}/") for specimen in listed)
+        assert all(set(specimen.targets) <= set(every[specimen.name].targets) for specimen in listed)
+    assert (10, 0) in every["attention/split_tensor_core/256/group_8/1x4x2/bfloat16"].targets
+
+
+def test_reasons_are_sentences():
+    why_not = attention.VARIANTS.why_not
+    assert why_not("split_kv", 1, "float32") is None and why_not("split_kv", 2, "float32") == "split_kv takes up to 1 rows, not 2"
+    assert why_not("split_tensor_core", 1, "float32") == "split_tensor_core takes float16, bfloat16, not float32"
+    assert why_not("flash_attention_3", 9, "float16", (8, 0)) == "flash_attention_3 needs a GPU of compute capability 9.0"
+    assert why_not("split_quantized", 1, "float16") == "split_quantized takes quantized caches, not arrays"
+    assert why_not("split_quantized", 1, "float16", reads=QUANTIZED) is None
+    arrays = make_arrays(AttentionCase((9,), (9,), head_dim=16, block_size=5, dtype=BFLOAT16))
+    arrays = (arrays.query, arrays.key_cache, arrays.block_tables)
+    assert why_not("flash_attention_3", 9, "bfloat16", HOPPER) is None
+    assert "cannot be gathered from blocks of 5" in why_not("flash_attention_3", 9, "bfloat16", HOPPER, arrays)
+    assert why_not("flash_attention_2", 9, "bfloat16", HOPPER, arrays) is None
+
+
+def test_what_a_variant_cannot_serve_its_stand_ins_serve():
+    table = Variants(
+        "minllm.kernels.attention",
+        Variant("fastest", ".nowhere", most_rows=1, dtypes=("float16",), stand_in="next"),
+        Variant("next", ".nowhere", capability=HOPPER, stand_in="last"),
+        Variant("last", ".nowhere", most_rows=1),
+    )
+    assert table.serving("fastest", 1, "float16", (8, 0)) == "fastest"
+    assert table.serving("fastest", 1, "float32", HOPPER) == table.serving("fastest", 2, "float16", HOPPER) == "next"
+    assert table.serving("fastest", 2, "float16", (8, 0)) == "last"  # whose launcher says why it cannot
+
+
+def test_a_toy_is_found_by_name_everywhere(toy):
+    """Its specimen by `minllm inspect`, a case by `minllm bench kernels`, its launcher by whoever asks the table."""
+    from minllm.bench.kernel_cases import kernel_cases
+    from minllm.cli.inspection import find_specimens
+
+    assert attention.VARIANTS[toy] is importlib.import_module(TOY.module) and toy in attention.VARIANTS.names()
+    assert [specimen.name for specimen in find_specimens("attention toy")] == ["attention/toy/bfloat16"]
+    assert [case.variant for case in kernel_cases(("attention",))].count(toy) == 1
+    assert choose(1, "bfloat16", HOPPER) == "split_tensor_core"  # until choice.py says otherwise
+
+
+def test_a_toy_serves_the_engine_by_name(toy):
+    from minllm.ops.cuda_ops import CudaOps
+    from minllm.ops.numpy_ops import NumpyOps
+    from tests.ops.test_cuda_ops import logits_of
+
+    chunks = [[[5, 1, 7], [2]], [[3], [9]]]
+    ops = CudaOps("float32", {"attention": toy}, simulated=True)
+    assert ops._attention_variant(1, np.zeros(1)).toy_kernel
+    ours, theirs = logits_of(ops, "llama", chunks, True), logits_of(NumpyOps("float32"), "llama", chunks, True)
+    np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs), rtol=0, atol=2e-5 * np.abs(theirs[0]).max())
+    with pytest.raises(KernelArgumentError, match="there is no attention kernel 'toys'.*toy"):
+        CudaOps("float32", {"attention": "toys"}, simulated=True)
+
+
+def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others():
+    """The parameters of the tests come from the table: with one more line in it they hold the toy too, and it passes them."""
+    names = ("kernels/attention/test_attention_ladder", "compile/test_machine_code", "bench/test_kernel_benchmarks")
+    files = [f"tests/{name}.py" for name in names]
+    options = ["-p", "tests.kernels.register_toy", "-p", "no:cacheprovider", "-q", "-rA", "-k", "toy"]
+    run = subprocess.run([sys.executable, "-m", "pytest", *options, *files], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:]
+    for test in (
+        "test_prompts[toy-1of1-",
+        "test_decode_step[toy]",
+        "test_wrong_arguments_are_explained[toy]",
+        "test_machine_code_is_as_designed[attention/toy/bfloat16]",
+        "test_a_right_result_passes_and_a_wrong_one_does_not[toy-",
+    ):
+        assert f"::{test}" in run.stdout, run.stdout[-3000:]

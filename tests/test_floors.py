@@ -1,0 +1,126 @@
+"""A module of minllm imports only from its own floor and from floors below it, and there is no import cycle.
+
+Imports inside functions count as those at the top of a module do. Imports under `if TYPE_CHECKING:` do not count, because they never run.
+The `__init__` of a package, which Python runs before any module in it, does not count either.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import minllm
+
+PACKAGE = Path(minllm.__file__).parent
+FLOORS = (  # bottom to top; some have no modules yet
+    *("errors", "machine", "sim", "runtime", "ptx", "tiles", "kernels", "weights", "ops", "cache", "models", "costs", "parallel"),
+    *("engine", "planning", "bench", "course", "serve", "cli", "__main__"),
+)
+# Exceptions. {(importing module, imported module): reason}
+UPWARD: dict[tuple[str, str], str] = {}
+# {modules that import each other: reason}
+CYCLES: dict[frozenset[str], str] = {}
+
+
+def modules():
+    """{name of a module: its file}."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def statements(node):
+    """All import statements below a node of the syntax tree, except those that only type checkers read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child
+        yield from statements(child)
+
+
+def imported_names(statement, package):
+    """The full names, of modules or of their members, that a statement of a module in `package` imports."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    above = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
+    origin = ".".join([*above, *([statement.module] if statement.module else [])])
+    return [origin + "." + alias.name for alias in statement.names]
+
+
+def imports(name, path, known):
+    """The modules of minllm that a module imports; a public name of `minllm` counts as the module that defines it."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for statement in statements(ast.parse(path.read_text(encoding="utf-8"))):
+        for full in imported_names(statement, package):
+            origin, _, last = full.rpartition(".")
+            if origin == "minllm" and last in minllm._HOMES:
+                full = minllm._HOMES[last]
+            found |= {full} & known or {full.rpartition(".")[0]} & known
+    return found - {name}
+
+
+MODULES = modules()
+IMPORTS = {name: imports(name, path, set(MODULES)) for name, path in MODULES.items()}
+
+
+def floor_of(name):
+    """The number of a module's floor; minllm/__init__.py lies below all floors, because it imports lazily."""
+    return -1 if name == "minllm" else FLOORS.index(name.split(".")[1])
+
+
+def cycles(graph):
+    """The sets of modules that reach each other: strongly connected components, by Tarjan's algorithm."""
+    order, lowest, stack, found = {}, {}, [], []
+
+    def visit(node):
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in order:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], order[other])
+        if lowest[node] == order[node]:
+            at = stack.index(node)
+            members = frozenset(stack[at:])
+            del stack[at:]
+            if len(members) > 1:
+                found.append(members)
+
+    for node in graph:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def test_every_module_stands_on_a_floor():
+    homeless = [name for name in MODULES if name != "minllm" and name.split(".")[1] not in FLOORS]
+    assert not homeless, f"no floor in FLOORS for {homeless}"
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_no_module_imports_from_a_floor_above(floor):
+    here = [name for name in MODULES if name != "minllm" and name.split(".")[1] == floor]
+    upward = {(name, other) for name in here for other in IMPORTS[name] if floor_of(other) > floor_of(name)}
+    allowed = {pair for pair in UPWARD if pair[0] in here}
+    assert upward == allowed, f"upward imports {sorted(upward - allowed)}; exceptions that are gone {sorted(allowed - upward)}"
+
+
+def test_there_is_no_import_cycle():
+    found = set(cycles(IMPORTS))
+    assert found == set(CYCLES), f"cycles {[sorted(cycle) for cycle in found - set(CYCLES)]}; gone {set(CYCLES) - found}"
+
+
+def test_cycles_and_imports_are_found():
+    """The functions above, on made-up modules."""
+    graph = {"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": ["e"], "e": [], "f": ["a"]}
+    assert cycles(graph) == [frozenset("abc")]
+    source = "import x.y\ndef f():\n    from .p import q\nif TYPE_CHECKING:\n    import z\nfrom . import r\n"
+    names = [name for statement in statements(ast.parse(source)) for name in imported_names(statement, "x")]
+    assert names == ["x.y", "x.p.q", "x.r"]
+    assert "minllm.engine.llm" in IMPORTS["minllm.cli.app"]

@@ -1,0 +1,13 @@
+"""Machine code of kernels that tests make: nothing of the vocabulary is left in it but instructions."""
+
+import pytest
+
+from minllm.machine.devices import missing_compilers
+
+
+def unwanted(kernel, *types, compute_capability=(8, 0)):
+    """Calls, and accesses to local memory, that the compiler left in a kernel; skips where there is no compiler."""
+    if missing := missing_compilers():
+        pytest.skip(f"{', '.join(missing)} of the CUDA toolkit cannot be loaded")
+    made = kernel.compile(*types, compute_capability=compute_capability)
+    return [line for line in made.sass() if any(word in line for word in ("CALL", "STL", "LDL"))]
