@@ -61,7 +61,7 @@ CASE = Case(
     name="idle_bytes",
     lesson=4,
     title="All bytes are needed, and still too many move",
-    story="A matrix-vector product reads every element of the matrix once. By the roofline it ought to run as fast as a copy. It does "
+    story="A GEMV reads every element of the matrix once. By the roofline it ought to run as fast as a copy. It does "
     "not come near, while the profiler shows a memory system that is busy all the time. The arithmetic cannot be the limit: it "
     "is two operations for four bytes.",
     hint="Memory moves sectors of 32 bytes. Take the 32 threads of a warp in their first step of the loop: which 32 addresses do they "

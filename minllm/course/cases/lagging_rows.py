@@ -77,10 +77,10 @@ CASE = Case(
     mended=mended_kernel,
     examine=examine,
     guilty="tile[lane + WARP * i] = factor * x[first + lane + WARP * i]",
-    solution="The copy engine is no thread. It reads shared memory through a proxy of its own, the async proxy, and stores of threads "
-    "need not have reached that when the barrier is passed. The copy may still find what was there before: the last row. Each "
-    "thread that stored has to execute fence.proxy.async, and then the barrier tells the one that starts the copy that all "
-    "have. The other way round nothing is missing: the wait for the read lets the threads write again. Nearly always the "
-    "stores arrive in time, which is why this bug is found by reading, or by a simulator that keeps both views of shared "
-    "memory.",
+    solution="The unit that executes bulk copies, TMA, is not a thread. It reads shared memory through the async proxy, and the "
+    "threads' stores need not be visible there after the barrier. The copy may still read the old contents: the previous row. Each "
+    "thread that stored has to execute fence.proxy.async before the barrier, which then tells the thread that starts the copy "
+    "that all have done so. In the other direction nothing is missing: the wait for the read lets the threads write again. Nearly "
+    "always the stores arrive in time, which is why this bug is found by reading, or by a simulator that keeps both views of "
+    "shared memory.",
 )

@@ -75,14 +75,14 @@ CASE = Case(
     story="Tiles are copied asynchronously, and two buffers take turns, so that one tile is added up while the next arrives. On an "
     "H200 the sum of 64 tiles is wrong in every run, always by the same amount: it has the last tile but two twice, and the last "
     "one not at all. A sister of this kernel that computes more on each tile is right for years, and then wrong on a faster GPU.",
-    hint="`cp_async_wait_group_1` waits until at most one group of copies is under way. Count the groups that are under way in each "
+    hint="`cp_async_wait_group_1` waits until at most one group of copies is in flight. Count the groups in flight in each "
     "step. Which one may still be, in the last step?",
     broken=tiled_sum_kernel,
     mended=mended_kernel,
     examine=examine,
     guilty="cp_async_wait_group_1()",
     solution="The newest group is the next tile's as long as there is a next tile. In the last step no group is committed, so the "
-    "newest is the tile that is wanted now, and nobody waits for it. The buffer may still hold what was there two tiles ago. "
+    "newest is the tile that is needed now, and the wait does not cover it. The buffer may still hold what was there two tiles ago. "
     "Usually the copy has long arrived, since a step takes longer than a copy. Commit a group in every step: an empty one is "
-    "done at once, and the count is right again. The simulator lets a copy take effect only when somebody waits for it.",
+    "done at once, and the count is right again. The simulator lets a copy take effect only when a thread waits for it.",
 )

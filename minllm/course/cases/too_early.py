@@ -58,7 +58,7 @@ CASE = Case(
     story="To save a few microseconds a step, small kernels are launched so that they overlap their predecessors. Every kernel passes "
     "its tests. Now the engine sometimes writes a word twice, and only when steps are replayed from a graph. With a profiler "
     "attached, which runs kernels one after another, all is well.",
-    hint="Which of the three arrays does somebody else write, and when does this kernel look at it?",
+    hint="Which of the three arrays does another kernel write, and when does this kernel read it?",
     broken=scale_kernel,
     mended=mended_kernel,
     examine=examine,

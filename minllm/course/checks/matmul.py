@@ -144,7 +144,7 @@ EXERCISES = (
     Exercise(
         name="matmul.naive",
         lesson=5,
-        title="a matrix product, one thread an output element",
+        title="a GEMM, one thread per output element",
         module="minllm.kernels.matmul.naive",
         entry="matmul_naive",
         stage="matmul",
@@ -171,7 +171,7 @@ EXERCISES = (
     Exercise(
         name="matmul.tiled",
         lesson=5,
-        title="a matrix product through tiles in shared memory",
+        title="a GEMM through tiles in shared memory",
         module="minllm.kernels.matmul.tiled",
         entry="matmul_tiled",
         stage="matmul",
