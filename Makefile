@@ -1,5 +1,6 @@
 # make demo   read text that our own kernels produced       make lint    ruff
-# make test   run the tests                                 make docs    build the site into site/
+# make test   run the tests, long lists of cases in part    make docs    build the site into site/
+# make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
 # make clean  remove .venv and everything that was built
 # make lessons      execute every lesson as a notebook, and say how long each took
 # make serve-docs   build the site and serve it on http://127.0.0.1:8000, anew with every change
@@ -44,15 +45,27 @@ THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test lint docs serve-docs check-site lessons clean
+.PHONY: demo test test-all lint docs serve-docs check-site lessons clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
 
-# The GPU's tests run in one process: several would fight over its memory. (5 is pytest's word for flags that select none of them.)
+PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
+# 5 is pytest's exit code when flags select no test.
+NONE_IS_FINE := || [ $$? -eq 5 ]
+
+# With a GPU its kernels are compiled first, then its tests run in several processes that share it (tests/gpu/conftest.py); without one they
+# are skipped with the reason.
 test: $(TEST_STAMP)
-	$(BIN)/python -m pytest tests/gpu $(PYTEST_FLAGS) || [ $$? -eq 5 ]
-	$(THREADS) $(BIN)/python -m pytest tests --ignore=tests/gpu -n auto --maxprocesses=8 --dist=worksteal $(PYTEST_FLAGS)
+ifneq ($(CUDA),)
+	$(BIN)/python -m tests.gpu.compile_ahead
+	$(PYTEST) tests/gpu -m alone --durations=5 $(NONE_IS_FINE)
+	$(THREADS) $(PYTEST) tests/gpu -m 'not alone' -n auto --dist=loadgroup --durations=25 $(NONE_IS_FINE)
+endif
+	$(THREADS) $(PYTEST) tests $(if $(CUDA),--ignore=tests/gpu) -n auto --maxprocesses=8 --dist=worksteal
+
+test-all: PYTEST += --exhaustive
+test-all: test
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .

@@ -367,27 +367,28 @@ timeline(
 # barriers in shared memory which tile is full and which is free.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul.wgmma import roles as wgmma_roles
 from minllm.kernels.matmul.wgmma import wgmma
 
 show_source(
-    wgmma_roles.make_produce,
+    wgmma.make_produce,
+    part="produce",
     notes={
-        "mbarrier_wait_parity(empty": "Wait until the consumers have freed this stage of the ring.",
-        "fetch_x(x_map": "A tile of x is ordered, and below it one of the weight. Nothing passes through this thread's registers.",
-        "stage, phase = uint32(0)": "Around the ring: stages are used again, and `phase` tells the rounds apart.",
+        "stage = pipeline.producer_acquire(": "Wait until the consumers have freed this stage of the ring.",
+        "load_x(stage": "TMA loads a tile of x, and below it one of the weight. Nothing passes through this thread's registers.",
+        "state = pipeline.advance(state)": "Around the ring: stages are used again, and the state's phase tells the rounds apart.",
     },
 )
 
 # %% tags=["hide-input"]
 show_source(
-    wgmma_roles.make_consume,
+    wgmma.make_consume,
+    part="consume",
     notes={
-        "ptx.wgmma_fence()": "A warpgroup's product is started here; it runs on while the threads go on.",
-        "mbarrier_wait_parity(full": "Wait until this stage's tiles have arrived.",
-        "wgmma_wait_group_1": "Let one product be under way, and no more: those before it are done.",
-        "release(empty, previous": "So the stage before is free to be filled again.",
-        "write(total": "Sums go from registers to shared memory, and out by the copy engine.",
+        "pipeline.consumer_wait(": "Wait until this stage's tiles have arrived.",
+        "wgmma.multiply(sums": "A warpgroup's product is started here; it runs on while the threads go on.",
+        "wgmma_wait_group_1": "Let one product be in flight, and no more: those before it are complete.",
+        "pipeline.consumer_release(": "So the stage before is free to be filled again.",
+        "epilogue.store(": "Sums go from registers to shared memory, and out by TMA.",
     },
 )
 

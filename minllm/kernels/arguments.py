@@ -35,3 +35,10 @@ def is_contiguous(array):
 def ceil_div(a, b):
     """a / b, rounded up."""
     return -(-a // b)
+
+
+def rows_begin_on(byte_count, *matrices):
+    """Whether each row of C-contiguous matrices begins on a multiple of `byte_count` bytes; False without columns."""
+    row_bytes = [matrix.shape[1] * matrix.dtype.itemsize for matrix in matrices]
+    addresses = [matrix.ctypes.data if isinstance(matrix, np.ndarray) else matrix.pointer for matrix in matrices]
+    return all(row > 0 and row % byte_count == at % byte_count == 0 for row, at in zip(row_bytes, addresses, strict=True))

@@ -27,7 +27,7 @@ from numba.cuda.np.numpy_support import from_dtype
 from minllm.errors import KernelArgumentError, KernelCompilationError
 from minllm.runtime import range_loops  # noqa: F401 (replaces Numba's lowering of range)
 from minllm.runtime.cache_key import cache_key
-from minllm.runtime.disk_cache import cached_text, read_cached, write_cached
+from minllm.runtime.disk_cache import cached_text, making, read_cached, write_cached
 
 # The linker's reaction if modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since compute
 # capability 10.0 the linker requires the same flag in all modules, and NVRTC, which compiles Numba's bfloat16 functions, sets 1.
@@ -102,17 +102,20 @@ def argument_type(value):
 
 
 def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """The CompiledKernel of a function for a target, from the disk cache if possible.
+    """Compile `function` for `compute_capability` (major, minor): from the disk cache if it is there, else by Numba.
 
     Raises KernelCompilationError with the kernel, its argument types and the compiler's message.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     key = cache_key(function, argument_types, compute_capability, options)
-    if key and (found := read_cached(key, CompiledKernel)):
+    if key is None:
+        return compile_fresh(function, argument_types, compute_capability, options)
+    if found := read_cached(key, CompiledKernel):
         return found
-    with compilation_errors(function, argument_types):
+    with making(key):
+        if found := read_cached(key, CompiledKernel):  # another process has just made it
+            return found
         compiled = compile_fresh(function, argument_types, compute_capability, options)
-    if key:
         write_cached(key, compiled)
     return compiled
 
@@ -139,9 +142,10 @@ def compilation_errors(function, argument_types):
 
 
 def compile_fresh(function, argument_types, compute_capability, options):
-    """Compile without the disk cache."""
-    linker, name, target = prepare(function, argument_types, compute_capability, options)
-    cubin = linker.link_to("cubin")
+    """Compile without the disk cache. Raises KernelCompilationError."""
+    with compilation_errors(function, argument_types):
+        linker, name, target = prepare(function, argument_types, compute_capability, options)
+        cubin = linker.link_to("cubin")
     return CompiledKernel(name, cubin, target, **resource_usage(linker.report))
 
 

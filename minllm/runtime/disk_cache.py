@@ -1,6 +1,7 @@
-"""Cubins and disassembly on disk: a kernel is compiled once per machine."""
+"""Cubins on disk, and their disassembly, so that a kernel is compiled once per machine and not once per process."""
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
@@ -19,7 +20,7 @@ def entry(key, kind="cubin"):
 
 
 def read_cached(key, make):
-    """make(cubin=..., **fields) for the entry of `key`, or None if it is missing or damaged."""
+    """make(cubin=..., **fields) from the entry `key`; None if there is no entry, or a damaged one."""
     try:
         header, _, cubin = entry(key).read_bytes().partition(b"\n")
         fields = json.loads(header)
@@ -34,8 +35,24 @@ def write_cached(key, compiled):
     write(entry(key), json.dumps(fields).encode() + b"\n" + compiled.cubin)
 
 
+@contextlib.contextmanager
+def making(key):
+    """Held while the entry `key` is made: a second process that needs it waits for the first instead of making it too.
+
+    The lock is on the entry's folder, so that no file remains of it, and ends with its process. Without a folder there is no lock.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder = entry(key).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 def cached_text(key, kind, make):
-    """The text of an entry, or else make(), which is then written."""
+    """The text kept under `key`, else make(), which is then kept. A text that does not end with a newline is damaged."""
     path = entry(key, kind)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if (text := path.read_text(encoding="utf-8")).endswith("\n"):
@@ -46,7 +63,7 @@ def cached_text(key, kind, make):
 
 
 def write(path, contents):
-    """Write a file atomically; if that fails, do nothing."""
+    """Write a file atomically: whole or not at all. An OSError leaves it unwritten."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

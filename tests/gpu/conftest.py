@@ -1,16 +1,56 @@
-"""Every test in this folder needs a CUDA device, and says why it is skipped without one."""
+"""The tests of this folder need a CUDA device; without one they are skipped with a reason. Processes share the GPU:
+
+    python -m tests.gpu.compile_ahead                               all specimens, on all cores
+    python -m pytest tests/gpu -m alone                             what needs the GPU to itself
+    python -m pytest tests/gpu -m "not alone" -n auto --dist=loadgroup
+
+`make test` runs all three. Tests that allocate gigabytes are a group, so that one process runs them one after another.
+"""
+
+import os
 
 import pytest
 
 from minllm import LLM, held_out_text
 from minllm.runtime.device import is_available
 
+BYTES_PER_PROCESS = 6 << 30  # context, weights, KV cache and temporaries of a test; tests of more are a group
+KEPT_BYTES = 1 << 30  # that a process keeps for its next test; other processes can use the rest
 
-def pytest_collection_modifyitems(items):
+
+def pytest_xdist_auto_num_workers():
+    """The number of processes of `-n auto`: one per core, as far as the GPU's memory goes."""
     if not is_available():
-        for item in items:
-            if "/tests/gpu/" in str(item.path):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device: this test runs its kernels on a GPU"))
+        return 1
+    from minllm.runtime.device import current_device
+
+    free, _ = current_device().memory_info()
+    return max(1, min(os.cpu_count() or 1, free // BYTES_PER_PROCESS))
+
+
+@pytest.fixture(autouse=True)
+def return_memory():
+    """Gives a test's freed memory back to the driver, so that other processes can allocate it."""
+    yield
+    if is_available():
+        from minllm.runtime.memory import device_memory
+
+        if device_memory().bytes_cached > KEPT_BYTES:
+            device_memory().trim()
+
+
+class Skipped(pytest.Module):
+    """A file of tests that is not even imported."""
+
+    def collect(self):
+        """Skip, instead of the tests in the file."""
+        pytest.skip("no CUDA device: these tests run kernels on a GPU")
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Without a GPU files are skipped as a whole, which takes no time; --collect-only still lists their tests."""
+    if not (parent.config.option.collectonly or is_available()):
+        return Skipped.from_parent(parent, path=module_path)
 
 
 class Gpu:

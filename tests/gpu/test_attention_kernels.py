@@ -159,6 +159,7 @@ def test_two_runs_give_the_same_bits(device, name):
     np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
 
 
+@pytest.mark.xdist_group("gigabytes")
 @pytest.mark.parametrize("name", VARIANTS.names())
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 def test_caches_of_more_than_2_31_elements(device, name, dtype):

@@ -18,6 +18,7 @@ def test_results_are_right(case):
             assert prepared.error(prepared.result()) <= case.allowed_error
 
 
+@pytest.mark.alone
 def test_a_row_is_measured():
     from minllm.bench.kernels import KernelBench
     from minllm.bench.timing import CudaClock
@@ -27,6 +28,7 @@ def test_a_row_is_measured():
     assert 0 < row.value < 4 and row.of_limit == pytest.approx(row.value / 4, rel=1e-2) and row.peer is None
 
 
+@pytest.mark.alone
 def test_the_clock_tells_long_from_short():
     from minllm.bench.timing import CudaClock, median_seconds
     from minllm.runtime.memory import empty

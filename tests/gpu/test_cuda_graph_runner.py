@@ -4,13 +4,15 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from tests.engine.models import model_directory
+from tests.gpu.agreement import KV_CACHE_BYTES
 from tests.models.random_models import FAMILIES, prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
 def tokens(family, params, device, **options):
-    with LLM(model_directory(family), device=device, dtype="float32", max_model_len=160, max_num_seqs=8, **options) as llm:
+    options |= dict(dtype="float32", max_model_len=160, max_num_seqs=8, kv_cache_memory_bytes=KV_CACHE_BYTES)
+    with LLM(model_directory(family), device=device, **options) as llm:
         prompts = [prompt(length) for length in (1, 17, 130)]
         first = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         second = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]

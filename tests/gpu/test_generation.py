@@ -1,4 +1,4 @@
-"""Generation on a GPU, with decode steps as CUDA graphs and kernel by kernel: what tests/engine asks of NumPy."""
+"""Generation on a GPU, with decode steps as CUDA graphs and eager: the checks that tests/engine makes with NumPy."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from minllm import LLM, SamplingParams
 from tests.engine import checks
 from tests.engine.models import model_directory
+from tests.gpu.agreement import KV_CACHE_BYTES
 from tests.models.random_models import FAMILIES, prompt
 
 RUNNERS = pytest.mark.parametrize("enforce_eager", [False, True], ids=["graph", "eager"])
@@ -14,7 +15,7 @@ RUNNERS = pytest.mark.parametrize("enforce_eager", [False, True], ids=["graph", 
 @pytest.fixture(scope="module", params=[False, True], ids=["graph", "eager"])
 def llm(request):
     """A random Llama 3 in float32 on the GPU."""
-    options = dict(max_model_len=256, max_num_seqs=8, gpu_memory_utilization=0.5, enforce_eager=request.param)
+    options = dict(max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=KV_CACHE_BYTES, enforce_eager=request.param)
     with LLM(model_directory("llama3"), device="cuda", **options) as llm:
         yield llm
 
@@ -22,17 +23,17 @@ def llm(request):
 @RUNNERS
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers(family, enforce_eager):
-    checks.check_greedy_equals_transformers(family, device="cuda", gpu_memory_utilization=0.5, enforce_eager=enforce_eager)
+    checks.check_greedy_equals_transformers(family, device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES, enforce_eager=enforce_eager)
 
 
 @pytest.mark.parametrize("options", checks.BATCHINGS)
 def test_how_requests_are_batched_changes_no_token(llm, options):
-    checks.check_batching_changes_no_token(llm, device="cuda", gpu_memory_utilization=0.9, **options)
+    checks.check_batching_changes_no_token(llm, device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES, **options)
 
 
 @pytest.mark.parametrize("index", ["hash", "radix"])
 def test_prefix_caching_changes_no_token(llm, index):
-    checks.check_prefix_caching_changes_no_token(llm, device="cuda", enable_prefix_caching=index, gpu_memory_utilization=0.9)
+    checks.check_prefix_caching_changes_no_token(llm, device="cuda", enable_prefix_caching=index, kv_cache_memory_bytes=KV_CACHE_BYTES)
 
 
 def test_parallel_samples(llm):
@@ -65,6 +66,7 @@ def test_logits_and_perplexity_equal_numpys(llm):
         assert llm.perplexity(prompt(300), 64, 32) == pytest.approx(numpy_llm.perplexity(prompt(300), 64, 32), rel=1e-4)
 
 
+@pytest.mark.alone
 def test_closing_gives_the_memory_back():
     from minllm.runtime.device import current_device
 
@@ -72,7 +74,7 @@ def test_closing_gives_the_memory_back():
         free, total = current_device().memory_info()
         return total - free
 
-    for _ in range(3):  # each takes half of the GPU
+    for _ in range(3):  # each takes half of the GPU's memory
         with LLM(model_directory("llama3"), device="cuda", max_num_seqs=4, gpu_memory_utilization=0.5) as llm:
             llm.generate(prompt(5), checks.GREEDY)
             within = used()

@@ -123,6 +123,7 @@ def huge():
         pytest.skip(f"two caches of 4 GiB do not fit this device: {error}")
 
 
+@pytest.mark.xdist_group("gigabytes")
 def test_offsets_into_a_cache_do_not_overflow(huge, device):
     key_cache, value_cache = huge
     last = (2**17 + 2) * 16 - 1
@@ -146,6 +147,7 @@ def test_offsets_into_a_cache_do_not_overflow(huge, device):
         np.testing.assert_array_equal(tail[[-1, -18]], qkv.reshape(3, 24, 128)[[0, 2], columns])
 
 
+@pytest.mark.xdist_group("gigabytes")
 def test_offsets_into_a_table_do_not_overflow(huge, device):
     table = huge[0].reshape((2**17 + 2) * 16, 1024)
     rows = random((2, 1024), ml_dtypes.bfloat16, 2)

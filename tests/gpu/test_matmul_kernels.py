@@ -118,6 +118,7 @@ def test_wgmma_is_captured_with_arrays_that_the_copy_engine_has_not_seen():
     np.testing.assert_array_equal(ops.to_host(graph.result).view(np.uint8), expected.view(np.uint8))
 
 
+@pytest.mark.xdist_group("gigabytes")
 @pytest.mark.parametrize(
     ("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("wgmma", 16), ("flat", 8), ("gemv", 1), ("gemv", 8)]
 )

@@ -5,7 +5,7 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.kernels.sampling.log_probabilities import log_softmax
-from tests.gpu.agreement import engines_that_agree, share_of_same
+from tests.gpu.agreement import KV_CACHE_BYTES, engines_that_agree, share_of_same
 from tests.kernels.guarded import BFLOAT16, DTYPES
 from tests.kernels.kv.group_cases import GPU_CASES, check_move_window, check_quantize_groups
 from tests.kernels.kv.quantized_cases import GPU_CASES as APPENDED
@@ -51,7 +51,7 @@ def test_the_engine_agrees_with_numpy(name, window, token_ids):
 def test_forks_have_windows_of_their_own(token_ids):
     """Each completion of a prompt is likely: drawn from the distribution that the scores of its own text give."""
     options = dict(kv_cache_dtype="int8", kv_cache_residual_window=32, dtype="bfloat16", max_num_seqs=4, max_model_len=320)
-    with LLM(device="cuda", gpu_memory_utilization=0.3, **options) as llm:
+    with LLM(device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES, **options) as llm:
         (forked,) = llm.generate([token_ids[:70]], SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=70, ignore_eos=True, logprobs=0))
         for one in forked.outputs:
             scores = log_softmax(llm.logits(token_ids[:70] + list(one.token_ids))[69:-1])

@@ -17,6 +17,7 @@ from minllm.kernels.kv.append import append
 from minllm.runtime.kernel import kernel
 from tests.cache.test_virtual import MemoryShadow, VirtualTraffic
 from tests.engine.models import model_directory
+from tests.gpu.agreement import KV_CACHE_BYTES
 from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays
 from tests.models.random_models import prompt
@@ -57,6 +58,7 @@ def test_pages_of_the_driver(backend):
     assert pool.in_use == 0 and pool.trim() == 3 and pool.created == 0
 
 
+@pytest.mark.alone
 def test_more_than_there_is(backend):
     from minllm.runtime.memory import device_memory
 
@@ -80,6 +82,7 @@ def spin_kernel(words, turns):
         words[(i + turn * 32) % words.shape[0]] += 1
 
 
+@pytest.mark.alone
 def test_unmapping_waits_for_a_graph_and_mapping_does_not_disturb_it(backend):
     from minllm.runtime.graph import CapturedGraph
     from minllm.runtime.memory import device_memory
@@ -227,7 +230,7 @@ PROMPTS = [prompt(length) for length in (3, 40, 17, 130, 9)]
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_engine_gives_the_same_tokens_and_leaks_nothing(dtype, enforce_eager):
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in (140, 3, 20, 9, 30)]
-    options = dict(dtype=dtype, max_model_len=512, max_num_seqs=3, enforce_eager=enforce_eager, gpu_memory_utilization=0.2)
+    options = dict(dtype=dtype, max_model_len=512, max_num_seqs=3, enforce_eager=enforce_eager, kv_cache_memory_bytes=KV_CACHE_BYTES)
     with LLM(model_directory("llama3"), kv_cache_policy="contiguous", **options) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
     with LLM(model_directory("llama3"), kv_cache_policy="virtual", **options) as llm:

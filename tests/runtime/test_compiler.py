@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -66,6 +68,17 @@ def test_an_unwritable_cache_costs_nothing_but_time(monkeypatch):
     monkeypatch.setenv("MINLLM_CACHE_DIR", "/proc/nowhere")
     x = np.zeros(4, np.float32)
     assert kernel(make_scale(2)).compile(x, x).registers
+
+
+def test_a_kernel_that_another_process_is_compiling_is_waited_for(own_cache, monkeypatch):
+    """flock() treats two descriptors of one process as it treats two processes."""
+    x, compiled = np.zeros(4, np.float32), []
+    fresh = compiler.CompiledKernel("scale", b"code", "sm_90a", 8, 0, 0, 0)
+    monkeypatch.setattr(compiler, "compile_fresh", lambda *_: (compiled.append(1), time.sleep(0.3), fresh)[-1])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: kernel(make_scale(2)).compile(x, x), range(4)))
+    assert found == [fresh] * 4 and len(compiled) == 1
+    assert [path.suffix for path in own_cache.rglob("*") if path.is_file()] == [".cubin"], "the lock leaves no file"
 
 
 def test_a_kernel_that_does_not_compile_names_itself():

@@ -16,7 +16,7 @@ Source: PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type", a
 from numba import cuda, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.shared_tiles import PACK, make_place_of_chunk
+from minllm.kernels.matmul.shared_tiles import make_place_of_chunk
 
 MULTIPLY = {"bfloat16": ptx.mma_m16n8k16_bf16, "float16": ptx.mma_m16n8k16_f16}
 
@@ -76,20 +76,3 @@ def make_multiply_tiles(warp_a_rows: int, warp_b_rows: int, tile_k: int, dtype: 
             multiply_step(total, a_address, b_address, warp_a, warp_b, lane, 3)
 
     return multiply_tiles
-
-
-def make_store_pair(dtype: str, paired: bool):
-    """The device function that stores two neighbouring outputs; `paired` if they are of `dtype` and share an aligned word."""
-    pack = PACK[dtype]
-
-    @cuda.jit(device=True)
-    def store_pair(out, row, column, low, high):
-        if row < out.shape[0] and column < out.shape[1]:
-            if paired:
-                ptx.store_32(out, row * out.shape[1] + column, pack(low, high))
-            else:
-                out[row, column] = low
-                if column + 1 < out.shape[1]:
-                    out[row, column + 1] = high
-
-    return store_pair

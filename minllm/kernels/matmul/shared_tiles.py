@@ -16,9 +16,9 @@ from numba import cuda, float32, int64, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.stores import PACK
 
 CHUNK = 8  # elements in 16 bytes
-PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
 
 
 def make_place_of_chunk(tile_k: int):

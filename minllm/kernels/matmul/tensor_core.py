@@ -36,8 +36,9 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
-from minllm.kernels.matmul.fragments import make_multiply_tiles, make_store_pair
+from minllm.kernels.matmul.fragments import make_multiply_tiles
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
+from minllm.kernels.matmul.stores import make_store_pair
 from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.vector import address, vectors_per_row
 from minllm.kernels.warp import WARP

@@ -30,6 +30,7 @@ def test_prompts(device, case, name, group_size, tiles):
     run_quantized(device, flash_attention_2_quantized, case, name, group_size, tiles=tiles)
 
 
+@pytest.mark.covering("name", "dtype")
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize("name", EVERY_FORMAT)
 def test_every_format(device, name, dtype):

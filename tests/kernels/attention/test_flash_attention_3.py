@@ -70,8 +70,8 @@ def test_tile_shapes():
     for head_dim in range(8, 257, 8):
         shape = shape_for(head_dim, 4096)
         static_bytes = 4 * (sum_count(shape) + WORK_SLOTS * WORK_WORDS)
-        assert shape.pieces * shape.piece >= head_dim and shape.shared_bytes + static_bytes <= 227 * 1024
-    assert (shape_for(80, 1).piece, shape_for(96, 1).piece, shape_for(128, 1).piece) == (32, 32, 64)
+        assert shape.keys.panels * shape.keys.panel_columns >= head_dim and shape.shared_bytes + static_bytes <= 227 * 1024
+    assert [shape_for(head_dim, 1).keys.panel_columns for head_dim in (80, 96, 128)] == [32, 32, 64]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def test_two_parts_make_the_whole(keys, cut, magnitude, seed):
     np.testing.assert_allclose(merge_states_reference(*parts[0], *parts[1]), whole, atol=1e-12)
 
 
+@pytest.mark.covering("head_dim", "dtype")
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize(("tokens", "heads", "head_dim"), [(1, 1, 8), (7, 3, 80), (33, 2, 128)])
 def test_merged_outputs(device, tokens, heads, head_dim, dtype):

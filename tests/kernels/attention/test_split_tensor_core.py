@@ -30,6 +30,7 @@ def test_fixed_splits(device, case, splits):
     run(device, in_16_bits(case), splits=splits, shape=SPLIT_SHAPES[0])
 
 
+@pytest.mark.covering("case", "blocks + case.dtype")
 @pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES[1::2]] + RAGGED_CASES, ids=str)
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_fair_shares(device, case, blocks):
@@ -41,6 +42,7 @@ def test_block_shapes(device, shape):
     run(device, RAGGED_CASES[0], sm_count=3, shape=shape)
 
 
+@pytest.mark.covering("case", "options")
 @pytest.mark.parametrize("case", TENSOR_COPY_CASES, ids=str)
 @pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
 def test_tensor_copies(device, case, options):

@@ -19,6 +19,7 @@ def test_within_the_band(device, case):
     run_variant(device, split_unified_maximum, case, workspace_options=OPTIONS, **OPTIONS)
 
 
+@pytest.mark.covering("phi", "dtype")
 @pytest.mark.parametrize("phi", [-1000.0, -20.0, 20.0, 1000.0])
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])
 def test_any_phi_gives_the_answer(device, phi, dtype):

@@ -51,11 +51,14 @@ def small(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False):
     return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS.get(variant, ()))
 
 
+@pytest.mark.covering("case.variant + case.m + case.n + case.k", "case.variant + case.options",
+                      "case.variant + case.dtype + case.out_dtype", "case.variant + case.bias")  # fmt: skip
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_random_numbers_are_within_the_error_bound(case, device):
     check_product(case, device)
 
 
+@pytest.mark.covering("case.variant + case.dtype + case.out_dtype", "case.variant + case.options")
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_products_that_are_exact_are_exact(case, device):
     check_exact_product(case, device)
@@ -128,6 +131,7 @@ def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
     assert out[row, column] == alone[0, 0]
 
 
+@pytest.mark.covering("tiling + dtype", "tiling + m", "dtype + m")
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16])
 @pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (1, 5, 19), (3, 9, 264), (8, 4, 64)])
 @pytest.mark.parametrize("tiling", [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 2)])
@@ -140,6 +144,7 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(m, intermediate, k,
     np.testing.assert_allclose(np.asarray(out.result(), np.float64), gate / (1 + np.exp(-gate)) * up, rtol=unit, atol=unit * np.sqrt(k) / 4)
 
 
+@pytest.mark.covering("tiling + m", "dtype + m")
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
 @pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (9, 40, 72)])
 @pytest.mark.parametrize("tiling", [None, FlatTiling(32, 2, 2, 3), FlatWgmmaTiling(1, 2, 2), FlatWgmmaTiling(2, 2, 1)])

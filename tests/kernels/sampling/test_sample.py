@@ -9,11 +9,14 @@ from tests.kernels.sampling.cases import LOGITS, PENALTIES, RULES, SIMULATED_RUL
 DRAWS = 20_000
 
 
+@pytest.mark.covering("kind", "vocab", "restricted + vocab")
+@pytest.mark.parametrize("restricted", [False, True])
 @pytest.mark.parametrize(("kind", "vocab"), [(kind, 111) for kind in LOGITS] + [("normal", 1), ("normal", 1003), ("peaked", 4100)])
-def test_kernels_pick_the_tokens_of_the_reference(kind, vocab):
-    logits = logits_of(kind, len(SIMULATED_RULES), vocab)
+def test_kernels_pick_the_tokens_of_the_reference(kind, vocab, restricted):
+    rules = SIMULATED_RULES if restricted else SIMULATED_RULES[:3]
+    logits = logits_of(kind, len(rules), vocab)
     before = logits.copy()
-    sampling = tensors(SIMULATED_RULES, vocab)
+    sampling = tensors(rules, vocab)
     np.testing.assert_array_equal(run_sample(logits, sampling), sample_reference(logits, sampling))
     np.testing.assert_array_equal(logits, before)
 

@@ -43,9 +43,16 @@ def test_reference_keeps_what_sorting_keeps_whatever_the_logits(values, top_k, t
     check_kept(kept_by(thresholds_reference(logits, tensors([rule], len(values))), logits), logits, [rule])
 
 
-@pytest.mark.parametrize(("kind", "vocab"), [(kind, 111) for kind in LOGITS] + [("normal", 1), ("normal", 2047), ("ties", 16387)])
-def test_kernel_agrees_with_the_reference(kind, vocab):
-    rules = [RULES[4], RULES[8]] if vocab != 2047 else RULES[3:]
+RESTRICTED = range(3, len(RULES))  # the rules that give a row a threshold
+THRESHOLD_CASES = [(kind, 111, rule) for kind in LOGITS for rule in (4, 8)] + [("normal", 1, 4), ("normal", 1, 8)]
+THRESHOLD_CASES += [("normal", 2047, rule) for rule in RESTRICTED] + [("ties", 16387, 4), ("ties", 16387, 8)]
+
+
+@pytest.mark.covering("kind", "vocab", "rule")
+@pytest.mark.parametrize(("kind", "vocab", "rule"), THRESHOLD_CASES)
+def test_kernel_agrees_with_the_reference(kind, vocab, rule):
+    """Of two rows: a greedy one, which takes no time, and one under the rule, so that a row's index matters."""
+    rules = [RULES[0], RULES[rule]]
     logits = logits_of(kind, len(rules), vocab)
     sampling = tensors(rules, vocab)
     out = np.full(len(rules), np.nan, np.float32)

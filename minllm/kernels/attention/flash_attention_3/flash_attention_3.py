@@ -1,35 +1,26 @@
-"""FlashAttention-3: prompts on Hopper, where copies, products and softmax run beside each other (Shah et al., arXiv 2407.08608).
+"""FlashAttention-3: prompts on Hopper, where TMA, wgmma and softmax run at the same time (Shah et al., arXiv 2407.08608).
 
 The maths is FlashAttention-2's (flash_attention_2.py), tile by tile of queries and keys. What is new is who does what, and when:
 
-    copies      one warpgroup, the producer, does nothing but start TMA copies of tiles into rings of shared memory (producer.py);
-                it gives its registers to the others
-    products    wgmma: a warpgroup multiplies tiles straight out of shared memory, and goes on while tensor cores work
-    softmax     runs while a product is in flight, in one warpgroup while another multiplies (consumer.py)
+    loads       one warpgroup, the producer, does nothing but load tiles by TMA into rings of shared memory (producer.py); it gives its
+                registers to the others
+    GEMMs       wgmma: a warpgroup multiplies tiles straight out of shared memory, and goes on while tensor cores work
+    softmax     runs while a GEMM is in flight, in one warpgroup while another multiplies (consumer.py, rows.py)
 
-A block has two consumers of 64 rows, three where head_dim is at most 64, and one where prompts are that short. There is one block for
-each multiprocessor, and each goes through many tiles of queries: the next one's first products start beside the last one's end.
+A block has two consumers of 64 rows, three if head_dim is at most 64, and one if prompts are that short. It is a persistent kernel: a block
+per SM goes through many tiles of queries (work.py), and the next one's first GEMMs start beside the last one's end.
 
-FLOPs: 4 * heads * head_dim a visible (query, key) pair; tiles on the diagonal are computed whole. Bytes: Q and out once; K and V once a
-tile of queries and head, visible pages only, nearly all of it from L2: 2 * head_dim * 2 bytes a key. At 128 rows that is 128 FLOP a byte.
+FLOPs: 4 * heads * head_dim per visible (query, key) pair; tiles on the diagonal are computed whole. Bytes: Q and out once; K and V once per
+tile of queries and head, visible pages only, nearly all of it from L2: 2 * head_dim * 2 bytes per key. At 128 rows that is 128 FLOP per
+byte. Speed: docs/results, "prefill attention" with variant flash_attention_3. The longest prompts run at the GPU's power limit: their
+first milliseconds make 700 TFLOP/s at 1,980 MHz, and what remains is 620 at 1,650 MHz.
 
-Causal, 32/8 heads, bfloat16, contiguous, on an H200, in TFLOP/s (PyTorch's FlashAttention-2 and cuDNN in the same run):
+What that took, read off the machine code: ptxas put all exponentials behind the wait for the GEMM that they were to hide under, until each
+tile's sums were stored before it (`leave_sums`); it kept addresses and column numbers in registers over the loop, and spilled, until
+they were computed afresh where they are needed (`opaque`); and it computed wgmma's descriptors in every lane, until it was told that a
+warp's lanes share them (`uniform`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
 
-                 head_dim 128: ours, FA-2, cuDNN     head_dim 64: ours, FA-2, cuDNN
-    16 x 512              384, 190, 361                       239, 152, 251
-     4 x 2048             590, 288, 528                       385, 248, 381
-     4 x 4096             645, 326, 599
-     1 x 16384            619, 339, 584                       505, 299, 462
-
-Out of blocks of 16 keys, head_dim 128: 371, 561, 611 and 586. The longest prompts run at the GPU's power limit: their first milliseconds
-make 700 TFLOP/s at 1,980 MHz, and what remains is 620 at 1,650 MHz.
-
-What that took, read off the machine code: ptxas put all exponentials behind the wait for the product that they were to hide under, until
-each tile's sums were stored before it (`leave_sums`); it kept addresses and column numbers in registers over the loop, and spilled, until
-they were computed afresh where they are needed; and it computed wgmma's descriptors in every lane, until it was told that a warp's lanes
-share them (`shfl_sync`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
-
-`why_not` says why the TMA cannot gather a tile; flash_attention_2 serves such arrays.
+If TMA cannot gather a tile, `why_not` says so, and flash_attention_2 computes instead.
 """
 
 import functools
@@ -38,20 +29,16 @@ import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
-from minllm.kernels.attention.flash_attention_3.consumer import make_consume, make_turns
-from minllm.kernels.attention.flash_attention_3.producer import WORK_SLOTS, WORK_WORDS, make_produce
+from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_turns
+from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
-from minllm.kernels.attention.flash_attention_3.tiles import ATOM_BYTES, BARRIER_BYTES, TileShape, map_of
+from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines, map_of
+from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
 from minllm.kernels.attention.variants import HOPPER, VARIANTS
-from minllm.ptx import (
-    fence_mbarrier_init,
-    mbarrier_init,
-    setmaxnreg_dec,
-    setmaxnreg_inc,
-    shared_address,
-)
+from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.shared import ALIGNMENT, first_tile_address
 
 WHOLE_CONTEXT = 2**30  # a block size that no position reaches: a sequence has one block, whatever its size
 BLOCKS_IN_SIMULATOR = 3
@@ -63,7 +50,7 @@ def workspace_shapes(query, key_cache, block_tables):
 
 
 def shape_for(head_dim, max_query_len):
-    """The TileShape of a block: as much as the registers hold, but no more rows than a short prompt has."""
+    """The TileShape of a block: as large as registers allow, but no more rows than a short prompt has."""
     if max_query_len <= 64:
         consumers = 1
     else:
@@ -94,29 +81,14 @@ def why_not(query, key_cache, block_tables, shape=None):
 @functools.cache
 def make_kernel(dtype, shape, block_size, page_rows):
     """(kernel, threads) for 16-bit `dtype`; block_size and page_rows (of one copy) say how the cache lies."""
-    consumers, stages, query_slots = shape.consumers, shape.stages, shape.query_slots
-    threads, consumer_threads = 128 * (consumers + 1), 128 * consumers
+    consumers, threads = shape.consumers, 128 * (shape.consumers + 1)
     row_sum_count, work_count = sum_count(shape), WORK_SLOTS * WORK_WORDS
-    barriers_at, ring_barrier_bytes = shape.barriers_at, shape.ring_barrier_bytes
-    # Of the producer's threads and of the consumers': together what a multiprocessor has, 65,536.
+    # Registers of the producer's threads and of the consumers': together what an SM has, 65,536.
     producer_registers, consumer_registers = (32, 160) if consumers == 3 else (40, 232)
-    parts = 1 if page_rows == shape.key_tile else 2  # threads that fetch the pages of a tile
-    produce = make_produce(shape, block_size, page_rows, parts)
-    consume, (wait_for_turn, pass_turn) = make_consume(dtype, shape), make_turns(consumers)
-
-    @cuda.jit(device=True)
-    def make_barriers(barriers):
-        """The mbarriers. Full: an arrival for each issuing thread. Empty: one for each consumer, but of all its threads for the queries,
-        with which comes the description of the work, that all threads read."""
-        for slot in range(query_slots):
-            mbarrier_init(barriers + BARRIER_BYTES * slot, 1)
-            mbarrier_init(barriers + BARRIER_BYTES * (query_slots + slot), consumer_threads)
-        for ring in range(2):
-            full = uint32(barriers + 2 * query_slots * BARRIER_BYTES + ring * ring_barrier_bytes)
-            for stage in range(stages):
-                mbarrier_init(full + BARRIER_BYTES * stage, parts)
-                mbarrier_init(full + BARRIER_BYTES * (stages + stage), consumers)
-        fence_mbarrier_init()
+    parts = 1 if page_rows == shape.key_tile else 2  # threads that load the pages of a tile
+    queries, cache, make_rings = make_pipelines(shape, parts)
+    produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(dtype, shape)
+    wait_for_turn, pass_turn = make_turns(consumers)
 
     @kernel(launch_bounds=(threads, 1))
     def flash_attention_3_kernel(
@@ -129,40 +101,35 @@ def make_kernel(dtype, shape, block_size, page_rows):
         block_tables,  # [sequences, max_blocks]
         num_blocks,
         kv_heads,
-        total,  # pieces of work: query tiles of the longest sequence * sequences * heads
+        total,  # work items: query tiles of the longest sequence * sequences * heads
         scale,  # times log2(e): exponentials are to base 2
         window,
     ):
-        words = cuda.shared.array(0, uint32, alignment=ATOM_BYTES)
-        row_sums = cuda.shared.array(row_sum_count, float32)
-        work = cuda.shared.array(work_count, int32)
-        base = uint32((shared_address(words, 0) + uint32(ATOM_BYTES - 1)) & uint32(0xFFFFFFFF ^ (ATOM_BYTES - 1)))
-        queries_full = uint32(base + barriers_at)
+        words = cuda.shared.array(0, uint32, alignment=ALIGNMENT)
+        shared = Shared(words, cuda.shared.array(row_sum_count, float32), cuda.shared.array(work_count, int32))
+        rings = make_rings(first_tile_address(words))
         thread = cuda.threadIdx.x
         if thread == 0:
-            make_barriers(queries_full)
+            queries.init(rings.queries)
+            cache.init(rings.keys)
+            cache.init(rings.values)
         cuda.syncthreads()
         if thread < 128:
             if consumers > 1:  # one has as many as a thread can have
                 setmaxnreg_dec(producer_registers)
-            part, heads = int32(thread // 64), int32(out.shape[1])
+            part = int32(thread // 64)
+            batch = Batch(query_start, context_lens, block_tables, num_blocks, int32(out.shape[1]), kv_heads, total, window)
             if thread % 64 == 0 and part < parts:  # a call for each ring, so that its addresses are constants
-                produce(
-                    0, part, query_map, key_map, query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window,
-                    base, work,
-                )  # fmt: skip
+                produce(part, True, rings.queries, query_map, rings.keys, key_map, batch, shared.work)
             elif thread % 64 == 32 and part < parts:
-                produce(
-                    1, part, query_map, value_map, query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window,
-                    base, work,
-                )  # fmt: skip
+                produce(part, False, rings.queries, query_map, rings.values, value_map, batch, shared.work)
         else:
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)
             own = int32(thread - 128)
             if own // 128 == consumers - 1:  # the first turn is the first consumer's
                 pass_turn(consumers - 1)
-            consume(row_sums, words, base, work, out, own, scale, window)
+            consume(rings, shared, out, own, scale, window)
             if own // 128 == 0:  # the last turn that was passed
                 wait_for_turn(0)
 
@@ -187,7 +154,7 @@ def attention(
 ):
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    shape: the TileShape; the default suits head_dim and the prompts' length. blocks: of the grid; by default one a multiprocessor.
+    shape: the TileShape; the default suits head_dim and the prompts' length. blocks: of the grid; by default one per SM.
     What this kernel cannot serve goes to flash_attention_2: see `why_not`.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
@@ -200,8 +167,8 @@ def attention(
     page_rows = shape.page_rows(sizes.block_size, sizes.max_blocks)
     block_size = WHOLE_CONTEXT if sizes.max_blocks == 1 else sizes.block_size
     chosen, threads = make_kernel(str(query.dtype), shape, block_size, page_rows)
-    query_map = map_of(query, (shape.query_tile, 1, shape.piece), shape.row_bytes)
-    key_map, value_map = (map_of(cache, (1, page_rows, 1, shape.piece), shape.row_bytes) for cache in (key_cache, value_cache))
+    query_map = map_of(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
+    key_map, value_map = (map_of(cache, (1, page_rows, 1, shape.keys.panel_columns), shape.swizzle) for cache in (key_cache, value_cache))
     total = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
     blocks = blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count)
     arguments = (

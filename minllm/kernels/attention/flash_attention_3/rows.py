@@ -5,11 +5,12 @@ The rows' state is in registers: maxima, sums of weights, and origins that huge 
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
-from minllm.kernels.attention.flash_attention_3.producer import FIRST_POSITION, HEAD, ROWS, TOKEN, WORK_SLOTS, WORK_WORDS
+from minllm.kernels.attention.flash_attention_3.work import FIRST_POSITION, HEAD, ROWS, TOKEN, WORK_SLOTS, WORK_WORDS
 from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 from minllm.tiles.rows import make_rows as make_register_rows
@@ -18,8 +19,17 @@ GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is
 HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would show in 16-bit weights
 
 
+class Rows(NamedTuple):
+    """The softmax of a thread's two rows, in arrays of two registers."""
+
+    maxima: Any
+    sums: Any  # of weights, this thread's part
+    factors: Any  # what older weights are to be multiplied by
+    origins: Any  # what huge scores are counted from
+
+
 def sum_count(shape):
-    """Elements of the array of sums in shared memory: two a thread for the piece of work in hand, and for the one that is being stored."""
+    """Elements of the array of sums in shared memory: two per thread for the work item in hand, and for the one that is being stored."""
     return 4 * 128 * shape.consumers
 
 
@@ -28,33 +38,33 @@ def make_maxima(score_rows):
     """(move_origins, raise_maxima): device functions that follow the largest score of each row."""
 
     @cuda.jit(device=True)
-    def move_origins(scores, maxima, origins, scale):
-        """Where a maximum is huge, it becomes its row's origin. Whether a row of the warp has one.
+    def move_origins(scores, rows, scale):
+        """A huge maximum becomes its row's origin. Whether a row of the warp has one.
 
         scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
         a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
         """
         for half in range(2):
-            highest = finite_or_zero(maxima[half])
+            highest = finite_or_zero(rows.maxima[half])
             if abs(highest * scale) > float32(HUGE):
-                origins[half] += highest
-                maxima[half] = float32(0.0)
+                rows.origins[half] += highest
+                rows.maxima[half] = float32(0.0)
                 score_rows.subtract(scores, half, highest)
-        return cuda.any_sync(ALL_LANES, origins[0] != float32(0.0) or origins[1] != float32(0.0))
+        return cuda.any_sync(ALL_LANES, rows.origins[0] != float32(0.0) or rows.origins[1] != float32(0.0))
 
     @cuda.jit(device=True)
-    def raise_maxima(scores, maxima, factors, scale):
-        """Take the scores into the rows' maxima; factors: what older weights are to be multiplied by.
+    def raise_maxima(scores, rows, scale):
+        """Take the scores into the rows' maxima, and set their factors.
 
         A maximum is raised only where a weight would exceed 2 ** GROWTH: any number near the maximum serves as well, and as long as it
         stays, the accumulator needs no rescaling.
         """
         for half in range(2):
-            highest = score_rows.maximum(scores, half, maxima[half])
-            if highest * scale <= maxima[half] * scale + float32(GROWTH):
-                highest = maxima[half]
-            factors[half] = ex2((maxima[half] - finite_or_zero(highest)) * scale)
-            maxima[half] = highest
+            highest = score_rows.maximum(scores, half, rows.maxima[half])
+            if highest * scale <= rows.maxima[half] * scale + float32(GROWTH):
+                highest = rows.maxima[half]
+            rows.factors[half] = ex2((rows.maxima[half] - finite_or_zero(highest)) * scale)
+            rows.maxima[half] = highest
 
     return move_origins, raise_maxima
 
@@ -67,32 +77,30 @@ def make_rows(dtype, shape):
     move_origins, raise_maxima = make_maxima(score_rows)
 
     @cuda.jit(device=True)
-    def start_rows(maxima, sums, origins):
+    def start_rows(rows):
         """The state of rows that have seen no key."""
         for half in range(2):
-            maxima[half] = float32(MINUS_INFINITY)
-            sums[half] = float32(0.0)
-            origins[half] = float32(0.0)
+            rows.maxima[half] = float32(MINUS_INFINITY)
+            rows.sums[half] = float32(0.0)
+            rows.origins[half] = float32(0.0)
 
     @cuda.jit(device=True)
-    def leave_sums(sums, row_sums, piece, own):
+    def leave_sums(rows, shared, item, own):
         """Leave a thread's sums in shared memory.
 
         After every tile, and before the wait for the product in flight: ptxas keeps a store before a wait, and so has to compute the
         weights that the sums are made of before it. It would put all exponentials behind the wait otherwise, and nothing would overlap.
         """
         for half in range(2):
-            row_sums[(2 * (piece & 1) + half) * threads + own] = sums[half]
+            shared.sums[(2 * (item & 1) + half) * threads + own] = rows.sums[half]
 
     @cuda.jit(device=True)
-    def weigh_tile(
-        scores, maxima, sums, factors, origins, from_origins, row_sums, work, at, piece, first_key, consumer, own, scale, window
-    ):  # fmt: skip
-        """Scores of the keys from first_key on become weights; factors: of what was summed before. Whether rows count from origins now.
+    def weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window):
+        """Scores of the keys from first_key on become weights. Whether rows count from origins now.
 
         Most tiles of keys are seen whole by all 64 rows, and need no mask.
         """
-        first_position = work[at + FIRST_POSITION]
+        first_position = shared.work[at + FIRST_POSITION]
         last_seen_by_all = int32(first_position + consumer * 64)
         first_seen_by_all = int32(last_seen_by_all + 64 - window if window > 0 else 0)
         special = from_origins or first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all
@@ -103,22 +111,22 @@ def make_rows(dtype, shape):
                 score_rows.mask(scores, half, int32(last - window + 1 if window > 0 else -key_tile), last)
             if from_origins:
                 for half in range(2):
-                    score_rows.subtract(scores, half, origins[half])
-        raise_maxima(scores, maxima, factors, scale)
+                    score_rows.subtract(scores, half, rows.origins[half])
+        raise_maxima(scores, rows, scale)
         if special:
-            from_origins = move_origins(scores, maxima, origins, scale)
+            from_origins = move_origins(scores, rows, scale)
         for half in range(2):
-            maximum = finite_or_zero(maxima[half])
-            sums[half] = score_rows.exponentials(scores, half, maximum, scale, sums[half] * factors[half])
-        leave_sums(sums, row_sums, piece, own)
+            maximum = finite_or_zero(rows.maxima[half])
+            rows.sums[half] = score_rows.exponentials(scores, half, maximum, scale, rows.sums[half] * rows.factors[half])
+        leave_sums(rows, shared, item, own)
         return from_origins
 
     @cuda.jit(device=True)
-    def rescale(acc, factors):
+    def rescale(acc, rows):
         """Multiply the rows of the accumulator by their factors, unless those of the whole warp are 1."""
-        if cuda.any_sync(ALL_LANES, factors[0] != float32(1.0) or factors[1] != float32(1.0)):
+        if cuda.any_sync(ALL_LANES, rows.factors[0] != float32(1.0) or rows.factors[1] != float32(1.0)):
             for half in range(2):
-                out_rows.scale(acc, half, factors[half])
+                out_rows.scale(acc, half, rows.factors[half])
 
     @cuda.jit(device=True)
     def pack_weights(scores, weights):
@@ -127,15 +135,15 @@ def make_rows(dtype, shape):
             score_rows.pack(scores, 0, step, weights, 4 * step)
 
     @cuda.jit(device=True)
-    def store_rows(acc, row_sums, out, work, piece, own):
-        """out = acc / sums: the rows of a piece of work that belong to its sequence."""
+    def store_rows(acc, shared, out, item, own):
+        """out = acc / sums: the rows of a work item that belong to its sequence."""
         cuda.syncwarp()
-        at = WORK_WORDS * (piece & (WORK_SLOTS - 1))
-        token, head, rows = work[at + TOKEN], work[at + HEAD], work[at + ROWS]
+        at, sums = WORK_WORDS * (item & (WORK_SLOTS - 1)), shared.sums
+        token, head, rows = shared.work[at + TOKEN], shared.work[at + HEAD], shared.work[at + ROWS]
         for half in range(2):
             row = int32(own // 32 * 16 + out_rows.position(half, own % 32))
-            lanes = (2 * (piece & 1) + half) * threads + own // 4 * 4  # the first of four that share the row
-            total = (row_sums[lanes] + row_sums[lanes + 1]) + (row_sums[lanes + 2] + row_sums[lanes + 3])
+            lanes = (2 * (item & 1) + half) * threads + own // 4 * 4  # the first of four that share the row
+            total = (sums[lanes] + sums[lanes + 1]) + (sums[lanes + 2] + sums[lanes + 3])
             index = (int64(token + row) * out.shape[1] + head) * head_dim
             out_rows.store(acc, half, reciprocal_or_zero(total), out, index, row < rows, own % 32)
 

@@ -1,142 +1,127 @@
-"""Flat matrix product of Hopper: the copy engine streams weights through a ring in shared memory, and wgmma multiplies them from there.
+"""Flat GEMM of Hopper: TMA streams weights through a pipeline in shared memory, and wgmma multiplies them from there.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          M <= 256, x and weight bfloat16 or float16
 
-A block owns 64 rows of weight for each of its warpgroups. One thread, the producer, has the copy engine fetch tiles of 64 columns, as far
-ahead as the ring has stages; the warpgroups multiply m64nNk16, N being the rows of x (tokens) padded to a multiple of 8. A stage costs one
-copy of weight, one of x (as many rows as there are: absent_rows.py), and four wgmma, so that nothing but memory's speed is left to wait
-for.
+A block owns 64 rows of weight for each of its warpgroups. One thread, the producer, loads tiles of 64 columns by TMA, as far ahead as the
+pipeline has stages; the warpgroups multiply m64nNk16, N being the rows of x (tokens) padded to a multiple of 8. A stage costs one load of
+weight, one of x (as many rows as there are: tiles/shared.py), and four wgmma, so nothing but memory's speed is left to wait for.
 
-Where a matrix has few rows, `splits` blocks of a cluster divide K: each leaves its sums in shared memory, and all read each other's there,
-always in the same order. With many tokens tiles of x cost as much of L2's bandwidth as weights do; then `sharers` blocks of a cluster each
-fetch a part of x's tile, for all of them (multicast).
+If a matrix has few rows, `splits` blocks of a cluster divide K (split-K): each leaves its sums in shared memory, and all read each other's
+there, always in the same order. With many tokens, tiles of x cost as much of L2's bandwidth as weights do; then `sharers` blocks of a
+cluster each load a part of x's tile for all of them (multicast).
 
 The kernel starts before its predecessor has ended (programmatic dependent launch): the first ring of weights, which nobody writes, is
-then on its way while x is still being computed.
+then loaded while x is still being computed.
 
 Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa"; K. Hong et al., "FlashDecoding++", section 4.
 """
 
 import functools
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.flat.absent_rows import make_clear_rows
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write
-from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, TILE_K, WARPGROUP, WARPGROUP_ROWS, FlatWgmmaTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.runtime.kernel import kernel
+from minllm.tiles import tma
+from minllm.tiles.pipeline import Pipeline, PipelineState, make_pipeline
+from minllm.tiles.shared import SharedTile, first_tile_address, make_clear_rows
+from minllm.tiles.warpgroup import ROWS, THREADS, sync_blocks
+from minllm.tiles.wgmma import make_wgmma
 
-WGMMA_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+
+class Share(NamedTuple):
+    """A block's part of the work: steps of K, rows of weight (gated: and those of what the gate multiplies), m rows of x."""
+
+    first_step: int
+    steps: int
+    row: int
+    second_row: int
+    m: int
+    sharer: int
+    blocks: int  # of the cluster that share x, as bits
 
 
-def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool):
+def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool, pipeline: Pipeline):
     """The device functions of the producer, one thread: fill the ring with weights, then with x, then keep it full."""
-    stages, stage_bytes, rows = tiling.stages, tiling.stage_bytes(tokens), tiling.rows
-    box_rows = rows // 2 if gated else rows
-    sharers, part_bytes, all_sharers = tiling.sharers, tokens // tiling.sharers * LINE_BYTES, (1 << tiling.sharers) - 1
+    stages, sharers = tiling.stages, tiling.sharers
+    weight_tile, x_part = SharedTile(tiling.rows, TILE_K), SharedTile(tokens // sharers, TILE_K)
+    weight_bytes, row_bytes, part_rows, part_bytes = weight_tile.bytes, weight_tile.swizzle, x_part.rows, x_part.bytes
 
     @cuda.jit(device=True, forceinline=True)
-    def fetch_weight(weight_map, tile, full, step, row, second_row, m):
+    def load_weight(stage, weight_map, step, share):
         """Columns of one step of `rows` rows: neighbours, or half of them of the gate and half of what it gates."""
-        ptx.mbarrier_arrive_expect_tx(full, (rows + (m if sharers == 1 else tokens)) * LINE_BYTES)
-        ptx.cp_async_bulk_tensor_2d_shared_global(tile, weight_map, step * TILE_K, row, full)
+        pipeline.producer_expect(stage, weight_bytes + (share.m if sharers == 1 else tokens) * row_bytes)
+        tma.load_2d(stage, 0, weight_map, (share.first_step + step) * TILE_K, share.row)
         if gated:
-            ptx.cp_async_bulk_tensor_2d_shared_global(tile + box_rows * LINE_BYTES, weight_map, step * TILE_K, second_row, full)
+            tma.load_2d(stage, weight_bytes // 2, weight_map, (share.first_step + step) * TILE_K, share.second_row)
 
     @cuda.jit(device=True, forceinline=True)
-    def begin(weight_map, ring, full, empty, first_step, steps, row, second_row, m):
-        """Make the barriers and start the first copies of weights, which no kernel writes."""
-        for stage in range(stages):
-            ptx.mbarrier_init(full + 8 * stage, 1)
-            ptx.mbarrier_init(empty + 8 * stage, tiling.warpgroups * sharers)
-        ptx.fence_mbarrier_init()
-        for step in range(min(steps, stages)):
-            fetch_weight(weight_map, ring + step * stage_bytes, full + 8 * step, first_step + step, row, second_row, m)
-
-    @cuda.jit(device=True, forceinline=True)
-    def fetch_x(x_map, tile, full, step, split, sharer):
-        """Columns of one step of all tokens: each of the blocks that share them fetches its part, for all."""
+    def load_x(stage, x_map, step, share):
+        """Columns of one step of all tokens: each of the blocks that share them loads its part, for all."""
         if sharers == 1:
-            ptx.cp_async_bulk_tensor_2d_shared_global(tile, x_map, step * TILE_K, 0, full)
+            tma.load_2d(stage, weight_bytes, x_map, (share.first_step + step) * TILE_K, 0)
         else:
-            part, mask = uint32(tile + sharer * part_bytes), all_sharers << (split * sharers)
-            first = int32(sharer * (tokens // sharers))
-            ptx.cp_async_bulk_tensor_2d_shared_global_multicast(part, x_map, step * TILE_K, first, full, mask)
+            first, at = int32(share.sharer * part_rows), uint32(weight_bytes + share.sharer * part_bytes)
+            tma.load_2d_multicast(stage, at, x_map, (share.first_step + step) * TILE_K, first, share.blocks)
 
     @cuda.jit(device=True, forceinline=True)
-    def produce(x_map, weight_map, ring, full, empty, first_step, steps, row, second_row, m, split, sharer):
+    def begin(weight_map, ring, share):
+        """Make the barriers and start the first loads of weights, which no kernel writes."""
+        pipeline.init(ring)
+        for step in range(min(share.steps, stages)):
+            load_weight(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), weight_map, step, share)
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(x_map, weight_map, ring, share):
         """x for the first stages once it is written, and then both for every stage that has become empty."""
         ptx.griddepcontrol_wait()
-        x_tile = uint32(ring + rows * LINE_BYTES)
-        for step in range(min(steps, stages)):
-            fetch_x(x_map, x_tile + step * stage_bytes, full + 8 * step, first_step + step, split, sharer)
-        stage, phase = uint32(0), uint32(0)
-        step = int32(stages)
-        while step < steps:
-            ptx.mbarrier_wait_parity(empty + 8 * stage, phase)
-            fetch_weight(weight_map, ring + stage * stage_bytes, full + 8 * stage, first_step + step, row, second_row, m)
-            fetch_x(x_map, x_tile + stage * stage_bytes, full + 8 * stage, first_step + step, split, sharer)
-            stage, step = uint32(stage + 1), int32(step + 1)
-            if stage == stages:
-                stage, phase = uint32(0), uint32(phase ^ 1)
+        for step in range(min(share.steps, stages)):
+            load_x(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), x_map, step, share)
+        state, step = pipeline.state(stages), int32(stages)
+        while step < share.steps:
+            stage = pipeline.producer_acquire(ring, state)
+            load_weight(stage, weight_map, step, share)
+            load_x(stage, x_map, step, share)
+            state, step = pipeline.advance(state), int32(step + 1)
 
     return begin, produce
 
 
-def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str):
+def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pipeline):
     """The device function of a consumer, a warpgroup: the sums of 64 rows of weight for all tokens, left in shared memory."""
-    stages, stage_bytes, rows = tiling.stages, tiling.stage_bytes(tokens), tiling.rows
-    totals, consumers, sharers = tokens // 2, tiling.warpgroups * WARPGROUP, tiling.sharers
-    keep_sums, clear_rows = make_keep_sums(rows, tokens // 8), make_clear_rows(stages, stage_bytes, LINE_BYTES, consumers, 4)
-    wgmma = ptx.make_wgmma(tokens, WGMMA_DTYPES[dtype])
+    consumers, sharers = tiling.warpgroups * THREADS, tiling.sharers
+    weight_tile, x_tile = SharedTile(tiling.rows, TILE_K), SharedTile(tokens, TILE_K)
+    weight_bytes, row_bytes = weight_tile.bytes, weight_tile.swizzle
+    keep_sums = make_keep_sums(tiling.rows, tokens // 8)
+    clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes(tokens), row_bytes, consumers, 4)
+    wgmma = make_wgmma(x_tile, dtype, left=weight_tile)  # weight takes the 64-row side, x the side that is a multiple of 8
+    registers = wgmma.registers
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(total, weight_ring, x_ring, stage):
-        """total += the product of a stage's tiles: weight takes the 64-row side, x the side that is a multiple of 8."""
-        weight, x = ptx.advance_descriptor(weight_ring, stage * stage_bytes), ptx.advance_descriptor(x_ring, stage * stage_bytes)
-        ptx.wgmma_fence()
-        for step in range(TILE_K // 16):
-            wgmma(total, ptx.advance_descriptor(weight, 32 * step), ptx.advance_descriptor(x, 32 * step), 1)
-        ptx.wgmma_commit_group()
-
-    @cuda.jit(device=True, forceinline=True)
-    def release(empty, stage, split, thread):
-        """A consumer is done with a stage: it tells the producers of all blocks that fetch a part of its x."""
-        number = thread & 127
-        if sharers == 1:
-            if number == 0:
-                ptx.mbarrier_arrive(empty + 8 * stage)
-        elif number < sharers:
-            ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(empty + 8 * stage, split * sharers + number))
-
-    @cuda.jit(device=True, forceinline=True)
-    def consume(sums, sums_at, ring, full, empty, steps, m, split, thread):
-        """sums[sums_at + token * (rows + PADDING) + row] of this block's part of K."""
-        consumer, warp, lane = thread >> 7, thread >> 5, thread & 31
-        weight_ring = ptx.matrix_descriptor(ring + consumer * WARPGROUP_ROWS * LINE_BYTES, 16, 8 * LINE_BYTES, 128)
-        x_ring = ptx.matrix_descriptor(ring + rows * LINE_BYTES, 16, 8 * LINE_BYTES, 128)
-        total = cuda.local.array(totals, float32)
-        for i in range(totals):
-            total[i] = 0.0
-        if sharers == 1 and m < tokens:
-            clear_rows(sums, 4 * sums_at + (rows + m) * LINE_BYTES, tokens - m, thread)
+    def consume(memory, sums_at, ring, share, thread):
+        """memory[sums_at + token * (rows + PADDING) + row] = the sums of this block's part of K."""
+        weight = ptx.keep_register(wgmma.left(ring.stages + (thread >> 7) * ROWS * row_bytes))
+        x = ptx.keep_register(wgmma.right(ring.stages + weight_bytes))
+        sums = cuda.local.array(registers, float32)
+        for i in range(registers):
+            sums[i] = 0.0
+        if sharers == 1 and share.m < tokens:
+            clear_rows(memory, 4 * sums_at + weight_bytes + share.m * row_bytes, tokens - share.m, thread)
             ptx.bar_sync(1, consumers)
-        stage, previous, phase = uint32(0), uint32(0), uint32(0)
-        for step in range(steps):
-            ptx.mbarrier_wait_parity(full + 8 * stage, phase)
-            multiply(total, weight_ring, x_ring, stage)
-            ptx.wgmma_wait_group_1()  # the products before these are done, these are under way
+        state = previous = pipeline.state(0)
+        for step in range(share.steps):
+            pipeline.consumer_wait(ring, state)
+            wgmma.multiply(sums, pipeline.operand(weight, state), pipeline.operand(x, state), 1)
+            ptx.wgmma_wait_group_1()  # the step before is complete, this one is in flight
             if step > 0:
-                release(empty, previous, split, thread)
-            previous = stage
-            stage = uint32(stage + 1)
-            if stage == stages:
-                stage, phase = uint32(0), uint32(phase ^ 1)
-        ptx.wgmma_wait_group_0()
-        ptx.keep_registers(total, totals)
+                pipeline.consumer_release(ring, previous)
+            previous, state = state, pipeline.advance(state)
+        wgmma.wait(sums)
         ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
-        keep_sums(total, 0, sums, sums_at, warp * 16, lane)
+        keep_sums(sums, 0, memory, sums_at, (thread >> 5) * 16, thread & 31)
 
     return consume
 
@@ -158,16 +143,6 @@ def make_added(splits: int, sharers: int):
     return added
 
 
-@cuda.jit(device=True, forceinline=True)
-def meet(blocks):
-    """All threads of the block, or of the cluster if `blocks`, a constant, is more than 1."""
-    if blocks > 1:
-        ptx.barrier_cluster_arrive()
-        ptx.barrier_cluster_wait()
-    else:
-        cuda.syncthreads()
-
-
 @functools.cache
 def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int):
     """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8.
@@ -175,12 +150,13 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
     gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs stored at a time, as `stored_together` says.
     """
     tiling.check(tokens)
-    stages, splits, sharers, consumers = tiling.stages, tiling.splits, tiling.sharers, tiling.warpgroups * WARPGROUP
-    cluster = splits * sharers
+    splits, sharers, consumers = tiling.splits, tiling.sharers, tiling.warpgroups * THREADS
+    cluster, all_sharers = splits * sharers, (1 << sharers) - 1
     columns = tiling.rows // 2 if gated else tiling.rows
-    ring_bytes = max(stages * tiling.stage_bytes(tokens), tiling.sums_bytes(tokens))
-    begin, produce = make_produce(tokens, tiling, gated)
-    consume = make_consume(tokens, tiling, dtype)
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), tiling.warpgroups, sharers=sharers)
+    ring_bytes = max(pipeline.bytes, tiling.sums_bytes(tokens))
+    begin, produce = make_produce(tokens, tiling, gated, pipeline)
+    consume = make_consume(tokens, tiling, dtype, pipeline)
     write = make_write(tiling.rows, splits * consumers, dtype, gated, together, make_added(splits, sharers))
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
@@ -189,29 +165,27 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
         thread = int32(cuda.threadIdx.x)
-        start = ptx.shared_address(memory, 0)
-        ring = uint32((start + uint32(1023)) & uint32(0xFFFFFC00))
-        full = uint32(ring + ring_bytes)
-        empty = uint32(full + 8 * stages)
+        first_stage = first_tile_address(memory)
         rank = int32(cuda.blockIdx.x % cluster)
         split, sharer = rank // sharers, rank % sharers
+        ring = pipeline.ring(first_stage, first_stage + ring_bytes, split * sharers)
         tile = int32(cuda.blockIdx.x // cluster * sharers + sharer)
         first_step = int32(k_steps * split // splits)
         steps = int32(k_steps * (split + 1) // splits - first_step)
         column, m = int32(tile * columns), int32(out.shape[0])
-        second_row = int32(column + out.shape[1])
+        share = Share(first_step, steps, column, int32(column + out.shape[1]), m, sharer, all_sharers << (split * sharers))
         if thread == consumers:
-            begin(weight_map, ring, full, empty, first_step, steps, column, second_row, m)
-        meet(sharers)
-        sums_at = uint32((ring - start) >> uint32(2))
+            begin(weight_map, ring, share)
+        sync_blocks(sharers)
+        sums_at = uint32((first_stage - ptx.shared_address(memory, 0)) >> uint32(2))
         if thread < consumers:
-            consume(memory, sums_at, ring, full, empty, steps, m, split, thread)
+            consume(memory, sums_at, ring, share, thread)
         elif thread == consumers:
-            produce(x_map, weight_map, ring, full, empty, first_step, steps, column, second_row, m, split, sharer)
-        meet(cluster)
+            produce(x_map, weight_map, ring, share)
+        sync_blocks(cluster)
         if thread < consumers:
             write(bias, out, memory, sums_at, 0, m, column, split * consumers + thread)
         if splits > 1:  # a block's shared memory has to stay while others may read it
-            meet(splits)
+            sync_blocks(splits)
 
     return matmul_flat_wgmma_kernel

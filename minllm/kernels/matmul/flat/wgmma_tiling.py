@@ -6,8 +6,8 @@ from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check
+from minllm.tiles.warpgroup import ROWS, THREADS
 
-WARPGROUP, WARPGROUP_ROWS = 128, 64
 TILE_K, LINE_BYTES = 64, 128  # elements of a step, and their bytes: the swizzle's span
 SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 
@@ -26,12 +26,12 @@ class FlatWgmmaTiling(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows of weight of a block."""
-        return self.warpgroups * WARPGROUP_ROWS
+        return self.warpgroups * ROWS
 
     @property
     def threads(self) -> int:
         """The consumers, and the producer's warp."""
-        return self.warpgroups * WARPGROUP + WARP
+        return self.warpgroups * THREADS + WARP
 
     def stage_bytes(self, tokens: int) -> int:
         """Bytes of a step's tiles."""

@@ -1,24 +1,22 @@
-"""How the wgmma product is divided among blocks: tile shapes, what they cost, and the choice by shape of the product."""
+"""How the wgmma GEMM is divided among blocks: tile shapes, what they cost, and the choice by shape."""
 
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.wgmma.epilogue import ROWS
 from minllm.runtime.kernel import check
+from minllm.tiles.shared import ALIGNMENT, SharedTile
+from minllm.tiles.warpgroup import ROWS, THREADS
 
-WARPGROUP = 128  # threads
-WARPGROUP_ROWS = 64  # of out, whose sums a consumer holds
-TILE_K = 64
-LINE_BYTES = 128  # of TILE_K elements: a row of a tile in shared memory, the swizzle's span
-SHARED_BYTES_OF_A_BLOCK = 227 * 1024
+TILE_K = 64  # 128 bytes: the swizzle's span
+SHARED_BYTES_PER_BLOCK = 227 * 1024
 FEW_ROWS = 256  # of x, up to which reading weight takes as long as multiplying: then blocks may start early
 
 
 class WgmmaTiling(NamedTuple):
     """`consumers` warpgroups own 64 x tile_n outputs each; `stages` steps of tiles are in flight; `cluster` blocks share weight's tiles.
 
-    chunks: of 64 x chunk_columns outputs, that a consumer has room for on their way out. group: rows of tiles that the order walks down
-    first. early: blocks start in the last microseconds of the kernel before and fetch weights, which that one must not write.
+    chunks: of 64 x chunk_columns outputs, for which a consumer has room on their way out. group: rows of tiles that the order walks down
+    first. early: blocks start in the last microseconds of the kernel before and load weights, which that one must not write.
     """
 
     consumers: int
@@ -32,32 +30,42 @@ class WgmmaTiling(NamedTuple):
     @property
     def tile_m(self) -> int:
         """Rows of out that a block computes at a time."""
-        return self.consumers * WARPGROUP_ROWS
+        return self.consumers * ROWS
+
+    @property
+    def x_tile(self) -> SharedTile:
+        """A step's tile of x."""
+        return SharedTile(self.tile_m, TILE_K)
+
+    @property
+    def weight_tile(self) -> SharedTile:
+        """A step's tile of weight, behind that of x."""
+        return SharedTile(self.tile_n, TILE_K)
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers, and the warpgroup of the producer."""
-        return (1 + self.consumers) * WARPGROUP
+        """Threads of a block: the producer's warpgroup and the consumers."""
+        return (1 + self.consumers) * THREADS
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of a tile of x and one of weight."""
-        return (self.tile_m + self.tile_n) * LINE_BYTES
+        return self.x_tile.bytes + self.weight_tile.bytes
 
     @property
     def chunk_columns(self) -> int:
-        """Columns of outputs that the copy engine stores at a time: 128 bytes of a row, or 64 where a tile is no multiple of that."""
+        """Columns of outputs that TMA stores at a time: 128 bytes of a row, or 64 if a tile is no multiple of that."""
         return 32 if self.tile_n % 64 else 64
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes through which outputs leave, of all consumers."""
-        return self.consumers * self.chunks * ROWS * self.chunk_columns * 2
+        """Bytes through which a consumer's outputs leave."""
+        return self.chunks * ROWS * self.chunk_columns * 2
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles, outputs, two barriers a stage, and room to begin at a multiple of 1024."""
-        return self.stages * self.stage_bytes + self.staging_bytes + 16 * self.stages + 1024
+        """Tiles, outputs, two barriers per stage, and room to begin at a multiple of ALIGNMENT."""
+        return self.stages * (self.stage_bytes + 16) + self.consumers * self.staging_bytes + ALIGNMENT
 
     def columns(self, gated: bool) -> int:
         """Columns of out that a block computes at a time."""
@@ -70,8 +78,8 @@ class WgmmaTiling(NamedTuple):
         check(whole, f"{self}: {allowed}")
         check(self.consumers in (1, 2) and self.cluster in (1, 2), f"{self}: there are 1 or 2 consumers, and 1 or 2 blocks in a cluster")
         check(self.stages >= 2, f"{self}: one stage is filled while another is multiplied, so there are at least 2")
-        room = f"{self}: {self.shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
-        check(self.shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
+        room = f"{self}: {self.shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_PER_BLOCK}"
+        check(self.shared_bytes <= SHARED_BYTES_PER_BLOCK, room)
 
 
 TILINGS = (
@@ -87,15 +95,15 @@ TILINGS = (
 
 
 def choose_tiling(m: int, n: int, gated: bool, multiprocessors: int) -> WgmmaTiling:
-    """The tiling whose blocks are done first, when each multiprocessor computes one tile after another; of several, the earliest listed.
+    """The tiling whose blocks are done first, when each SM computes one tile after another; of several, the earliest listed.
 
-    A step of a tile takes a multiprocessor's tensor cores 128 cycles for every 64 x 64 outputs, or the copy engine a cycle for every 64
+    A step of a tile takes an SM's tensor cores 128 cycles for every 64 x 64 outputs, or the TMA a cycle for every 64
     bytes, whichever is longer; beginning and ending a tile counts as half of 64 x 64 outputs.
     """
 
     def time(tiling):
         clusters = ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated))
-        products, copies = 128 * tiling.consumers * tiling.tile_n // WARPGROUP_ROWS, tiling.stage_bytes // 64
+        products, copies = 128 * tiling.consumers * tiling.tile_n // ROWS, tiling.stage_bytes // 64
         return ceil_div(clusters, multiprocessors // tiling.cluster) * (max(products, copies) + 64)
 
     fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n % 128 == 0) and (m <= FEW_ROWS or not tiling.early))

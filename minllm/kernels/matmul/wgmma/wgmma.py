@@ -1,80 +1,217 @@
-"""Matrix product of Hopper, last rung: the copy engine and the tensor cores work on their own, and threads only tell them what to do.
+"""GEMM on Hopper, last rung: TMA and the tensor cores work on their own, and threads only tell them what to do.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])  (+ residual[m, n])          x and weight bfloat16 or float16
-    out[m, n] = silu(gate[m, n]) * up[m, n]           gate and up the products with the first and the second half of weight's rows
+    out[m, n] = silu(gate[m, n]) * up[m, n]           gate and up are the products with the first and the second half of weight's rows
 
-A warpgroup (128 threads) starts wgmma: 64 x tile_n outputs += 64 x 16 by 16 x tile_n, both operands straight from shared memory, sums in
-registers. 128 x 256 outputs a block read (128 + 256) 64 elements for 2 * 128 * 256 * 64 operations a step: 85 FLOP a byte from L2.
+A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 operations: 85 FLOP per byte from L2. What makes it fast:
 
-    roles       One thread of a first warpgroup, the producer, starts the copies of tiles (TMA); two consumer warpgroups multiply them, 64
-                rows each (roles.py). A ring of four steps' tiles is between them (ring.py). setmaxnreg gives the producer's
-                registers to the consumers, who hold 128 sums a thread.
-    in flight   A consumer starts the products of a step, then waits for those of the step before: the tensor cores have work while it
-                gives tiles back and waits for new ones. Its loop has some 35 instructions for 4 wgmma; with 60, among them an address
-                that the compiler would rather compute again, the tensor cores stand still 8 % of the time instead of 1 %.
-    persistent  As many blocks as multiprocessors, each with one tile after another (tile_order.py): the producer fetches the next
-                tile's first steps while the consumers write this one.
-    epilogue    Bias, residual or the gate are applied to sums in registers, which leave through shared memory and the copy engine while
-                the next tile is multiplied (epilogue.py). For the gate, a tile of weight is half gate and half up rows, so that
-                a thread has both sums of an output: 2 I columns of products never reach memory.
-    clusters    Two blocks share every tile of weight, each fetching half of it for both, where out has rows of tiles for both.
-    tile shape  By what fills the machine: 2048 x 3072 outputs are 192 tiles of 128 x 256, one and a half for each of 132
-                multiprocessors, but 256 tiles of 128 x 192, nearly two (tiling.py).
-    few rows    Up to 256 rows of x, reading weight takes longer than multiplying it. Tiles of 96 or 64 columns give nearly every
-                multiprocessor one: 6144 columns are 64 clusters of two blocks. Rows of x are divided evenly among consumers, in boxes
-                that end where x ends (absent_rows.py). And blocks start in the last microseconds of the kernel before (programmatic
-                dependent launch): a ring of weights, which nobody writes, is there when x is. Larger tiles whose blocks divide K would
-                fetch less, but are slower: see flat.py.
+    warp specialisation   One thread, the producer, loads tiles by TMA into a ring of stages (tiles/pipeline.py). Two consumer warpgroups
+                          multiply them with wgmma, 64 rows each, the sums in registers. setmaxnreg gives the producer's registers to them.
+    in flight             A consumer starts a step's wgmma, then waits for those of the step before: the tensor cores have work while it
+                          releases a stage and waits for the next. Its loop has some 35 instructions for 4 wgmma; with 60, among them
+                          addresses that the compiler would rather compute again, the tensor cores stood still 8 % of the time, not 1 %.
+    persistent kernel     As many blocks as SMs, each with one tile after another, in an order that shares L2 (tile_order.py): the
+                          producer loads the next tile's first steps while the consumers write this one.
+    epilogue              Bias, residual or the gate are applied to sums in registers, which leave by TMA while the next tile is
+                          multiplied (epilogue.py). For the gate a tile of weight is half gate and half up rows, so a thread has both
+                          sums of an output.
+    clusters              Two blocks share every tile of weight, each loading half of it for both (multicast).
+    few rows              Up to 256 rows of x, loading weight takes longer than multiplying. Tiles are narrower (tiling.py), x's rows are
+                          divided evenly among consumers in boxes that end where x ends, and blocks start before the kernel before has
+                          ended (programmatic dependent launch): a ring of weights, which nobody writes, is loaded when x is written.
 
-On an H200 it computes 780 to 820 TFLOP/s at the shapes of an 8B model's prompt of 2048 tokens and at 4096 and 8192 cubed, 1.00 to 1.02
-times cuBLAS beside it, and 680 to 750, as cuBLAS does, once the GPU is hot and lowers its clock to stay within its power. Of a weight of
-6144 x 4096, 128 rows take 16.2 µs (cuBLAS 16.5), 256 rows 21.0 (20.8), 224 rows 20.5 (25.9).
+Speed: docs/results, "matmul" with variant wgmma. Any M, N and K: TMA loads zeros from beyond the edges and stores nothing there. If rows of
+x or weight do not begin on 16 bytes, TMA cannot load them, and tensor_core takes over. Every run gives the same bits.
 
-Work: 2 M N K operations; x is read by every column of tiles, weight by every row of tiles (of clusters): M K ceil(N / tile_n) and
-N K ceil(M / tile_m) / cluster elements from L2, each once from memory if L2 holds what neighbouring tiles share; out is written once.
-The result does not depend on which block computes a tile: every run gives the same bits.
-
-Any M, N and K: the copy engine fills with zeros beyond the edges and writes nothing there. Where rows of x or weight do not begin on 16
-bytes it cannot fetch, and tensor_core takes over.
-
-Source: PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA" (warp
-specialisation, persistent kernels).
+Source: PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; NVIDIA, "CUTLASS: Efficient GEMM in CUDA".
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
-from numba import cuda, int32, uint8, uint32
+from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.variants import HOPPER, VARIANTS
-from minllm.kernels.matmul.wgmma.epilogue import ROWS
-from minllm.kernels.matmul.wgmma.ring import make_ring
-from minllm.kernels.matmul.wgmma.roles import make_consume, make_produce
+from minllm.kernels.matmul.wgmma.epilogue import Output, make_epilogue
+from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
-from minllm.kernels.vector import address, vectors_per_row
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
+from minllm.tiles import tma, warpgroup
+from minllm.tiles.pipeline import Pipeline, make_pipeline
+from minllm.tiles.shared import first_tile_address, make_clear_rows
+from minllm.tiles.warpgroup import ROWS, THREADS
+from minllm.tiles.wgmma import make_wgmma
 
-SIMULATED_MULTIPROCESSORS = 4  # few, so that blocks compute several tiles
+SIMULATED_SMS = 4  # few, so that blocks compute several tiles
+
+
+class Grid(NamedTuple):
+    """The tiles of out, and how each is computed: in k_steps steps, with consumer_rows rows of x per consumer."""
+
+    tiles_m: int
+    tiles_n: int
+    k_steps: int
+    consumer_rows: int
+
+
+def make_corner(tiling: WgmmaTiling, gated: bool):
+    """The device function that says which (row, column) of out a consumer begins at in the number-th tile of the cluster."""
+    consumers, cluster, columns = tiling.consumers, tiling.cluster, tiling.columns(gated)
+    tile_at = make_tile_order(tiling.group)
+
+    @cuda.jit(device=True, forceinline=True)
+    def corner(number, grid, rank, consumer):
+        tile_row, tile_column = tile_at(number, grid.tiles_m, grid.tiles_n)
+        return int32(((tile_row * cluster + rank) * consumers + consumer) * grid.consumer_rows), int32(tile_column * columns)
+
+    return corner
+
+
+def make_produce(tiling: WgmmaTiling, gated: bool, pipeline: Pipeline):
+    """The device function of the producer: one thread, which loads all tiles of a block as far ahead as the pipeline has stages."""
+    consumers, cluster, early, stages = tiling.consumers, tiling.cluster, tiling.early, tiling.stages
+    x_bytes, half_bytes, half = tiling.x_tile.bytes, tiling.weight_tile.bytes // 2, tiling.tile_n // 2
+    weight_bytes, consumer_bytes, row_bytes, all_blocks = 2 * half_bytes, x_bytes // consumers, tiling.x_tile.swizzle, (1 << cluster) - 1
+    corner = make_corner(tiling, gated)
+
+    @cuda.jit(device=True, forceinline=True)
+    def expect(stage, grid):
+        """The stage is full when both tiles are there."""
+        pipeline.producer_expect(stage, weight_bytes + (consumers * grid.consumer_rows * row_bytes if early else x_bytes))
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_weight(stage, weight_map, k, column, n, rank):
+        """Two boxes of weight [tile_n / 2, 64]: neighbours, or gate and up. Each block of a cluster loads one, for both."""
+        second = int32(column + (n if gated else half))
+        if cluster == 1:
+            tma.load_2d(stage, x_bytes, weight_map, k, column)
+            tma.load_2d(stage, x_bytes + half_bytes, weight_map, k, second)
+        elif rank == 0:
+            tma.load_2d_multicast(stage, x_bytes, weight_map, k, column, all_blocks)
+        else:
+            tma.load_2d_multicast(stage, x_bytes + half_bytes, weight_map, k, second, all_blocks)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_x(stage, x_map, k, row, grid):
+        """x [tile_m, 64]; of few rows a box for each consumer: 64 rows would reach beyond x's end."""
+        tma.load_2d(stage, 0, x_map, k, row)
+        if early and consumers == 2:
+            tma.load_2d(stage, consumer_bytes, x_map, k, row + grid.consumer_rows)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_first_ring(x_map, weight_map, ring, grid, n, rank):
+        """The first stages of the first tile, weights before the wait for the kernel that computes x -> how many steps."""
+        row, column = corner(int32(cuda.blockIdx.x // cluster), grid, rank, 0)
+        steps = int32(min(grid.k_steps, stages))
+        for step in range(steps):
+            stage = pipeline.stage(ring, pipeline.state(step))
+            expect(stage, grid)
+            load_weight(stage, weight_map, int32(step * TILE_K), column, n, rank)
+        ptx.griddepcontrol_wait()
+        for step in range(steps):
+            load_x(pipeline.stage(ring, pipeline.state(step)), x_map, int32(step * TILE_K), row, grid)
+        return steps
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(x_map, weight_map, ring, grid, n):
+        rank = int32(ptx.cluster_ctarank())
+        state, done = pipeline.state(0), int32(0)
+        if early:
+            done = load_first_ring(x_map, weight_map, ring, grid, n, rank)
+            state = pipeline.state(done)
+        else:
+            ptx.fence_proxy_tensormap_acquire(x_map)
+            ptx.fence_proxy_tensormap_acquire(weight_map)
+        number = int32(cuda.blockIdx.x // cluster)
+        while number < grid.tiles_m * grid.tiles_n:
+            row, column = corner(number, grid, rank, 0)
+            for step in range(done, grid.k_steps):
+                k = int32(step * TILE_K)
+                stage = pipeline.producer_acquire(ring, state)
+                expect(stage, grid)
+                if early:  # weight comes from HBM, and is loaded first
+                    load_weight(stage, weight_map, k, column, n, rank)
+                load_x(stage, x_map, k, row, grid)
+                if not early:
+                    load_weight(stage, weight_map, k, column, n, rank)
+                state = pipeline.advance(state)
+            number, done = int32(number + cuda.gridDim.x // cluster), int32(0)
+
+    return produce
+
+
+def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipeline, epilogue):
+    """The device function of a consumer: a warpgroup that multiplies its 64 rows of every tile of a block, and writes them."""
+    cluster, early, staging_bytes = tiling.cluster, tiling.early, tiling.staging_bytes
+    x_bytes, row_bytes = tiling.x_tile.bytes, tiling.x_tile.swizzle
+    wgmma = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile)
+    registers = wgmma.registers
+    clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes, row_bytes, THREADS, 1)
+    corner = make_corner(tiling, gated)
+
+    @cuda.jit(device=True, forceinline=True)
+    def settle(out_map, memory, ring, grid, consumer, thread):
+        """What comes before the first product: rows that are not loaded are cleared, and x is written by the kernel before."""
+        if early:
+            if grid.consumer_rows < ROWS:
+                start = ring.stages - ptx.shared_address(memory, 0) + consumer * ROWS * row_bytes
+                clear_rows(memory, start + grid.consumer_rows * row_bytes, ROWS - grid.consumer_rows, thread)
+                warpgroup.sync(1 + consumer)
+            ptx.griddepcontrol_wait()
+        elif out_map is not None:
+            ptx.fence_proxy_tensormap_acquire(out_map)
+
+    @cuda.jit(device=True, forceinline=True)
+    def consume(output, memory, ring, staging, grid, thread):
+        consumer, thread = warpgroup.uniform((thread >> 7) - 1), thread & 127
+        x = ptx.keep_register(wgmma.left(ring.stages + consumer * ROWS * row_bytes))
+        weight = ptx.keep_register(wgmma.right(ring.stages + x_bytes))
+        ring = pipeline.keep(ring)
+        settle(output.map, memory, ring, grid, consumer, thread)
+        sums = cuda.local.array(registers, float32)
+        rank = int32(ptx.cluster_ctarank())
+        state = previous = pipeline.state(0)
+        number = int32(cuda.blockIdx.x // cluster)
+        while number < grid.tiles_m * grid.tiles_n:
+            row, column = corner(number, grid, rank, consumer)
+            for step in range(grid.k_steps):
+                pipeline.consumer_wait(ring, state)
+                wgmma.multiply(sums, pipeline.operand(x, state), pipeline.operand(weight, state), step)
+                ptx.wgmma_wait_group_1()  # the step before is complete, this one is in flight
+                if step > 0:
+                    pipeline.consumer_release(ring, previous)
+                previous, state = state, pipeline.advance(state)
+            epilogue.make_room(consumer, thread)
+            wgmma.wait(sums)
+            pipeline.consumer_release(ring, previous)
+            epilogue.store(sums, output, uint32(staging + consumer * staging_bytes), row, grid.consumer_rows, column, consumer, thread)
+            number = int32(number + cuda.gridDim.x // cluster)
+        if thread == 0:
+            epilogue.finish()
+
+    return consume
 
 
 @functools.cache
 def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
     """The kernel for x and weight of `dtype`.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave through the copy engine. paired: they do not, but
-    rows of out begin on multiples of 4 bytes, and out is of `dtype`.
+    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. paired: they do not, but rows of out
+    begin on multiples of 4 bytes, and out is of `dtype`.
     """
     tiling.check(gated)
-    consumers, cluster, stages, threads, early = tiling.consumers, tiling.cluster, tiling.stages, tiling.threads, tiling.early
-    ring_bytes, staging_bytes = tiling.stages * tiling.stage_bytes, tiling.staging_bytes
-    columns = tiling.columns(gated)  # of out, that a cluster computes at a time
-    make_barriers, _, meet = make_ring(tiling)
-    produce, consume = make_produce(tiling, gated), make_consume(tiling, dtype, gated, copied, paired)
+    consumers, cluster, threads, early = tiling.consumers, tiling.cluster, tiling.threads, tiling.early
+    staging_bytes, columns = consumers * tiling.staging_bytes, tiling.columns(gated)  # columns of out that a cluster computes at a time
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, consumers, sharers=cluster)
+    ring_bytes, make_ring, init_barriers = pipeline.bytes, pipeline.ring, pipeline.init
+    produce = make_produce(tiling, gated, pipeline)
+    consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, dtype, gated, copied, paired))
 
     @kernel(launch_bounds=(threads, 1), dependent_launch=early)
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps, few_rows):
@@ -86,33 +223,33 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
             ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint8, 1024)
         thread = int32(cuda.threadIdx.x)
-        ring = uint32((ptx.shared_address(memory, 0) + uint32(1023)) & uint32(0xFFFFFC00))
-        staging = uint32(ring + ring_bytes)
-        full = uint32(staging + staging_bytes)
-        empty = uint32(full + 8 * stages)
-        each = int32(few_rows if early else ROWS)  # rows of x for a consumer
-        rows = int32(each * consumers * cluster)  # of out, that a cluster computes at a time
+        first_stage = first_tile_address(memory)
+        staging = uint32(first_stage + ring_bytes)
+        ring = make_ring(first_stage, uint32(staging + staging_bytes), 0)
+        consumer_rows = int32(few_rows if early else ROWS)
+        rows = int32(consumer_rows * consumers * cluster)  # of out, that a cluster computes at a time
         tiles_m, tiles_n = int32((out.shape[0] + rows - 1) // rows), int32((out.shape[1] + columns - 1) // columns)
+        grid = Grid(tiles_m, tiles_n, k_steps, consumer_rows)
         if thread == 0:
-            make_barriers(full, empty)
-        meet()
+            init_barriers(ring)
+        warpgroup.sync_blocks(cluster)
         if thread >> 7 == 0:
             if consumers == 2:
                 ptx.setmaxnreg_dec(40)
             if thread == 0:
-                produce(x_map, weight_map, ring, full, empty, tiles_m, tiles_n, k_steps, int32(out.shape[1]), each)
+                produce(x_map, weight_map, ring, grid, int32(out.shape[1]))
         else:
             if consumers == 2:
                 ptx.setmaxnreg_inc(232)
-            consume(bias, residual, out, out_map, memory, ring, staging, full, empty, tiles_m, tiles_n, k_steps, each, thread)
-        meet()  # a block's shared memory has to stay while the other may still copy to it
+            consume(Output(out, out_map, bias, residual), memory, ring, staging, grid, thread)
+        warpgroup.sync_blocks(cluster)  # a block's shared memory has to stay while the other may still copy to it
 
     return matmul_wgmma_kernel
 
 
 def fits(x, weight) -> bool:
-    """Whether the copy engine can fetch tiles of x and weight: their rows begin on multiples of 16 bytes."""
-    return vectors_per_row(x.shape[1], x, weight) > 0
+    """Whether TMA can load tiles of x and weight: their rows begin on multiples of 16 bytes."""
+    return rows_begin_on(16, x, weight)
 
 
 def has_wgmma(array) -> bool:
@@ -124,12 +261,12 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     """Launch for arrays that were checked."""
     (m, n), k, on_host = out.shape, x.shape[1], isinstance(x, np.ndarray)
     check(has_wgmma(x), "the variant wgmma needs a GPU of compute capability 9.0; choose tensor_core, or let the shape choose")
-    multiprocessors = SIMULATED_MULTIPROCESSORS if on_host else current_device().sm_count
-    tiling = tiling or choose_tiling(m, n, gated, multiprocessors)
-    copied = out.dtype == x.dtype and vectors_per_row(n, out) > 0
-    paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
+    sms = SIMULATED_SMS if on_host else current_device().sm_count
+    tiling = tiling or choose_tiling(m, n, gated, sms)
+    copied = out.dtype == x.dtype and rows_begin_on(16, out)
+    paired = out.dtype == x.dtype and rows_begin_on(4, out)
     rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # of tiles, and of clusters
-    clusters = min(rows * ceil_div(n, tiling.columns(gated)), multiprocessors // tiling.cluster)
+    clusters = min(rows * ceil_div(n, tiling.columns(gated)), sms // tiling.cluster)
     each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
     x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))

@@ -1,0 +1,46 @@
+"""Work items of FlashAttention-3: a tile of queries of one head. Which block does which, and how an item is described in shared memory.
+
+The grid has a block per SM (a persistent kernel). Items are numbered from the longest to the shortest (the last tile of every sequence
+first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much.
+"""
+
+import functools
+
+from numba import cuda, int32, uint32
+
+WORK_WORDS = 8  # of a description
+WORK_SLOTS = 4  # descriptions at a time: of the item that is being stored, the one in hand, the next, and the one behind it
+COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS = range(WORK_WORDS)
+# COUNT: tiles of keys, -1 behind the last item. STOP_TILE: the tile behind the last one. FIRST_POSITION: of the first row of queries.
+# VISIBLE_START: the first key that any row sees. TOKEN: the first row of queries. ROWS: rows of the sequence from that one on.
+
+
+@functools.cache
+def make_work(shape):
+    """(item_of, place_of, key_range): device functions that say what a work item is."""
+    query_tile, key_tile = shape.query_tile, shape.key_tile
+
+    @cuda.jit(device=True)
+    def item_of(round_number):
+        """The number of the item that this block does in a round."""
+        place = cuda.gridDim.x - 1 - cuda.blockIdx.x if round_number % 2 else cuda.blockIdx.x
+        return int32(round_number * cuda.gridDim.x + place)
+
+    @cuda.jit(device=True)
+    def place_of(item, query_start, sequences, heads):
+        """(sequence, head, first row of the tile in its sequence, below 0 if there is no such tile) of an item."""
+        rest, head = uint32(item) // uint32(heads), int32(uint32(item) % uint32(heads))
+        level, sequence = int32(rest // uint32(sequences)), int32(rest % uint32(sequences))
+        query_len = query_start[sequence + 1] - query_start[sequence]
+        return sequence, head, int32(((query_len + query_tile - 1) // query_tile - 1 - level) * query_tile)
+
+    @cuda.jit(device=True)
+    def key_range(first_position, context_len, window):
+        """(first key that a row of the tile sees, the end of those keys, first tile of keys, number of tiles, one at least)."""
+        visible_start = int32(max(0, first_position - window + 1) if window > 0 else 0)
+        visible_stop = int32(max(0, min(context_len, first_position + query_tile)))
+        first_tile = int32(uint32(visible_start) // uint32(key_tile))
+        stop_tile = int32(uint32(visible_stop + key_tile - 1) // uint32(key_tile))
+        return visible_start, visible_stop, first_tile, int32(max(1, stop_tile - first_tile))
+
+    return item_of, place_of, key_range

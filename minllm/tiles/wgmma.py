@@ -1,0 +1,115 @@
+"""A warpgroup multiplies tiles: wgmma out of shared memory, sums in registers.
+
+    wgmma = make_wgmma(weight_tile, "bfloat16", left=x_tile)      # sums [64, N] (+)= left [64, K] right [N, K].T
+    wgmma.multiply(sums, x, weight, add)                          # starts it, and closes its group; the threads go on
+    wgmma.wait(sums)                                              # all that the warpgroup has started is complete
+
+The right operand is a tile in shared memory, [N, K], or [K, N] with right_major "mn". The left one is another, or words in registers. An
+operand in shared memory is named by the lower half of its matrix descriptor, an address in units of 16 bytes: a step along K adds a
+constant, and the upper half is the same for all tiles of a layout. Computed as one number of 64 bits, it took two instructions for one.
+
+PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32, uint64
+
+from minllm import ptx
+from minllm.tiles.shared import SharedTile
+
+DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+DEPTH = 16  # of one instruction
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_row(i, thread):
+    """The row of [64, n] to which element i of a thread's sums belongs; thread: 0 to 127."""
+    return thread // 32 * 16 + i // 2 % 2 * 8 + thread % 32 // 4
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_column(i, thread):
+    """Its column."""
+    return i // 4 * 8 + thread % 4 * 2 + i % 2
+
+
+class Wgmma(NamedTuple):
+    """What a warpgroup does with its sums: `registers` float32 per thread."""
+
+    registers: int
+    left: Any  # left(address) -> operand of a left tile at a shared address
+    right: Any  # right(address) -> operand of a right tile
+    multiply: Any  # multiply(sums, left, right, add): start sums += left right, or = if add is 0
+    wait: Any  # wait(sums): until all multiplications of this warpgroup are complete
+
+
+def make_operand(tile: SharedTile, major: str):
+    """(operand, descriptor) of a tile: from its shared address, and for the step-th 16 of its depth."""
+    leading = 16 if major == "k" else tile.panel_bytes
+    bits = int(ptx.matrix_descriptor.py_func(0, leading, 8 * tile.swizzle, tile.swizzle))
+    low_bits, high_bits = bits & 0xFFFFFFFF, bits >> 32
+    steps_per_panel, panel, row = tile.panel_columns // DEPTH, tile.panel_bytes // 16, tile.swizzle // 16  # in units of 16 bytes
+
+    @cuda.jit(device=True, forceinline=True)
+    def operand(address):
+        return uint32(low_bits | (address >> 4))
+
+    @cuda.jit(device=True, forceinline=True)
+    def along_columns(operand, step):
+        low = uint32(operand + step // steps_per_panel * panel + step % steps_per_panel * 2)
+        return uint64(low) | uint64(high_bits) << uint64(32)
+
+    @cuda.jit(device=True, forceinline=True)
+    def along_rows(operand, step):
+        return uint64(uint32(operand + step * DEPTH * row)) | uint64(high_bits) << uint64(32)
+
+    return operand, along_columns if major == "k" else along_rows
+
+
+def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, right_major: str = "k") -> Wgmma:
+    """The operations for sums [64, n] of tiles of `dtype`; left None: that operand is in registers, 4 words per 16 of the depth."""
+    n, depth = (right.rows, right.columns) if right_major == "k" else (right.columns, right.rows)
+    steps, registers = -(-depth // DEPTH), n // 2
+    instruction = ptx.make_wgmma(n, DTYPES[dtype], a="shared" if left else "registers", b_major=right_major)
+    left_operand, left_at = make_operand(left or right, "k")
+    right_operand, right_at = make_operand(right, right_major)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply_shared(sums, left, right, add):
+        ptx.wgmma_fence()
+        for step in range(steps):
+            instruction(sums, left_at(left, step), right_at(right, step), add if step == 0 else 1)
+        ptx.wgmma_commit_group()
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply_registers(sums, left, right, add):
+        ptx.wgmma_fence()
+        for step in range(steps):
+            instruction(sums, left, 4 * step, right_at(right, step), add if step == 0 else 1)
+        ptx.wgmma_commit_group()
+
+    @cuda.jit(device=True, forceinline=True)
+    def wait(sums):
+        ptx.wgmma_wait_group_0()
+        ptx.keep_registers(sums, registers)  # nothing reads them before the wait
+
+    return Wgmma(registers, left_operand, right_operand, multiply_shared if left else multiply_registers, wait)
+
+
+def make_load_left(tile: SharedTile):
+    """The device function that loads rows of a tile into registers, as left operand: load_left(words, address, first_row, lane).
+
+    A warp loads its own 16 rows, from first_row on; words: 4 per 16 columns.
+    """
+    swizzle, panel_columns, panel_bytes, steps = tile.swizzle, tile.panel_columns, tile.panel_bytes, -(-tile.columns // DEPTH)
+
+    @cuda.jit(device=True)
+    def load_left(words, address, first_row, lane):
+        for step in range(steps):
+            column = step * DEPTH
+            offset = uint32((first_row + lane % 16) * swizzle + column % panel_columns * 2 + lane // 16 * 16)
+            offset ^= uint32((offset >> uint32(7) & uint32(swizzle // 16 - 1)) << uint32(4))  # the swizzle permutes chunks of 16 bytes
+            ptx.ldmatrix_x4(words, 4 * step, uint32(address + column // panel_columns * panel_bytes + offset))
+
+    return load_left
