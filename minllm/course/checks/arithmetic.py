@@ -122,7 +122,7 @@ def cached(kv_bytes_per_token, layers, kv_heads, heads, head_dim, itemsize):
         ("every layer has a cache of its own.", right // layers),
         ("these are numbers; each takes itemsize bytes.", right // itemsize),
     ]
-    expect_number("bytes a token", kv_bytes_per_token(shape, itemsize), right, suspects, " bytes")
+    expect_number("bytes per token", kv_bytes_per_token(shape, itemsize), right, suspects, " bytes")
 
 
 EXERCISES = (

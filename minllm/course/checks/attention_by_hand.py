@@ -204,7 +204,7 @@ EXERCISES = (
     Exercise(
         name="attention.weighted_values",
         lesson=3,
-        title="out = P V, one thread an element of the head",
+        title="out = P V, one thread per element of the head",
         module="minllm.kernels.attention.first_rungs.materialized",
         entry="attention",
         stage="attention",

@@ -90,7 +90,7 @@ EXERCISES = (
     Exercise(
         name="activation.silu",
         lesson=2,
-        title="your first kernel: silu(gate) * up, one thread an element",
+        title="your first kernel: silu(gate) * up, one thread per element",
         module="minllm.kernels.activation.silu",
         entry="silu_and_multiply",
         task="If this thread's element i exists (i < intermediate): read the gate, gate_up[token, i], and up, which lies `intermediate` "

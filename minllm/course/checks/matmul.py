@@ -181,7 +181,7 @@ EXERCISES = (
         "total[i, j] += x_tile[k, ty + i * across] * weight_tile[k, tx + j * across]; and wait again before the next copy.",
         hints=(
             "x_tile gets rows of x from first_row on, weight_tile rows of weight from first_column on.",
-            "Two barriers a step: nobody multiplies before all have copied, and nobody copies while others multiply.",
+            "Two barriers per step: no thread multiplies before all have copied, and none copies while others multiply.",
             "A thread has per_thread x per_thread outputs: read per_thread values of x for each k into a local array, then each value of "
             "the weight once.",
         ),

@@ -111,7 +111,7 @@ EXERCISES = (
     Exercise(
         name="sampling.penalties",
         lesson=12,
-        title="repetition, frequency and presence penalties, a thread a token",
+        title="repetition, frequency and presence penalties, one thread per token",
         module="minllm.kernels.sampling.penalties",
         entry="penalize",
         task="For a token inside the vocabulary: a token that was generated (count > 0) or is in the prompt has its logit divided by the "
