@@ -316,7 +316,7 @@ show_source(
         "partial = cuda.shared.array": "One number a thread, for the block's maximum and then for its sum.",
         "maximum = max(maximum, scores": "First walk through the row: every thread the maximum of its keys.",
         "while active > 0": "Half the threads take over the other half's number, then half of those: a tree.",
-        "everybody has read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in "
+        "all threads have read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in "
         "partial[0] before a slow one has read the maximum there.",
         "weight = ex2": "Second walk: exponentials, as powers of 2, which the hardware has an instruction for. The scale is "
         "multiplied by log₂ e beforehand, so the result is the same.",

@@ -202,7 +202,7 @@ show_source(
         "cuda.syncthreads()": "Wait: the tile is complete only when all have copied.",
         "x_values[i] = x_tile": "From shared memory into registers, once.",
         "total[i, j] +=": "per_thread × per_thread products from 2 × per_thread numbers.",
-        "nobody may overwrite": "And wait again. Forget this one, and a quick thread spoils the tile of a slow one.",
+        "no thread may overwrite": "And wait again. Forget this one, and a quick thread spoils the tile of a slow one.",
     },
 )
 

@@ -1,4 +1,4 @@
-"""Hold what the simulator counts against what the GPU counts: Nsight Compute's counters of the same launches.
+"""Compare the simulator's counts with the GPU's: Nsight Compute's counters of the same launches.
 
     python tools/check_counts.py                      simulate, launch under ncu, compare, write docs/results/h200_counts.json
     python tools/check_counts.py --results FOLDER     write elsewhere
@@ -6,17 +6,17 @@
 
 A row is a kernel and one of four counts, which may differ by 2 %:
 
-    sectors loaded, sectors stored    32-byte sectors of global memory, as the L1 cache looks them up; what cp.async copies is loaded too.
-    conflicts of loads, of stores     turns of shared memory beyond those that a request needs anyhow. ldmatrix and cp.async have counters
-                                      of their own here too. Those named sass are counted by instructions that ncu adds to the kernel.
+    sectors loaded, sectors stored    32-byte sectors of global memory, as looked up in L1; cp.async counts as loads
+    conflicts of loads, of stores     shared-memory cycles beyond those that a request needs anyway. ldmatrix and cp.async have
+                                      their own counters here. Counters named sass use instructions that ncu adds to the kernel.
 
-The simulator counts what the source says. A compiler that makes one access of two (neighbouring elements that one thread stores, or a
-number that it loads twice) makes the hardware count less, so kernels here say themselves what they move at one time.
+The simulator counts what the source says. If a compiler merges two accesses (neighbouring elements that one thread stores, or a
+number that it loads twice), the hardware counts less, so the kernels here are explicit about what they move at a time.
 
-Turns can also be lost to what other instructions do in the same cycle, which the simulator does not model and the counter includes: every
-case is launched three times, and the least of the three counts. What ncu counts by added instructions is recorded under "counters". A
-counter that this ncu does not know, or gives no number for, is "not measured", and so is its row where that leaves open whether the two
-agree. Exit code 1 if a row differs or a kernel has no counts, 2 where ncu or a GPU is missing or ncu may not read the counters.
+Cycles can also be lost to other instructions in the same cycle, which the simulator does not model and the counter includes: every
+case is launched three times, and the least of the three counts is used. Counts that ncu measures with added instructions are recorded
+under "counters". A counter that this ncu does not know, or reports no number for, is "not measured"; so is its row if the comparison
+then stays open. Exit code 1 if a row differs or a kernel has no counts, 2 if ncu or a GPU is missing or ncu may not read the counters.
 """
 
 import argparse
@@ -54,17 +54,17 @@ COMMAND = "python tools/check_counts.py"
 ROUNDS = 3
 
 
-# The launches. `put` is what makes a kernel's argument of a NumPy array: nothing for the simulator, a copy for the GPU.
+# The launches. `put` makes a kernel argument from a NumPy array: unchanged for the simulator, a copy for the GPU.
 
 
 @kernel
 def turn_tile_kernel(x, out):
-    """A tile turned through shared memory without padding, for its conflicts: x, out [32, 32], a warp a row of x."""
+    """A tile transposed through shared memory without padding, to cause conflicts: x, out [32, 32], one warp per row of x."""
     tile = cuda.shared.array((32, 32), float32)
     column, row = cuda.threadIdx.x, cuda.threadIdx.y
     tile[column, row] = x[row, column]  # 32 words of one bank
     cuda.syncthreads()
-    out[column, row] = tile[row, column // 2 * 2] + tile[column, row]  # none, then 32 words of one bank; stores far apart
+    out[column, row] = tile[row, column // 2 * 2] + tile[column, row]  # no conflict, then 32 words of one bank; stores far apart
 
 
 def numbers(put, *shape, dtype=BFLOAT16):
@@ -73,7 +73,7 @@ def numbers(put, *shape, dtype=BFLOAT16):
 
 
 def indices(put, *values):
-    """A line of int32."""
+    """A one-dimensional int32 array."""
     return put(np.array(values, np.int32))
 
 
@@ -109,7 +109,7 @@ def run_append(put):
 
 
 def run_product(multiply, m, n, k, dtype=BFLOAT16, **chosen):
-    """The run of a matrix product: x [m, k], weight [n, k]."""
+    """The run of a GEMM: x [m, k], weight [n, k]."""
     return lambda put: multiply(numbers(put, m, k, dtype=dtype), numbers(put, n, k, dtype=dtype), numbers(put, m, n, dtype=dtype), **chosen)
 
 
@@ -160,7 +160,7 @@ def simulated():
 
 
 def launch_all(rounds=1):
-    """Every case on the GPU, so many times over."""
+    """Run every case on the GPU, `rounds` times."""
     from cuda.bindings import driver
 
     for case in list(CASES.values()) * rounds:
@@ -179,11 +179,11 @@ def show(rows):
 
 
 def main():
-    """0 where all that was measured agrees, 1 where something differs or was not counted, 2 where this cannot run here."""
+    """Return 0 if all measured rows agree, 1 if something differs or was not counted, 2 if this cannot run here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results", help="the folder to write into; default: docs/results")
     parser.add_argument("--simulate-only", action="store_true", help="print the simulator's counts, and compare nothing")
-    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)  # what ncu runs
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)  # the command that ncu runs
     options = parser.parse_args()
     if options.launch:
         launch_all(ROUNDS)
@@ -205,7 +205,7 @@ def check(ncu, results):
     """Simulate, measure, compare and write; the exit code of `main`."""
     launches = simulated()
     print(f"{len(launches)} kernels simulated", flush=True)
-    launch_all()  # compiles into the disk cache, so that ncu waits for no compiler
+    launch_all()  # fills the disk cache, so that ncu does not wait for the compiler
     code, output = profile(ncu, [sys.executable, str(Path(__file__).resolve()), "--launch"])
     hardware = least_of_rounds(parse(output), ROUNDS)
     if not hardware:

@@ -1,10 +1,10 @@
-"""Run every kernel under NVIDIA's compute-sanitizer: wild accesses, races in shared memory, uninitialised reads, misused barriers.
+"""Run every kernel under NVIDIA's compute-sanitizer: invalid accesses, races in shared memory, uninitialised reads, misused barriers.
 
     python tools/check_memory.py                    all four tools
     python tools/check_memory.py --tool memcheck    one of them; may be repeated
 
 The kernels are those of a few hundred small tests of tests/gpu: a sanitizer slows a kernel down a hundredfold. A first run without one
-compiles the kernels. Needs a GPU, and compute-sanitizer from the CUDA toolkit. Exit code 1 where anything was found or a test failed.
+compiles the kernels. Needs a GPU, and compute-sanitizer from the CUDA toolkit. Exit code 1 if anything was found or a test failed.
 """
 
 import argparse
@@ -39,34 +39,34 @@ SELECTED = (
     r"test_sampling_kernels.py::test_(philox|advance|penalties\[3-)",
     r"test_sampling_kernels.py::.*\[111-(normal|ties|masked)\]",
 )
-FOUND_SOMETHING = 86  # the exit code that the sanitizer is told to use, none of pytest's
+FOUND_SOMETHING = 86  # the exit code that the sanitizer is told to use; pytest does not use it
 SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
 SECONDS = 600
-LINES_SHOWN = 60  # of what a sanitizer found
+LINES_SHOWN = 60  # lines of a sanitizer's output that are shown
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/extras/compute-sanitizer")
 
 
 def find_sanitizer() -> str | None:
-    """The compute-sanitizer of this machine: on the PATH, in the toolkit that CUDA_HOME names, or where toolkits are installed."""
+    """The path of compute-sanitizer: on the PATH, in the toolkit of CUDA_HOME, or where toolkits are installed."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     in_home = [str(Path(home) / "bin"), str(Path(home) / "compute-sanitizer")] if home else []
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=os.pathsep.join([*in_home, *PLACES]))
 
 
 def pytest_command(*arguments: str) -> list[str]:
-    """pytest in this Python; a test may take as long as it needs."""
+    """A pytest command in this Python; tests have no time limit."""
     return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=0", *arguments]
 
 
 def selected_tests() -> list[str]:
-    """The ids of the tests that are run."""
+    """The ids of the tests to run."""
     done = subprocess.run(pytest_command("--collect-only", "tests/gpu"), cwd=ROOT, capture_output=True, text=True)
     ids = [line for line in done.stdout.splitlines() if line.startswith("tests/gpu/")]
     return [test for test in ids if any(re.search(pattern, test) for pattern in SELECTED)]
 
 
 def run(tests: Path, prefix: list[str]) -> tuple[int, str]:
-    """(exit code, output) of the tests named in a file, with `prefix` before the command; exit code -1 if they take too long."""
+    """(exit code, output) of the tests listed in a file, with `prefix` before the command; exit code -1 on timeout."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
     try:
         done = subprocess.run(
@@ -80,7 +80,7 @@ def run(tests: Path, prefix: list[str]) -> tuple[int, str]:
 
 
 def verdict(code: int, output: str) -> tuple[bool, str]:
-    """(whether all is well, in a few words) of a run under a sanitizer: it has to say so itself, and the tests have to pass."""
+    """(success, summary) of a run under a sanitizer: it has to report success itself, and the tests have to pass."""
     summaries = SUMMARY.findall(output)
     tests = next((line.strip("= ") for line in reversed(output.splitlines()) if " passed" in line or " failed" in line), "no test ran")
     words = f"{'; '.join(summaries) or 'no summary: the sanitizer did not run to its end'}; {tests}"
@@ -88,7 +88,7 @@ def verdict(code: int, output: str) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """0 where no tool found anything, 1 where one did, 2 where they cannot run here."""
+    """Return 0 if no tool found anything, 1 if one did, 2 if they cannot run here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", action="append", choices=list(TOOLS), help="may be repeated; default: all")
     options = parser.parse_args()
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def check(sanitizer: str, tool: str, tests: Path) -> int:
-    """Run one tool and print its line of the table; 1 if it found anything."""
+    """Run one tool and print its line of the table; returns 1 if it found anything."""
     start = time.monotonic()
     arguments = ["--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND_SOMETHING), "--report-api-errors", "no"]
     code, output = run(tests, [sanitizer, *arguments])

@@ -1,4 +1,4 @@
-"""Say whether this Python can make the virtual environment of the Makefile, and what to do if it cannot. Runs on any Python 3."""
+"""Check whether this Python can make the Makefile's virtual environment, and say what to do if it cannot. Runs on any Python 3."""
 
 import sys
 

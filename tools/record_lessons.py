@@ -1,14 +1,14 @@
-"""Measure what lessons show beside the record of the benchmarks, and write it to docs/results/lessons/DEVICE.json. Needs a GPU.
+"""Measure the lessons' own figures, beyond the benchmarks, and write them to docs/results/lessons/DEVICE.json. Needs a GPU.
 
 python tools/record_lessons.py                      measure and write
 python tools/record_lessons.py --only copy          one part; the record's other rows stay
 python tools/record_lessons.py --commit NAME        where git cannot tell the commit
 python tools/record_lessons.py --results FOLDER     write elsewhere
 
-copy        a float32 matrix copied with warps along its rows, and down its columns: the price of accesses that do not coalesce
-cache       a matrix-vector product that fits the last-level cache, with the same matrix each time, and with many matrices in turn
-launch      microseconds of the host for a launch, as `minllm bench launch` measures them, and of a whole decode step of a 1B shape, as
-            `minllm bench step` does, its kernels overlapped and in order
+copy        a float32 matrix copied with warps along its rows, and down its columns: the cost of uncoalesced accesses
+cache       a GEMV whose matrix fits the L2 cache, with the same matrix each time, and with many matrices in turn
+launch      host microseconds per launch, as `minllm bench launch` measures them, and of a whole decode step of a 1B shape, as
+            `minllm bench step` does, with dependent launch and without
 splits      decode attention of one sequence of 8,192 keys by split_kv, for several numbers of splits, and by split_tensor_core's own plan
 batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
 length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
@@ -45,7 +45,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "lessons"
-SIDE = 16384  # of the copied matrix: 1 GiB in float32
+SIDE = 16384  # side of the copied matrix: 1 GiB in float32
 MODEL, SMALL_MODEL = "llama-3.1-8b", "llama-3.2-1b"
 PROMPT, NEW, REPEATS = 128, 33, 3
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -65,7 +65,7 @@ def copy_rows(ops: CudaOps, clock: CudaClock) -> Iterator[Row]:
 
 
 def cache_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row]:
-    """One product, timed in the wrong way and in the right one, in TB/s of the weight."""
+    """One GEMV, timed in the wrong way and in the right one, in TB/s of the weight."""
     noise, side = Noise(), 4096
     weight_bytes = BFLOAT16.itemsize * side * side
     x, out = ops.array(noise.array((1, side), BFLOAT16)), ops.empty((1, side), BFLOAT16)
@@ -76,7 +76,7 @@ def cache_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row
 
 
 def splits_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Row]:
-    """TB/s of keys and values; sets of arrays in turn, so that the cache holds none of them."""
+    """TB/s of keys and values; sets of arrays in turn, so that none is in the cache."""
     noise, keys, heads, kv_heads, head_dim, block = Noise(), 8192, 32, 8, 128, 16
     table = noise.random.permutation(keys // block).astype(np.int32)[None]
     query = noise.array((1, heads, head_dim), BFLOAT16)
@@ -94,7 +94,7 @@ def splits_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Ro
 
 
 def timed_ms(llm: LLM, batch: int, prompt: int) -> tuple[float, float]:
-    """Milliseconds to the first token and of a decode step, for `batch` random prompts of so many tokens: medians after a warm-up."""
+    """Milliseconds to the first token and per decode step, for `batch` random prompts of `prompt` tokens: medians after a warm-up."""
     random = np.random.default_rng(0)
     prompts = [random.integers(0, llm.engine.model.config.vocab_size, prompt).tolist() for _ in range(batch)]
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
@@ -122,7 +122,7 @@ def model_rows() -> Iterator[Row]:
 
 
 def write(path: Path, record: Record) -> None:
-    """Merge into the file, a row a line."""
+    """Merge into the file, one row per line."""
     whole = merged(json.loads(path.read_text(encoding="utf-8")) if path.exists() else None, record)
     rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in whole.pop("rows"))
     head = json.dumps(whole, ensure_ascii=False, indent=1).removesuffix("\n}")

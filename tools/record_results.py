@@ -1,12 +1,12 @@
-"""Measure everything that is recorded, and write it into docs/results, one file a device.
+"""Measure everything that is recorded, and write it into docs/results, one file per device.
 
     python tools/record_results.py                          kernels and steps (beside PyTorch's, if it is installed), generation, perplexity
     python tools/record_results.py --only kernels           one part of it
-    python tools/record_results.py /tmp/1b.json             what `minllm bench ... --json /tmp/1b.json` measured before
+    python tools/record_results.py /tmp/1b.json             record what `minllm bench ... --json /tmp/1b.json` measured earlier
 
-Rows that were measured again replace the old ones; all others stay. A part that fails is reported, the others are recorded, and the exit
+New measurements replace old rows; all others stay. A part that fails is reported, the others are recorded, and the exit
 code is 1. The tables in README.md and docs/results.md follow the record of the H200. Run it from a clean checkout: the commit is part of
-the record. Where there is no git, name it with --commit.
+the record. Without git, name the commit with --commit.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from minllm.bench.results_table import full_table, replace_between_markers, shor
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-SHOWN = RESULTS / "h200.json"  # the record whose tables stand in README.md and docs/results.md
+SHOWN = RESULTS / "h200.json"  # the record whose tables are shown in README.md and docs/results.md
 LENGTHS = ("--prompt-tokens", "512", "--tokens", "128")
-SECONDS = 500  # after which a part counts as failed
+SECONDS = 500  # time limit of a part
 BENCHMARKS = (
     ("perplexity", "--model", "bundled"),
     ("perplexity", "--model", "draft"),
@@ -40,14 +40,14 @@ BENCHMARKS = (
 
 
 def arguments_of(benchmark: tuple[str, ...]) -> tuple[str, ...]:
-    """A benchmark's command line: kernels and prefill are measured beside PyTorch's where it is installed."""
+    """A benchmark's command line: kernels and prefill are measured beside PyTorch if it is installed."""
     if benchmark[0] in ("kernels", "step") and importlib.util.find_spec("torch"):
         return (*benchmark, "--against", "torch")
     return benchmark
 
 
 def measure(benchmarks: list[tuple[str, ...]]) -> Iterator[dict | None]:
-    """Run each in a process of its own, and yield its record as soon as there is one; None, also or instead, where it failed."""
+    """Run each in its own process, and yield its record as soon as there is one; None, also or instead, if it failed."""
     for benchmark in benchmarks:
         start, name = time.monotonic(), " ".join(("minllm", "bench", *arguments_of(benchmark)))
         print(f"== {name}", flush=True)
@@ -68,7 +68,7 @@ def measure(benchmarks: list[tuple[str, ...]]) -> Iterator[dict | None]:
 
 
 def record(measured: dict, results: Path = RESULTS) -> Path:
-    """Merge one measured record into its device's file, a row a line, and return the file."""
+    """Merge one measured record into its device's file, one row per line, and return the file."""
     new = Record(**{**measured, "rows": [Row(**row) for row in measured["rows"]]})
     path = results / file_name(new.device)
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -81,18 +81,18 @@ def record(measured: dict, results: Path = RESULTS) -> Path:
 
 
 def write_tables(shown: dict) -> None:
-    """Put the record's tables into the README and the page of results."""
+    """Write the record's tables into the README and the page of results."""
     replace_between_markers(ROOT / "README.md", short_table(shown))
     replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
 
 
 def write_what_follows() -> None:
-    """Put the measurements where `minllm plan` and the site's calculators read them."""
+    """Write the measurements where `minllm plan` and the site's calculators read them."""
     subprocess.run([sys.executable, ROOT / "tools" / "write_hardware_json.py"], check=True, cwd=ROOT)
 
 
 def main() -> int:
-    """Record the files named on the command line, or measure first; 1 if a part failed."""
+    """Record the files named on the command line, or measure first; returns 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="records that were measured before")
     parser.add_argument("--only", action="append", choices=sorted({benchmark[0] for benchmark in BENCHMARKS}), help="may be repeated")

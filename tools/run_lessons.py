@@ -37,7 +37,7 @@ def execute(lesson: Path) -> str:
 
 
 def main(prefixes: list[str]) -> int:
-    """Run the lessons that were asked for; the exit code."""
+    """Run the requested lessons; returns the exit code."""
     failures, total = {}, 0.0
     for lesson in chosen(prefixes):
         begin = time.perf_counter()

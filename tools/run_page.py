@@ -1,15 +1,15 @@
-"""Run the programs that stand on a page of the docs, and write what they print and draw into the page.
+"""Run the programs on a page of the docs, and write their output and pictures into the page.
 
-    python tools/run_page.py docs/simulator.md            run, and mend the page and its pictures
-    python tools/run_page.py docs/simulator.md --check    run, and say what differs; exit code 1 if anything does
+    python tools/run_page.py docs/simulator.md            run, and update the page and its pictures
+    python tools/run_page.py docs/simulator.md --check    run, and report differences; exit code 1 if there are any
 
-    ```python title="race.py"     a program, whole: the file of that name
-    ```text                       the next block: what the program prints when it runs, in the folder of all programs of the page.
-                                  An error of minllm ends it with the error's line, wrapped
-    ```console                    `$ command`, then what that prints. Lines that begin with "(Pdb) " are typed into the debugger
+    ```python title="race.py"     a whole program: the file of that name
+    ```text                       the next block: the program's output, run in the folder of all programs of the page. A minllm error ends
+                                  it with the error's line, wrapped
+    ```console                    `$ command`, then its output. Lines that begin with "(Pdb) " are typed into the debugger
 
 Pictures that a program saves go to docs/assets/PAGE/, for the page to show. A command's numbers depend on the versions of the compiler, so
-that a check compares the first word of each of its lines; a debugger's `>` lines depend on Python's version and are not compared.
+a check compares only the first word of each of its lines; a debugger's `>` lines depend on Python's version and are not compared.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from minllm.errors import MinLLMError
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(python title=\"(?P<name>\S+)\"|text|console)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-WIDTH = 80  # of reports, so that a page shows them whole
+WIDTH = 80  # width of reports, so that a page shows them whole
 TERMINAL = 118
 PROMPT = "(Pdb) "
 SECONDS = 100
 
 
 def run_program(name, source, folder):
-    """What a program prints, run as the file `name` in a folder: its error's last line too, if that is one of ours."""
+    """The output of a program, run as the file `name` in a folder, including the last line of a minllm error."""
     printed = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
         linecache.checkcache(name)
@@ -48,7 +48,7 @@ def run_program(name, source, folder):
 
 
 def run_console(shown, folder):
-    """What a terminal shows for the command of a console block, and for what the block types into the debugger."""
+    """The terminal session of a console block's command, with the block's input to the debugger."""
     command, *lines = shown.splitlines()
     typed = [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
     words = command.removeprefix("$ ").split()
@@ -65,7 +65,7 @@ def run_console(shown, folder):
 
 
 def same_session(shown, run):
-    """Whether two console blocks tell the same, but for what versions of the compiler and of Python make of it."""
+    """Whether two console blocks agree, apart from differences due to versions of the compiler and of Python."""
 
     def told(text):
         if PROMPT in text:
@@ -76,7 +76,7 @@ def same_session(shown, run):
 
 
 def rebuilt(text, folder):
-    """(the page with fresh outputs, the page as it is but for those outputs that differ in more than versions explain)."""
+    """(the page with fresh outputs, the page with only those outputs replaced that differ by more than versions explain)."""
     fresh, mended, at, program = [], [], 0, None
     for block in BLOCK.finditer(text):
         body = block["body"]
@@ -98,7 +98,7 @@ def rebuilt(text, folder):
 
 
 def main(arguments=None):
-    """Run the page; 1 if a check finds a difference."""
+    """Run the page; returns 1 if a check finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("--check", action="store_true", help="change nothing, and say what differs")

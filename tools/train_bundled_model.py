@@ -6,13 +6,13 @@ models, and write two Hugging Face directories, the held-out text, and a notice 
 
     python tools/train_bundled_model.py --out minllm/data
 
-needs PyTorch 2.9 or newer, transformers and tokenizers. The package itself needs none of that: it only reads what this writes.
-The text of the corpus is whatever the training machine has installed, so another machine gives another (equally good) model.
+needs PyTorch 2.9 or newer, transformers and tokenizers. The package itself needs none of these: it only reads the result.
+The corpus depends on the packages installed on the training machine, so another machine gives another (equally good) model.
 
-What it reached on 2026-11-20 on one NVIDIA H200 (Python 3.12.3, PyTorch 2.11.0, transformers 5.17.0), with the defaults below, which
-are those of the run whose models ship. The held-out text has 204,304 bytes; `xz -9e` needs 1.829 bits for each of them.
+Results of 2026-11-20 on one NVIDIA H200 (Python 3.12.3, PyTorch 2.11.0, transformers 5.17.0), with the defaults below, which
+are those of the run whose models ship. The held-out text has 204,304 bytes; `xz -9e` needs 1.829 bits per byte.
 
-    model     parameters   steps    time    bits a byte, windows of 1,024 tokens (of 2,048)
+    model     parameters   steps    time    bits per byte, windows of 1,024 tokens (of 2,048)
     bundled    7,950,400   18,000   663 s   0.784 (0.772)
     draft        868,992    6,000   105 s   1.041 (1.100)
 
@@ -58,9 +58,9 @@ HELD_OUT_MODULES = (
 )
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|PSF|Python Software Foundation)\b", re.IGNORECASE)
 NOT_PERMISSIVE = re.compile(r"GPL|MPL|Mozilla|Eclipse|EPL|CeCILL|NVIDIA|LicenseRef|Proprietary|Commercial", re.IGNORECASE)
-# A file that names one of these may be under it, whatever its package is under.
+# A file that names one of these may be under it, whatever the package's licence.
 OTHER_TERMS = re.compile(r"GPL|General Public License|Mozilla Public License|LicenseRef|Proprietary|Non-?Commercial", re.IGNORECASE)
-# Code that a package carries for somebody else has a licence of its own, so it stays out.
+# Third-party code bundled in a package has its own licence, so it is left out.
 VENDORED_FOLDERS = {"_vendor", "vendor", "vendored", "_vendored", "extern", "externals", "third_party", "_distutils_hack"}
 MAX_FILE_CHARACTERS = 400_000
 END_OF_TEXT = "<|endoftext|>"
@@ -72,12 +72,12 @@ ARCHITECTURES = {
     "bundled": dict(hidden_size=320, intermediate_size=896, num_hidden_layers=6, num_attention_heads=5),
     "draft": dict(hidden_size=128, intermediate_size=320, num_hidden_layers=2, num_attention_heads=2),
 }
-# Of 48 completions of function headers, 15 came to repeat themselves at temperature 0.6 and top_p 0.95 without a penalty; with these, 2.
+# Of 48 completions of function headers, 15 ended in repetition at temperature 0.6 and top_p 0.95 without a penalty; with these, 2.
 SAMPLING = dict(do_sample=True, temperature=0.7, top_p=0.95, repetition_penalty=1.05)
 
 
 def licence_of(distribution):
-    """The permissive licence that a distribution's metadata states, as one line; None where it states none, or any other as well."""
+    """The permissive licence in a distribution's metadata, as one line; None if it states none, or also another."""
     metadata = distribution.metadata
     expression = metadata.get("License-Expression") or ""
     classifiers = ", ".join(c.split(" :: ")[-1] for c in metadata.get_all("Classifier") or [] if c.startswith("License ::"))
@@ -89,7 +89,7 @@ def licence_of(distribution):
 
 
 def read_source(path):
-    """The text of a Python file, or None where it is empty, huge or not UTF-8."""
+    """The text of a Python file, or None if it is empty, huge or not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -153,7 +153,7 @@ def without_held_out(texts, held_out, seen):
 
 
 def train_tokenizer(texts):
-    """A byte-level BPE of 4,096 entries that puts <|endoftext|> (id 0) before every text, as each training document had it."""
+    """A byte-level BPE of 4,096 entries that puts <|endoftext|> (id 0) before every text, as in the training documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -167,15 +167,15 @@ def train_tokenizer(texts):
 
 
 def encode(tokenizer, texts):
-    """One stream of token numbers for all texts, encoded 1,000 texts at a time to bound the memory."""
+    """One stream of token ids for all texts, encoded 1,000 texts at a time to bound the memory."""
     batches = (tokenizer.encode_batch_fast(texts[start : start + 1000]) for start in range(0, len(texts), 1000))
     return np.concatenate([np.array(encoding.ids, dtype=np.uint16) for batch in batches for encoding in batch])
 
 
 def gather(work):
-    """Corpus and tokenizer; what was made is kept under `work`, so that a second run starts at the training.
+    """Corpus and tokenizer; results are kept under `work`, so that a second run starts at the training.
 
-    Returns (tokenizer, held_out, library, packages): the last two are streams of token numbers on the GPU.
+    Returns (tokenizer, held_out, library, packages): the last two are streams of token ids on the GPU.
     """
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "packages.npy").exists():
@@ -209,7 +209,7 @@ def gather(work):
 
 
 def bits_per_byte(model, ids, text, window=1024, stride=512):
-    """Bits a byte of `text` under `model`, a window at a time, each token counted once with at least window - stride of context."""
+    """Bits per byte of `text` under `model`, by windows, each token counted once with at least window - stride of context."""
     nats = 0.0
     with torch.no_grad():
         for start in range(0, len(ids) - 1, stride):
@@ -246,7 +246,7 @@ def draw_windows(library, packages, library_share, count, length, generator):
         first = torch.randint(0, len(data) - length - 1, (part, 1), device=DEVICE, generator=generator)
         pieces.append(data[first + torch.arange(length + 1, device=DEVICE)])
     windows = torch.cat(pieces).long()
-    windows[::2, 0] = 0  # every other one begins with <|endoftext|>, so that a prompt may begin in the middle of a file as well
+    windows[::2, 0] = 0  # every other window begins with <|endoftext|>, so that a prompt may also begin in the middle of a file
     return windows
 
 
@@ -290,7 +290,7 @@ def train(name, library, packages, held_out_ids, held_out, *, steps, muon_rate, 
             measured = bits_per_byte(model, held_out_ids, held_out)
             print(f"  step {step + 1}, {elapsed:.1f} s, loss {training_loss:.3f}, held-out bits a byte {measured:.4f}", flush=True)
     model.set_attn_implementation("sdpa")
-    with torch.no_grad():  # round the weights alone: model.to(bfloat16) would round the rotary frequencies as well
+    with torch.no_grad():  # round only the weights: model.to(bfloat16) would round the rotary frequencies as well
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     final = bits_per_byte(model, held_out_ids, held_out)

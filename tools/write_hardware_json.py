@@ -1,9 +1,9 @@
-"""Write what the calculators of the site and `minllm plan` know of GPUs, models and measurements.
+"""Write the data of the site's calculators and `minllm plan`: GPUs, models and measurements.
 
-    minllm/data/measurements.json               of docs/results: ceilings, and the time of whole models, by GPU
+    minllm/data/measurements.json               from docs/results: ceilings, and the times of whole models, by GPU
     docs/assets/javascripts/hardware.json       data sheets of machine/hardware.py, shapes of models/shapes.py, measured kernels
 
-Run it after `python tools/record_results.py` and after a change of either table; a test says when it was forgotten.
+Run it after `python tools/record_results.py` and after a change of either table; a test detects a missing run.
 """
 
 import json
@@ -28,7 +28,7 @@ def records() -> list[dict]:
 
 
 def measurement(record: dict) -> dict:
-    """Ceilings and whole-model runs of one record; date and commit are of the runs."""
+    """Ceilings and whole-model runs of one record; date and commit are those of the runs."""
     values = {(row["benchmark"], row["case"], row["variant"]): row["value"] for row in record["rows"]}
     runs = []
     for (benchmark, case, dtype), rate in values.items():
@@ -48,7 +48,7 @@ def measurements_text() -> str:
 
 
 def measured_kernels() -> list[dict]:
-    """The kernels of the records that a roofline can show, products and attention in bfloat16: intensity in FLOP a byte, and TFLOP/s."""
+    """The kernels of the records for a roofline, GEMM and attention in bfloat16: intensity in FLOPs per byte, and TFLOP/s."""
     shown = []
     for record in records():
         for row in record["rows"]:
@@ -64,7 +64,7 @@ def measured_kernels() -> list[dict]:
 
 
 def work(benchmark: str, sizes: list[int], item: int = 2) -> tuple[int, int]:
-    """Operations and bytes of a case with those numbers in its name, both 0 for other benchmarks."""
+    """FLOPs and bytes of a case with those numbers in its name, both 0 for other benchmarks."""
     if benchmark == "matmul":
         return matmul_flops(*sizes), matmul_bytes(*sizes, item)
     if benchmark == "prefill attention":
@@ -95,14 +95,14 @@ def hardware_text() -> str:
 
 
 def one_a_line(table: dict | list) -> str:
-    """JSON with an entry a line, so that a change shows."""
+    """JSON with one entry per line, so that diffs are readable."""
     if isinstance(table, list):
         return "[\n" + ",\n".join("  " + json.dumps(entry) for entry in table) + "\n ]"
     return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()) + "\n }"
 
 
 def main() -> None:
-    """Write both."""
+    """Write both files."""
     MEASUREMENTS.write_text(measurements_text(), encoding="utf-8")
     HARDWARE.parent.mkdir(parents=True, exist_ok=True)
     HARDWARE.write_text(hardware_text(), encoding="utf-8")

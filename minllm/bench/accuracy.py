@@ -1,15 +1,15 @@
-"""What a quantised KV cache costs in quality: perplexity, logits and the likeliest token, for every format against the plain cache.
+"""The quality cost of a quantised KV cache: perplexity, logits and the likeliest token, for every format against the plain cache.
 
-    perplexity      of the model's held-out text, read as `bench perplexity` reads it
-    logit error     the norm of the difference of the logits over the norm of their spread, both after taking each row's mean off (softmax
-                    does not see it)
-    top-1           the share of positions whose likeliest next token stays the same
+    perplexity      of the model's held-out text, computed as by `bench perplexity`
+    logit error     the norm of the difference of the logits over the norm of their spread, both after subtracting each row's mean (which
+                    softmax cancels)
+    top-1           the share of positions whose likeliest next token is unchanged
 
 One model, one set of weights and activations; only the cache differs, and every format reads the same windows. All keys and values that
-a token sees went through the cache, those of its own chunk too. Two models: the bundled one, which knows the text, and one with random
-weights and the heads of Llama 3.1 8B, whose perplexity says nothing, but whose logits show the formats on heads of 128.
+a token sees went through the cache, including those of its own chunk. Two models: the bundled one, which was trained on such text, and one
+with random weights and the heads of Llama 3.1 8B, whose perplexity is meaningless, but whose logits show the formats on heads of 128.
 
-A row's variant is the format's name, and with a residual window also its tokens: "int4, window 128".
+A row's variant is the format's name, with a residual window also its number of tokens: "int4, window 128".
 """
 
 import json
@@ -51,7 +51,7 @@ CACHES = (*((name, 0) for name in TOKEN_FORMATS), *((name, window) for name, win
 
 @dataclass
 class Comparison:
-    """Sums over the positions seen so far of one format; `plain` is the same position with a plain cache."""
+    """Sums over one format's positions so far; `plain` is the same position with a plain cache."""
 
     tokens: int = 0
     log_likelihood: float = 0.0
@@ -60,7 +60,7 @@ class Comparison:
     same_first: int = 0
 
     def add(self, logits: np.ndarray, plain: np.ndarray, targets: np.ndarray) -> None:
-        """Logits [rows, vocab] of both caches, and the tokens that came next."""
+        """Add logits [rows, vocab] of both caches, and the tokens that came next."""
         likelihoods = np.take_along_axis(log_softmax(logits), targets[:, None], axis=1)
         centred = plain - plain.mean(axis=1, keepdims=True)
         difference = logits - logits.mean(axis=1, keepdims=True) - centred
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def logit_error(self) -> float:
-        """Relative, as the module says."""
+        """Relative error of the logits, as the module defines it."""
         return (self.squared_error / self.squared_spread) ** 0.5
 
     @property
@@ -87,9 +87,9 @@ class Comparison:
 
 
 def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> None:
-    """Measure both models and print, and where `json_file` is given write the record.
+    """Measure both models and print; if `json_file` is given, write the record.
 
-    options: LLM()'s. tokens: how many of the text the bundled model reads, None for all.
+    options: LLM()'s. tokens: number of text tokens that the bundled model reads, None for all.
     """
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     measured = []
@@ -118,7 +118,7 @@ def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
 
 
 def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] = CACHES) -> dict[str, Comparison]:
-    """The Comparison of each (format, residual window) by its variant, and the plain cache's own under "auto", on a text in windows."""
+    """The Comparison of each (format, residual window) by its variant, with the plain cache under "auto", on a text read in windows."""
     scorers = {variant_of(*cache): scorer_of(llm, *cache) for cache in (("auto", 0), *caches)}
     compared = {name: Comparison() for name in scorers}
     window = min(WINDOW, llm.max_model_len)
@@ -132,12 +132,12 @@ def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] 
 
 
 def variant_of(kv_cache_dtype: str, residual_window: int) -> str:
-    """How rows call a cache."""
+    """The variant name of a cache in rows."""
     return f"{kv_cache_dtype}, window {residual_window}" if residual_window else kv_cache_dtype
 
 
 def scorer_of(llm: LLM, kv_cache_dtype: str, residual_window: int) -> Scorer:
-    """A scorer with a cache of its own, for one window of the text."""
+    """A scorer with its own cache, for one window of the text."""
     engine, options = llm.engine, llm.options
     block_size = TOKEN_GROUP if kv_cache_dtype in CHANNEL_FORMATS else options.block_size
     shape = cache_shape(engine.model.config, engine.ops.dtype, block_size, kv_cache_dtype, residual_window)
@@ -151,7 +151,7 @@ def scorer_of(llm: LLM, kv_cache_dtype: str, residual_window: int) -> Scorer:
 
 
 def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) -> list[Row]:
-    """Four rows a format; the perplexity's peer is the plain cache."""
+    """Four rows per format; the peer of the perplexity is the plain cache."""
     case, plain, found = f"{name}, {tokens} tokens", compared["auto"], []
     peer = f"{dtype} cache"
     for variant, one in compared.items():

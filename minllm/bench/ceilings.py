@@ -1,21 +1,21 @@
-"""What this GPU can do at best, measured now: the rate of a large copy, against which every memory-bound kernel is held.
+"""Measured ceilings of this GPU: the rate of a large copy, the yardstick of every memory-bound kernel.
 
-The copy is the driver's own, from one array to another, both far larger than the last-level cache. Bytes read and bytes written both
-count. Timed by events on the stream: the median of many, after a warm-up that brings the clocks up.
+The copy is the driver's own, between two arrays far larger than the L2 cache. Bytes read and bytes written both
+count. Timed by events on the stream: the median of many, after a warm-up that raises the clocks.
 """
 
 import statistics
 
 import numpy as np
 
-BYTES = 2**31  # of each of the two arrays; sixteen times the largest L2 cache
+BYTES = 2**31  # size of each of the two arrays; sixteen times the largest L2 cache
 REPEATS = 20
 
 
 def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
     """TB/s of a device-to-device copy of `most_bytes`, or of a quarter of the free memory if that is less; read plus written.
 
-    Raises DeviceError where the driver refuses.
+    Raises DeviceError if the driver fails.
     """
     from cuda.bindings import driver as cuda
 
@@ -46,7 +46,7 @@ def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
 
 
 def fill_with_noise(allocation, total_bytes: int) -> None:
-    """Random bytes from the host, repeated: memory that holds zeros is cheaper to move, and would flatter."""
+    """Fill with random bytes from the host, repeated: memory of zeros is cheaper to move, and would flatter the result."""
     from cuda.bindings import driver as cuda
 
     from minllm.runtime.device import check_driver

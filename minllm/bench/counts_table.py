@@ -1,10 +1,10 @@
-"""The record of tools/check_counts.py as Markdown: what the simulator and the GPU's counters say of the same launches."""
+"""The record of tools/check_counts.py as Markdown: counts by the simulator and by the GPU's counters for the same launches."""
 
 HEADER = "| | sectors loaded | sectors stored | conflicts of loads | conflicts of stores |\n| --- | ---: | ---: | ---: | ---: |"
 
 
 def counts_table(record: dict) -> str:
-    """A line for each kernel: a number where both agree, and the simulator's and then the GPU's where they differ."""
+    """One line per kernel: one number where both agree, else the simulator's and then the GPU's."""
     lines = {}
     for row in record["rows"]:
         both = [f"{row[side]:,.0f}" if row[side] is not None else "not measured" for side in ("simulator", "hardware")]

@@ -1,8 +1,8 @@
-"""How fast one sequence is generated: time to the first token, and decode speed held against the memory's limit.
+"""Generation speed of one sequence: time to first token (TTFT), and decode speed relative to the memory limit.
 
 The prompt is random token ids and decoding is greedy and never ends early, so that every run does the same work. A warm-up run of the same
-lengths compiles the kernels and captures the graphs; of the runs after it the median counts. Shapes other than the bundled model's have
-random weights (models/random_checkpoint.py): speed depends on the shape alone.
+lengths compiles the kernels and captures the graphs; the result is the median of the runs after it. Shapes other than the bundled model's
+have random weights (models/random_checkpoint.py): speed depends on the shape alone.
 """
 
 import json
@@ -30,7 +30,7 @@ BUNDLED = "bundled"
 
 
 def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None) -> None:
-    """Measure and print the ceiling, the report card, and where `json_file` is given the record. `options` are those of LLM()."""
+    """Measure; print ceiling and report card; if `json_file` is given, write the record. `options` are those of LLM()."""
     progress = Console(stderr=True, highlight=False, soft_wrap=True)
     ceilings = {"copy_tb_s": None, "bf16_tflops": None}
     if EngineOptions(device=options["device"]).resolved_device() == "cuda":
@@ -62,14 +62,14 @@ def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Ite
 
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:
-    """A model directory without weights: config.json, and a tokenizer in which every id is a word of its own."""
+    """Write a model directory without weights: config.json, and a tokenizer in which every id is its own word."""
     (directory / "config.json").write_text(json.dumps(config))
     vocabulary = {f"<{token_id}>": token_id for token_id in range(config["vocab_size"])}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<0>")).save(str(directory / "tokenizer.json"))
 
 
 def measure(llm: LLM, prompt_tokens: int, tokens: int, repeats: int) -> ReportCard:
-    """The card of the median run. Raises InvalidRequestError where the model is too short for the lengths."""
+    """The card of the median run. Raises InvalidRequestError if the model's context is too short."""
     vocab_size = llm.engine.model.config.vocab_size
     prompt = np.random.default_rng(0).integers(0, vocab_size, prompt_tokens).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
@@ -79,7 +79,7 @@ def measure(llm: LLM, prompt_tokens: int, tokens: int, repeats: int) -> ReportCa
 
 
 def median_metrics(runs: list[RequestMetrics]) -> RequestMetrics:
-    """The medians of the time to the first token and of the decode time, each by itself."""
+    """The medians of TTFT and of decode time, taken separately."""
     first = runs[0]
     decode_seconds = statistics.median(run.decode_seconds for run in runs)
     return RequestMetrics(

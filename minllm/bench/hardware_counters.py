@@ -1,6 +1,6 @@
-"""Nsight Compute's counters of kernels that ran on the GPU, and how they compare with what the simulator counted.
+"""Nsight Compute's counters of kernels run on the GPU, compared with the simulator's counts.
 
-tools/check_counts.py runs both. COUNTS names the counts that are compared, and the counters that each is made of.
+tools/check_counts.py runs both. COUNTS names the compared counts, and the counters that each is made of.
 """
 
 import csv
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ALLOWED = 0.02  # of the hardware's count
-SECONDS = 120  # for one run of ncu
+ALLOWED = 0.02  # relative to the hardware's count
+SECONDS = 120  # time limit of one run of ncu
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/local/bin")
 SECTORS, CONFLICTS = "l1tex__t_sectors_pipe_lsu_mem_global_op_", "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
 
 
 def by_instructions(name):
-    """The names of a count that ncu makes by instructions it adds to the kernel: of its newer versions, and of older ones."""
+    """The names of a count that ncu measures with instrumented instructions: in newer versions, and in older ones."""
     return tuple(f"{unit}__sass_{name.replace('__', '_', 1)}" for unit in ("smsp", "sm"))
 
 
 # A count is the sum of its terms; a term is the first of its counters that was measured.
 COUNTS = {
-    "sectors loaded": [(f"{SECTORS}ld.sum",)],  # those of cp.async (LDGSTS) among them
+    "sectors loaded": [(f"{SECTORS}ld.sum",)],  # includes those of cp.async (LDGSTS)
     "sectors stored": [(f"{SECTORS}st.sum",)],
     "conflicts of loads": [
         (f"{CONFLICTS}ld.sum", *by_instructions(f"{CONFLICTS}ld.sum")),
@@ -37,14 +37,14 @@ COUNTS = {
         by_instructions(f"{CONFLICTS}ldgsts.sum"),
     ],
 }
-RECORDED = (*by_instructions(f"{SECTORS}ld.sum"), *by_instructions(f"{SECTORS}st.sum"))  # beside those of COUNTS
+RECORDED = (*by_instructions(f"{SECTORS}ld.sum"), *by_instructions(f"{SECTORS}st.sum"))  # recorded in addition to those of COUNTS
 COUNTERS = tuple(dict.fromkeys([name for terms in COUNTS.values() for term in terms for name in term] + list(RECORDED)))
 SCALES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One count of one kernel; hardware and ratio (the simulator's over the hardware's) are None where nothing was measured."""
+    """One count of one kernel; hardware and ratio (simulator / hardware) are None if nothing was measured."""
 
     case: str
     kernel: str
@@ -56,7 +56,7 @@ class Row:
 
 
 def number(text, unit=""):
-    """A counter's value, or None for anything but a number: "1,024" is 1024, and "1.5" in "Ksector" is 1500."""
+    """A counter's value, or None if it is not a number: "1,024" is 1024, and "1.5" in "Ksector" is 1500."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -68,7 +68,7 @@ def number(text, unit=""):
 def parse(output):
     """(kernel's name, {counter: number or None}) of every launch in ncu's `--csv --page raw`, in order; a missing column is None.
 
-    The table begins at its header, behind lines of ncu's own, and its second line holds the units.
+    The table begins at its header, after ncu's own lines, and its second line holds the units.
     """
     lines = output.splitlines()
     start = next((at for at, line in enumerate(lines) if line.lstrip("\ufeff").startswith('"ID"')), len(lines))
@@ -82,9 +82,9 @@ def parse(output):
 
 
 def least_of_rounds(launches, rounds):
-    """One round of launches that were made `rounds` times over, each counter the least of the rounds.
+    """One round of launches that ran `rounds` times, with the minimum of each counter over the rounds.
 
-    Turns of shared memory that are lost to another warp come on top of an instruction's own, in one round and not in the next.
+    Shared-memory cycles lost to other warps add to an instruction's own count, and vary from round to round.
     """
     count = len(launches) // rounds
     names = [name for name, _ in launches]
@@ -99,13 +99,13 @@ def least_of_rounds(launches, rounds):
 
 
 def measured(count, counters):
-    """(a count of COUNTS from a launch's counters, whether all its terms were measured); the count is None without the first."""
+    """(a count of COUNTS from a launch's counters, whether all its terms were measured); the count is None if the first term is missing."""
     terms = [next((counters[name] for name in term if counters.get(name) is not None), None) for term in COUNTS[count]]
     return None if terms[0] is None else sum(term or 0 for term in terms), None not in terms
 
 
 def compared(launches, hardware):
-    """(rows, the launches' counters by case and kernel): the hardware's launches are found by name, in order; others are skipped."""
+    """(rows, the launches' counters by case and kernel): hardware launches are matched by name, in order; others are skipped."""
     rows, by_launch, at = [], [], 0
     for case, name, counts in launches:
         there = next((index for index in range(at, len(hardware)) if name in hardware[index][0]), None)
@@ -114,7 +114,7 @@ def compared(launches, hardware):
         by_launch.append(dict(case=case, kernel=name, counters=counters))
         for count, simulator in counts.items():
             value, whole = measured(count, counters)
-            # Without one of its terms a value is too low or right: that the simulator counts more says nothing then.
+            # A value with a missing term may be too low, so a higher count in the simulator says nothing then.
             if value is None or not whole and simulator > value * (1 + ALLOWED):
                 rows.append(Row(case, name, count, simulator))
                 continue
@@ -125,7 +125,7 @@ def compared(launches, hardware):
 
 
 def find_ncu():
-    """Nsight Compute's command line, on the PATH, in the toolkit that CUDA_HOME names, or where toolkits are installed; None without."""
+    """The path of Nsight Compute: on the PATH, in the toolkit of CUDA_HOME, or where toolkits are installed; None if not found."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     in_home = [str(Path(home) / "bin")] if home else []
     return shutil.which("ncu") or shutil.which("ncu", path=os.pathsep.join([*in_home, *PLACES]))
@@ -144,12 +144,12 @@ def run(command):
 
 
 def ncu_version(ncu):
-    """What ncu says of its version."""
+    """ncu's description of its version."""
     return next((line.strip() for line in run([ncu, "--version"])[1].splitlines() if "Version" in line), "unknown")
 
 
 def profile(ncu, program):
-    """(exit code, output) of ncu over a program's kernels, asked for the counters that it knows: it names those that it does not."""
+    """(exit code, output) of ncu over a program's kernels, with all counters that this ncu supports: it names those that it does not."""
     counters, code, output = list(COUNTERS), -1, ""
     while counters:
         options = ["--clock-control", "none", "--target-processes", "all", "--csv", "--page", "raw", "--print-units", "base"]
@@ -159,7 +159,7 @@ def profile(ncu, program):
         unknown = [name for name in counters if name in complaints or name.removesuffix(".sum") in complaints.replace(",", " ").split()]
         if parse(output):
             break
-        unknown = unknown or [name for name in counters if "sass" in name]  # the likeliest, if it names none
+        unknown = unknown or [name for name in counters if "sass" in name]  # if ncu names none, the likeliest
         if not unknown:
             break
         print(f"once more without {', '.join(unknown)}, which this ncu does not seem to know", flush=True)

@@ -1,6 +1,6 @@
-"""`minllm bench kernels`: every kernel, checked and then timed, held against what the hardware allows and against PyTorch's.
+"""`minllm bench kernels`: check and then time every kernel, against hardware limits and PyTorch's kernels.
 
-A kernel whose result is wrong gets no time: it is reported, and the command fails at its end. A peer that does not take a shape is left
+A kernel with a wrong result is not timed: it is reported, and the command fails at its end. A peer that does not support a shape is left
 out of the row.
 """
 
@@ -24,7 +24,7 @@ HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer
 
 
 def run(only: Sequence[str], against: str | None, json_file: Path | None) -> bool:
-    """Measure the stages in `only` (all, if empty), print ceilings, rows and one line of JSON, write the record; whether all went well.
+    """Measure the stages in `only` (all, if empty), print ceilings, rows and one line of JSON, write the record; returns success.
 
     against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError without a GPU.
     """
@@ -39,7 +39,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
 
     device = current_device()
     peers = load_peers() if against else None
-    # With "--json -" the record is all that goes to standard output.
+    # With "--json -" only the record goes to standard output.
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     for line in ceiling_lines(device.name, ceilings):
@@ -52,12 +52,12 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
         try:
             rows.append(bench.row(case))
             print(as_line(rows[-1]), file=out, flush=True)
-            if json_file is not None and str(json_file) != "-":  # after every row: whoever interrupts keeps what was measured
+            if json_file is not None and str(json_file) != "-":  # after every row, so that an interrupt loses nothing
                 write_json(json_file, record_of(device.name, ceilings, rows))
-        except Exception as error:  # of whatever kind: the other rows are still worth having
+        except Exception as error:  # of any kind: the other rows are still useful
             failed += 1
             print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        gc.collect()  # the case's arrays and graphs, gigabytes
+        gc.collect()  # frees the case's arrays and graphs, gigabytes
         ops.memory.trim()
         if peers:
             peers.forget()
@@ -74,9 +74,9 @@ def record_of(device: str, ceilings: dict[str, float | None], rows: Sequence[Row
 
 
 def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:
-    """The ceilings, and the rows held against them, after cuBLAS was faster at a row's product than where the ceiling was measured.
+    """Raise the ceiling if cuBLAS was faster in a row than in the ceiling's own measurement; returns ceilings and rows relative to them.
 
-    That happens: alone it multiplies without a pause, and a GPU at its power limit slows down.
+    That happens: the ceiling's measurement multiplies without a pause, and a GPU at its power limit lowers its clock.
     """
     measured = ceilings["bf16_tflops"]
     fastest = max((row.peer_value for row in rows if row.benchmark == "matmul" and row.unit == TFLOP_S and row.peer_value), default=0.0)
@@ -87,7 +87,7 @@ def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row
 
 
 def load_peers():
-    """The module of PyTorch's kernels. Raises InvalidOptionError where it is not installed or sees no GPU."""
+    """The module of PyTorch's kernels. Raises InvalidOptionError if it is not installed or finds no GPU."""
     try:
         from minllm.bench import torch_peers
     except ImportError as error:
@@ -98,15 +98,15 @@ def load_peers():
 
 
 class KernelBench:
-    """Makes rows of cases."""
+    """Makes the rows of cases."""
 
     def __init__(self, ops: Any, clock: Clock, cache_bytes: int, ceilings: dict[str, float | None], peers: Any = None):
-        """ops: CudaOps. cache_bytes: of the last-level cache. peers: the module torch_peers, or None."""
+        """ops: CudaOps. cache_bytes: size of the L2 cache. peers: the module torch_peers, or None."""
         self.ops, self.clock, self.cache_bytes, self.ceilings, self.peers = ops, clock, cache_bytes, ceilings, peers
         self.noise = Noise()
 
     def row(self, case: KernelCase) -> Row:
-        """Check, time, and compare with the fastest of the case's peers. Raises DeviceError for a kernel whose result is wrong."""
+        """Check, time, and compare with the fastest of the case's peers. Raises DeviceError for a kernel with a wrong result."""
         prepared = case.prepare(self.ops, self.noise, input_sets(case.set_bytes, self.cache_bytes))
         error = checked_error(case, prepared)
         peers = [peer for name in case.peers if (peer := self._peer(name, prepared))] if self.peers else []
@@ -122,18 +122,18 @@ class KernelBench:
         return case.row(seconds, error, self.ceilings, f"torch {name}", of_peers[fastest], prepared.error(peer.result()))
 
     def _peer(self, name: str, prepared: Prepared) -> tuple[str, Any, Clock] | None:
-        """(name, torch_peers.Peer, its clock), or None where it does not take this case."""
+        """(name, torch_peers.Peer, its clock), or None if the peer does not support this case."""
         try:
             peer, clock = self.peers.PEERS[name](prepared.inputs), self.peers.TorchClock()
             clock.seconds(peer.launches[:1])
             return name, peer, clock
-        except RuntimeError as refusal:  # what PyTorch raises for shapes that a backend does not take
+        except RuntimeError as refusal:  # raised by PyTorch for shapes that a backend does not support
             print(f"({name} does not take this: {str(refusal).splitlines()[0][:120]})", file=sys.stderr, flush=True)
             return None
 
 
 def checked_error(case: KernelCase, prepared: Prepared) -> float:
-    """Launch once and return the error of what was written. Raises DeviceError if it is more than the case allows, or NaN."""
+    """Launch once and return the error of the result. Raises DeviceError if it is NaN or more than the case allows."""
     prepared.launches[0]()
     found = prepared.error(prepared.result())
     if not found <= case.allowed_error:
@@ -142,7 +142,7 @@ def checked_error(case: KernelCase, prepared: Prepared) -> float:
 
 
 def ceiling_lines(device: str, ceilings: dict[str, float | None]) -> list[str]:
-    """What the hardware was found to do."""
+    """The measured ceilings, as lines."""
     lines = [f"ceiling: a copy on {device} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written"]
     if ceilings["bf16_tflops"]:
         lines.append(f"ceiling: cuBLAS computes {ceilings['bf16_tflops']:.0f} TFLOP/s now, at 8192x8192x8192 in bfloat16")
@@ -150,7 +150,7 @@ def ceiling_lines(device: str, ceilings: dict[str, float | None]) -> list[str]:
 
 
 def as_line(row: Row) -> str:
-    """A row for people."""
+    """A row as a line of text."""
     share = "" if row.of_limit is None else f"{100 * row.of_limit:.0f} %"
     peer = "" if row.ratio is None else f"{row.ratio:.2f} {row.peer.removeprefix('torch ')}"
     value = f"{row.value:,.1f}" if row.unit == MICROSECONDS or row.value >= 100 else f"{row.value:.3f}"

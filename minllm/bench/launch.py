@@ -1,15 +1,15 @@
-"""`minllm bench launch`: what a launch costs the host, by the way that it is launched and by what it is given.
+"""`minllm bench launch`: host cost of a kernel launch, by launch method and arguments.
 
-    driver                 cuLaunchKernel with a table of parameters that was made before: what cannot be avoided
-    driver, dependent      cuLaunchKernelEx with programmatic dependent launch, prepared too
+    driver                 cuLaunchKernel with a prepared table of parameters: the lower bound
+    driver, dependent      cuLaunchKernelEx with programmatic dependent launch, also prepared
     minllm                 our own launch of a compiled kernel
-    minllm, dependent      the same for a kernel that may start in its predecessor's shadow
+    minllm, dependent      the same for a kernel that may start before its predecessor ends
     minllm, with checks    a launcher of the package, rms_norm, which checks shapes and dtypes before it launches
     numba-cuda             Numba's dispatcher
     in a graph             a node's share of the replay of a graph of GRAPH_NODES such launches
 
 The kernel does nothing, so that the GPU keeps up and its queue never fills; only the host's time counts, from before the first launch of a
-series to after the last, without waiting for them. Median of several series.
+series to after the last, without waiting for completion. Median of several series.
 """
 
 import statistics
@@ -63,7 +63,7 @@ def run(json_file: Path | None) -> None:
 
 
 def rows(ops: Any) -> Iterator[Row]:
-    """A row for every way and number of arguments."""
+    """One row per launch method and number of arguments."""
     for count, function in FUNCTIONS.items():
         arrays = [ops.empty((16, 2048), np.float16) for _ in range(count)]
         scalars = () if count == 1 else SCALARS
@@ -86,7 +86,7 @@ def row(case: str, way: str, seconds: float) -> Row:
 
 
 def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
-    """(the name of a way to launch, the call that launches once)."""
+    """(name of a launch method, call that launches once)."""
     from cuda.bindings import driver
 
     for one in (ours, dependent):
@@ -103,21 +103,21 @@ def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: 
 
 
 def numbas_own(ops: Any, function: Callable, arrays: list[Any], scalars: tuple) -> Callable[[], None]:
-    """The same launch by Numba, with its own arrays and stream, configured once."""
+    """The same launch through Numba, with its own arrays and stream, configured once."""
     own = [cuda.device_array(array.shape, array.dtype) for array in arrays]
     configured = cuda.jit(function)[GRID, BLOCK, cuda.external_stream(ops.stream)]
     return lambda: configured(*own, *scalars)
 
 
 def graph_of(ops: Any, launched: Launch, arrays: list[Any], scalars: tuple) -> Any:
-    """GRAPH_NODES launches, recorded."""
+    """GRAPH_NODES launches, captured in a graph."""
     from minllm.runtime.graph import CapturedGraph
 
     return CapturedGraph(lambda: [launched(*arrays, *scalars) for _ in range(GRAPH_NODES)], ops.core_stream, ops.memory)
 
 
 def host_seconds(call: Callable[[], Any], stream: Any) -> float:
-    """Seconds of the host for one call, which launches and does not wait."""
+    """Host seconds per call; the call launches and does not wait."""
     samples = []
     for _ in range(WARM_UP + SERIES):
         start = time.perf_counter()

@@ -1,12 +1,12 @@
-"""The memory modes against each other: what an allocation costs, how fast copies are, and what a model notices of it.
+"""Compare memory modes: the cost of an allocation, the speed of copies, and their effect on a model.
 
-Allocation: an array is made, a kernel writes it, it is dropped; what the host waits, the median over many. Copies: between host and device,
+Allocation: an array is made, a kernel writes it, it is freed; the host's waiting time, the median of many. Copies: between host and device,
 page-locked ("pinned") and pageable memory, each started and waited for: the median. A model: the 1B shape with random weights, prompt and
 decode, in every mode of allocation, and with results read through pageable memory.
 
-Copies come first. The driver clears memory that was given back to it (cuMemFree), it seems with the engine that copies to the GPU: on an
-H200 for 2.5 ms a GiB, in turns of 1 ms, and a copy to the GPU waits for the end of a turn, whatever its size. After the 100 GB that the
-synchronous allocations give back, copies of 64 KiB ran at 0.06 GB/s instead of 6 for a fifth of a second. Copies from the GPU do not wait.
+Copies come first. The driver clears memory that is freed with cuMemFree, apparently with the DMA engine for copies to the GPU: on an
+H200 for 2.5 ms per GiB, in slices of 1 ms, and a copy to the GPU waits for the end of a slice, whatever its size. After synchronous
+allocations had freed 100 GB, copies of 64 KiB ran at 0.06 GB/s instead of 6 for a fifth of a second. Copies from the GPU do not wait.
 """
 
 import statistics
@@ -30,7 +30,7 @@ MODES = [dict(allocation=name) for name in ALLOCATIONS] + [dict(pinned=False)]
 
 
 def run(model: str, prompt_tokens: int, tokens: int, json_file: Path | None) -> None:
-    """Measure, print, and where `json_file` is given write the record. Raises DeviceError without a GPU."""
+    """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     device, rows = current_device().name, []
     table = Table("copy", "pinned to GPU", "pageable to GPU", "GPU to pinned", "GPU to pageable")
@@ -65,7 +65,7 @@ def size(nbytes: int) -> str:
 
 
 def allocation_microseconds(memory: DeviceMemory, nbytes: int, turns: int = TURNS) -> float:
-    """What the host waits for an array of `nbytes`, the start of a kernel that writes it, and its end: the median."""
+    """Host time to allocate `nbytes`, launch a kernel that writes them, and free them: the median."""
     from minllm.runtime.stream import compute_stream, fill_words_later
 
     stream, times = compute_stream(), []
@@ -87,7 +87,7 @@ def copy_gb_s(nbytes: int, way: str, pinned: bool, turns: int = 7) -> float:
     from minllm.runtime.array import address_of
 
     host = pinned_empty((nbytes,), np.uint8) if pinned else np.empty(nbytes, np.uint8)
-    host[:] = 1  # so that the memory is there
+    host[:] = 1  # touches the pages
     array, times = device_memory().empty((nbytes,), np.uint8), []
     for _ in range(turns + 1):
         start = time.perf_counter()

@@ -1,11 +1,11 @@
-"""How well a model predicts text that it has never seen: perplexity, and bits a byte, which models with other tokenizers share.
+"""How well a model predicts unseen text: perplexity, and bits per byte, which is comparable between tokenizers.
 
 The text is Python source that was held out of the bundled models' training. It is read in windows of 1,024 tokens, of which the last 512
-count: every token but those of the first window has at least 512 before it.
+count: every token outside the first window has at least 512 before it.
 
-    bits a byte = log2(perplexity) * (tokens - 1) / bytes of the text
+    bits per byte = log2(perplexity) * (tokens - 1) / bytes of the text
 
-The last factors undo the mean over tokens; a compressor would need as many bits for each byte of the text.
+The last factors undo the mean over tokens; a compressor based on the model would need this many bits per byte of the text.
 """
 
 import math
@@ -22,14 +22,14 @@ WINDOW, STRIDE = 1024, 512
 
 
 def directory_of(model: str) -> Path:
-    """Where a model lies: "bundled" and "draft" come with the package, anything else is a path."""
+    """A model's directory: "bundled" and "draft" come with the package, anything else is a path."""
     if model not in ("bundled", "draft"):
         return Path(model)
     return model_directory(None).with_name(model)
 
 
 def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
-    """Measure and print, and where `json_file` is given write the record. `options` are those of LLM()."""
+    """Measure and print; if `json_file` is given, write the record. `options` are those of LLM()."""
     with LLM(directory_of(model), max_num_seqs=1, progress=sys.stderr.isatty(), **options) as llm:
         measured = rows(llm, model, held_out_text())
         device = driver.device_name() if llm.device == "cuda" else "cpu"
@@ -41,7 +41,7 @@ def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
 
 
 def rows(llm: LLM, model: str, text: str, window: int = WINDOW, stride: int = STRIDE) -> list[Row]:
-    """The two rows of a text."""
+    """The two rows for a text."""
     tokens = llm.tokenizer.encode(text)
     perplexity = llm.perplexity(tokens, window, stride)
     bits_a_byte = math.log2(perplexity) * (len(tokens) - 1) / len(text.encode())

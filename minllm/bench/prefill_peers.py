@@ -1,6 +1,6 @@
-"""How long PyTorch's best kernels take for the products and attentions of a whole prefill, with nothing between them.
+"""Time of PyTorch's best kernels for the GEMMs and attentions of a whole prefill, with nothing between them.
 
-A yardstick only: cuBLAS multiplies with the model's own weights, a layer after the other, and cuDNN attends to noise of the right shape.
+A yardstick only: cuBLAS multiplies the model's own weights, layer after layer, and cuDNN computes attention on noise of the right shape.
 """
 
 import statistics
@@ -15,7 +15,7 @@ REPEATS, WARM_UP = 7, 2
 
 
 def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float:
-    """The sum over all products and attentions of one prompt of `tokens`; peers: the module torch_peers."""
+    """The sum over all GEMMs and attentions of one prompt of `tokens`; peers: the module torch_peers."""
     torch, config, layers = peers.torch, random_model.config, random_model.model.weights.layers
     clock = peers.TorchClock()
 

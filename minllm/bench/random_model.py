@@ -1,4 +1,4 @@
-"""A model of a known shape with random weights, its cache full of noise, and the batches that a benchmark runs on it."""
+"""A model of a known shape with random weights, a cache full of noise, and batches for benchmarks."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ BLOCK_SIZE = 16
 
 
 class RandomModel:
-    """The shape `name` of shapes.SHAPES, or a ModelConfig, on the machine of `ops`, with a cache for `sequences` of up to `tokens`."""
+    """The shape `name` of shapes.SHAPES, or a ModelConfig, on the device of `ops`, with a cache for `sequences` of up to `tokens`."""
 
     def __init__(self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int):
         self.ops, self.noise, self.sequences = ops, noise, sequences
@@ -35,13 +35,12 @@ class RandomModel:
                 array.copy_from_host(contents)
 
     def block_tables(self) -> np.ndarray:
-        """Blocks of all sequences, in no order: int32 [sequences, blocks]."""
+        """Blocks of all sequences, in random order: int32 [sequences, blocks]."""
         blocks = self.noise.random.permutation(self.sequences * self.blocks_each)
         return blocks.reshape(self.sequences, self.blocks_each).astype(np.int32)
 
     def decode_arrays(self, context: int) -> tuple[Batch, SamplingTensors, np.ndarray]:
-        """(the next token of every sequence, which then sees `context` keys; greedy sampling; the position that each may reach), on the
-        host."""
+        """(the next token of every sequence, which then sees `context` keys; greedy sampling; position limits), on the host."""
         tokens = self.noise.random.integers(0, self.config.vocab_size, self.sequences).astype(np.int32)
         positions = np.full(self.sequences, context - 1, np.int32)
         batch = decode_batch(tokens, positions, self.block_tables(), BLOCK_SIZE)
@@ -50,10 +49,10 @@ class RandomModel:
         return batch, sampling, np.full(self.sequences, self.blocks_each * BLOCK_SIZE, np.int32)
 
     def decode_graph(self, batch: Batch, sampling: SamplingTensors, limits: np.ndarray, machine) -> DecodeGraph:
-        """The engine's own decode step for such arrays."""
+        """The engine's own decode step for these arrays."""
         return DecodeGraph(self.ops, self.model, self.cache, batch, sampling, limits, machine)
 
     def prompt(self, tokens: int) -> Batch:
-        """One prompt of so many random tokens, on the device, which wants the logits of its last."""
+        """One prompt of `tokens` random tokens, on the device, with logits for the last."""
         token_ids = self.noise.random.integers(0, self.config.vocab_size, tokens)
         return to_backend(build_batch([Span(token_ids, 0, self.block_tables()[0])], [tokens - 1], BLOCK_SIZE), self.ops)

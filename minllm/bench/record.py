@@ -1,10 +1,10 @@
-"""The record of measurements: rows in one format for every benchmark, with the machine that they were made on.
+"""The record of measurements: one row format for every benchmark, with the machine that was measured.
 
-A record is what `docs/results/*.json` hold and what `--json` writes:
+The format of `docs/results/*.json` and of `--json`:
 
     {"device", "driver", "date", "commit", "packages": {}, "ceilings": {"copy_tb_s", "bf16_tflops"}, "rows": [...]}
 
-A row that was measured again replaces the old one; what tells rows apart is benchmark, case and variant.
+A new measurement replaces the old row; benchmark, case and variant identify a row.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ PACKAGES = ("minllm", "numba-cuda", "numba", "numpy", "cuda-core", "cuda-binding
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `peer` is what else was measured in the same run, `limit` the value that the hardware allows, in the same unit."""
+    """One measurement. `peer` was measured in the same run; `limit` is the value that the hardware allows, in the same unit."""
 
     benchmark: str
     case: str
@@ -34,7 +34,7 @@ class Row:
     unit: str
     peer: str | None = None
     peer_value: float | None = None
-    ratio: float | None = None  # ours over the peer's in speed
+    ratio: float | None = None  # our speed / the peer's
     limit: float | None = None
     of_limit: float | None = None
     error: float | None = None
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Record:
-    """Rows, and what they were measured with. `ceilings` holds what was measured in the same run, and nothing from a data sheet."""
+    """Rows and their circumstances. `ceilings` holds only values measured in the same run, none from a data sheet."""
 
     device: str
     driver: str
@@ -59,7 +59,7 @@ class Record:
 
 
 def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) -> Record:
-    """A record of this moment on this machine; `device` is the GPU's name or "cpu"."""
+    """A record with the current time and this machine; `device` is the GPU's name or "cpu"."""
     return Record(
         device=device if device != "cpu" else f"cpu ({platform.machine()})",
         driver=driver.release() if device != "cpu" else "",
@@ -72,7 +72,7 @@ def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) 
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
-    """Those of `packages` that are installed, with their versions: of several copies on the path, the one that is imported."""
+    """Those of `packages` that are installed, with their versions; of several copies on the path, the imported one."""
     found = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -95,9 +95,9 @@ def commit() -> str:
 
 
 def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
-    """`new` over an older record of the same device: its rows replace theirs, and the rest is the new one's.
+    """`new` merged into an older record of the same device: its rows replace older ones, all other fields are the new record's.
 
-    All other rows stay, and get an entry `earlier`, the date and commit of the run that measured them, if it was another than the new one.
+    The other rows stay, and get an entry `earlier`, the date and commit of the run that measured them, unless it is the new run.
     """
     result = asdict(new)
     if old is None:
@@ -110,12 +110,12 @@ def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
 
 
 def run_of(record: dict[str, Any]) -> str:
-    """Date and commit of a record, in words."""
+    """Date and commit of a record, as text."""
     return f"{record['date']}, commit {record['commit']}"
 
 
 def file_name(device: str) -> str:
-    """The file that a device's record is kept in: h200.json for "NVIDIA H200"."""
+    """The file name of a device's record: h200.json for "NVIDIA H200"."""
     words = device.lower().replace("nvidia", "").replace("geforce", "").replace("(", "").replace(")", "").split()
     return "-".join(words) + ".json"
 

@@ -1,10 +1,10 @@
-"""A traffic replayed on a cache policy: how many sequences it lets run together, and how much of its memory holds tokens.
+"""Replay a traffic on a cache policy: how many sequences run together, and how much of its memory holds tokens.
 
 The replay is an engine without a model. Every step admits waiting requests in the order of their arrival as long as the policy has room
 for their prompts, then gives each running sequence a token; a sequence that ends leaves at once, and others enter (in-flight batching, Yu
-et al., "Orca", 2022). Nothing is promised beyond the prompt. When a running sequence finds no room for its next token, the one that was
-admitted last is preempted: its memory is taken, and it waits first in line to be computed again (Kwon et al. 2023, section 4.5). The
-result depends on nothing but the traffic, the policy and the length of a step.
+et al., "Orca", 2022). Nothing is guaranteed beyond the prompt. When a running sequence finds no room for its next token, the most recently
+admitted one is preempted: its memory is freed, and it waits first in line to be computed again (Kwon et al. 2023, section 4.5). The
+result depends only on the traffic, the policy and the length of a step.
 """
 
 from collections import deque
@@ -14,28 +14,28 @@ from minllm.bench.traffic import TrafficRequest
 from minllm.cache.policy import CachePolicy, CacheUsage
 from minllm.errors import OutOfMemoryError
 
-STEP_SECONDS = 0.025  # of a decode step
+STEP_SECONDS = 0.025  # duration of a decode step
 
 
 @dataclass
 class Replay:
-    """What was seen, a value a step. Bytes are whatever the policy counts."""
+    """Observations, one value per step. Bytes are as the policy counts them."""
 
-    batch: list[int] = field(default_factory=list)  # sequences that run
-    waiting: list[int] = field(default_factory=list)  # requests that have arrived and do not run
+    batch: list[int] = field(default_factory=list)  # running sequences
+    waiting: list[int] = field(default_factory=list)  # requests that have arrived and are not running
     usage: list[CacheUsage] = field(default_factory=list)
     preemptions: int = 0
-    computed_tokens: int = 0  # when a sequence entered: prompts, and all of what was preempted
-    cached_tokens: int = 0  # that were in the cache already when their sequence entered, and not computed
+    computed_tokens: int = 0  # tokens computed when a sequence entered: prompts, and everything of preempted sequences
+    cached_tokens: int = 0  # tokens found in the cache when their sequence entered, and not computed
 
     @property
     def busy_steps(self) -> list[int]:
-        """The steps in which somebody waits: those in which the cache is what limits the batch. All steps where there is none."""
+        """The steps with waiting requests, in which the cache limits the batch; all steps if there are none."""
         return [step for step, waiting in enumerate(self.waiting) if waiting] or list(range(len(self.batch)))
 
     @property
     def mean_batch(self) -> float:
-        """Sequences that run together, on average over the busy steps."""
+        """Running sequences, averaged over the busy steps."""
         return sum(self.batch[step] for step in self.busy_steps) / len(self.busy_steps)
 
     @property
@@ -46,18 +46,18 @@ class Replay:
 
     @property
     def hit_rate(self) -> float:
-        """The share of tokens that need not be computed when a sequence enters, 0 to 1."""
+        """The share of tokens found in the cache when a sequence enters, 0 to 1."""
         return self.cached_tokens / (self.cached_tokens + self.computed_tokens)
 
     @property
     def mean_holding(self) -> float:
-        """Bytes that hold tokens, on average over the busy steps."""
+        """Bytes that hold tokens, averaged over the busy steps."""
         return sum(self.usage[step].holding for step in self.busy_steps) / len(self.busy_steps)
 
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A request under way: the tokens to compute when it enters, and how much of its answer it has."""
+    """A running request: the tokens to compute when it enters, and the length of its answer so far."""
 
     name: int
     request: TrafficRequest
@@ -67,7 +67,7 @@ class Running:
 
 
 def replay(policy: CachePolicy, requests: list[TrafficRequest], max_num_seqs: int = 10_000) -> Replay:
-    """Runs all requests to their ends. OutOfMemoryError where one of them can never fit."""
+    """Run all requests to their ends. Raises OutOfMemoryError if one of them can never fit."""
     found = Replay()
     coming = deque(Running(i, request, request.prompt) for i, request in enumerate(requests))
     waiting, running = deque(), []
@@ -101,7 +101,7 @@ def _admit(policy: CachePolicy, entry: Running, found: Replay, is_alone: bool) -
 
 
 def _step(policy: CachePolicy, running: list[Running], waiting: deque[Running], found: Replay) -> None:
-    """Every running sequence gets a token, or ends; who was admitted last makes room for the others."""
+    """Give every running sequence a token, or end it; the most recently admitted ones are preempted to make room."""
     for entry in running:
         if entry.runs and entry.answered == len(entry.request.answer):
             policy.free(entry.name)

@@ -1,4 +1,4 @@
-"""The report card of a generation: what was timed, what had to be moved for it, and how near that came to the memory's limit."""
+"""The report card of a generation: times, bytes moved, and the share of the memory ceiling that was reached."""
 
 from dataclasses import dataclass, replace
 
@@ -12,11 +12,11 @@ from minllm.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class ReportCard:
-    """One generation of one sequence. Rates are None where there was nothing to divide by (a single token has no decode time).
+    """One generation of one sequence. Rates are None if undefined (a single token has no decode time).
 
-    bytes_per_token: what a decode step has to move at the middle of the generation, weights plus keys and values.
+    bytes_per_token: bytes that a decode step has to move at the middle of the generation, weights plus keys and values.
     memory_tb_s: those bytes times the decode rate. share_of_ceiling: memory_tb_s over the GPU's ceiling; None on a CPU and on GPUs
-    that hardware.py does not know.
+    unknown to hardware.py.
     """
 
     model: str
@@ -34,11 +34,11 @@ class ReportCard:
     share_of_ceiling: float | None
 
     def named(self, model: str) -> "ReportCard":
-        """The same card under another name of the model."""
+        """The same card with another model name."""
         return replace(self, model=model)
 
     def against(self, measured_copy_tb_s: float | None) -> "ReportCard":
-        """The same card held against a ceiling that was measured in the same run, where there is one."""
+        """The same card relative to a ceiling that was measured in the same run, if there is one."""
         if measured_copy_tb_s is None:
             return self
         share = self.memory_tb_s / measured_copy_tb_s if self.memory_tb_s is not None else None
@@ -76,9 +76,9 @@ def report_card(
     decode_tokens_per_second: float | None,
     kv_itemsize: float | None = None,
 ) -> ReportCard:
-    """Fill the card in. `device` is the GPU's name as its driver says it, or "cpu"; `itemsize` is that of a weight.
+    """Fill in the card. `device` is the GPU's name as its driver reports it, or "cpu"; `itemsize` is that of a weight.
 
-    kv_itemsize: bytes of a cached number, its part of the scales included; None for those of a weight.
+    kv_itemsize: bytes per cached number, including its share of the scales; None for those of a weight.
     """
     middle = prompt_tokens + (generated_tokens + 1) // 2
     step = costs.decode_step(config, batch=1, context=max(middle, 1), itemsize=itemsize, kv_itemsize=kv_itemsize or itemsize)
@@ -102,7 +102,7 @@ def report_card(
 
 
 def as_text(card: ReportCard) -> Text:
-    """The card for a terminal: one line a fact."""
+    """The card for a terminal: one fact per line."""
     text = Text("report card", style="bold")
     for name, value in lines(card):
         text.append(f"\n{name:<22}", style="not bold dim").append(value, style="not bold")
@@ -134,7 +134,7 @@ def lines(card: ReportCard) -> list[tuple[str, str]]:
 
 
 def _bytes(count: int) -> str:
-    """A count of bytes for people: 15.0 GB, 16.0 MB."""
+    """A number of bytes as text: 15.0 GB, 16.0 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

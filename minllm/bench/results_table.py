@@ -1,14 +1,14 @@
 """The record of measurements as Markdown: the README's short table, and the page with every row.
 
-The tables in README.md and docs/results.md stand between two marker comments and are what these functions make of docs/results/h200.json;
-`tools/record_results.py` writes them, and a test holds them against the record.
+These functions generate, from docs/results/h200.json, the tables between two marker comments in README.md and docs/results.md;
+`tools/record_results.py` writes them, and a test compares them with the record.
 """
 
 from pathlib import Path
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
-# The README's rows: (benchmark, the beginning of the case, variant, what the reader is told)
+# The README's rows: (benchmark, the beginning of the case, variant, the label)
 PROMPTS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
     ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
@@ -30,14 +30,14 @@ SHORT = (
 
 
 def number(value: float | None) -> str:
-    """Three or four significant figures, as a reader wants them."""
+    """A value with three or four significant figures."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def line(row: dict, name: str) -> str:
-    """One table row: what, value, share of the limit, peer, ratio."""
+    """One table row: name, value, share of the limit, peer, ratio."""
     share = "" if row["of_limit"] is None else f"{100 * row['of_limit']:.0f} %"
     name += f" (measured {row['earlier']})" if row.get("earlier") else ""
     peer = "" if row["peer_value"] is None else f"{row['peer']} {number(row['peer_value'])}"
@@ -49,7 +49,7 @@ HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds 
 
 
 def provenance(record: dict) -> str:
-    """Which machine, when, with what and by which command."""
+    """Machine, date, packages and command, as text."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     return (
         f"One {record['device']}, driver {record['driver']}, {record['date']}, commit {record['commit']} ({packages}), by "

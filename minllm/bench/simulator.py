@@ -1,9 +1,9 @@
 """`minllm bench simulator`: how fast the simulator runs kernels on this machine, without and with detectors. Needs no GPU.
 
-The simulator is what the test suite runs kernels in, so its speed is held against budgets: seconds of one core, where one is set. Each
-case runs once to warm up; the best of the runs after it counts. The whole suite (simulator_suite.py) has a budget too.
+The test suite runs kernels in the simulator, so its speed has budgets: seconds of one core, for cases that set one. Each
+case runs once to warm up; the result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too.
 
-The case of wgmma and the suite take kernels from the tests, which a clone of the repository has and an installed package has not.
+The wgmma case and the suite use kernels from the tests, which exist in a clone of the repository but not in an installed package.
 """
 
 import sys
@@ -29,13 +29,13 @@ COLUMNS = "{:<56} {:<26} {:>9} {:>9} {:>10}"
 
 @dataclass(frozen=True)
 class Case:
-    """One launch, and its budgets in seconds without and with detectors, where it has any."""
+    """One launch, and its optional budgets in seconds without and with detectors."""
 
     name: str
     run: Callable[[], None]
     budget: float | None = None
     budget_detecting: float | None = None
-    in_tests: bool = False  # its kernel stands in the tests of a clone
+    in_tests: bool = False  # its kernel is in the tests of a clone
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -44,7 +44,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 def tensor_core_tile() -> None:
-    """One block of the tensor-core matrix product."""
+    """One block of the tensor-core GEMM."""
     tiling = tensor_core.TensorCoreTiling(128, 128, 32, 2, 2, 4)
     tensor_core.matmul_tensor_core(normal(0, 128, 128), normal(1, 128, 128), np.empty((128, 128), BFLOAT16), tiling=tiling)
 
@@ -61,7 +61,7 @@ def causal_attention() -> None:
 
 
 def hopper_attention() -> None:
-    """384 queries of one head over their own keys, by tensor copies, mbarriers and wgmma."""
+    """384 queries of one head over their own keys, by TMA copies, mbarriers and wgmma."""
     with simulator_suite.tests_importable():
         from tests.conftest import Simulator
         from tests.ptx.cases_hopper import attention_arguments, run_attention
@@ -71,12 +71,12 @@ def hopper_attention() -> None:
 
 
 def matrix_vector() -> None:
-    """64 outputs of a decode step's product."""
+    """64 outputs of a decode step's GEMV."""
     gemv.matmul_gemv(normal(0, 1, 4096), normal(1, 64, 4096), np.empty((1, 64), BFLOAT16))
 
 
 def normalization() -> None:
-    """Four tokens."""
+    """RMSNorm of four tokens."""
     rms_norm(normal(0, 4, 4096), normal(1, 4096), np.empty((4, 4096), BFLOAT16), 1e-5)
 
 
@@ -90,7 +90,7 @@ CASES = (
 
 
 def best_seconds(run: Callable[[], None], detect: bool, repeats: int) -> float:
-    """Seconds of this process's own time for `run`: the best of `repeats`, after one to warm up."""
+    """Seconds of this process's CPU time for `run`: the best of `repeats`, after a warm-up."""
     times = []
     with detecting(detect):
         for _ in range(repeats + 1):
@@ -101,7 +101,7 @@ def best_seconds(run: Callable[[], None], detect: bool, repeats: int) -> float:
 
 
 def measure(cases: tuple[Case, ...], repeats: int) -> list[Row]:
-    """Two rows a case: without and with detectors."""
+    """Two rows per case: without and with detectors."""
     rows = []
     for case in cases:
         for detect, budget in ((False, case.budget), (True, case.budget_detecting)):
@@ -113,10 +113,10 @@ def measure(cases: tuple[Case, ...], repeats: int) -> list[Row]:
 
 
 def run(repeats: int, json_file: Path | None, suite: bool = False, cases: tuple[Case, ...] = CASES) -> bool:
-    """Measure, print the table, write the record where asked to; whether all budgets hold.
+    """Measure, print the table, and if requested write the record; returns whether all budgets hold.
 
-    suite: run and time the whole suite of simulated kernels too. Raises InvalidOptionError, before anything is measured, where the suite
-    is asked for and is not there.
+    suite: also run and time the whole suite of simulated kernels. Raises InvalidOptionError, before measuring anything, if the suite
+    is requested and missing.
     """
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     if suite:

@@ -2,9 +2,9 @@
 
     pytest --exhaustive tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
 
-With --exhaustive tests/conftest.py turns the detectors on for every test. The limit is wall-clock time with two cores to itself; CPU
-seconds are given too, since other work on the machine stretches only the first. Needs a clone of the repository and what `make test`
-installs.
+With --exhaustive tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU
+seconds are recorded too, because other load on the machine stretches only the former. Needs a clone of the repository and what
+`make test` installs.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from minllm.errors import InvalidOptionError
 
 try:
     import resource
-except ImportError:  # only Unix counts the seconds of other processes
+except ImportError:  # only Unix counts the CPU seconds of other processes
     resource = None
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def tests_importable() -> Iterator[None]:
 
 
 def require_suite(root: Path = ROOT) -> None:
-    """Raise InvalidOptionError where the tests, or what runs them, are missing."""
+    """Raise InvalidOptionError if the tests, or the packages that run them, are missing."""
     if not has_tests(root):
         raise InvalidOptionError(f"--suite runs the tests, and there are none in {root}: run it from a clone of the repository.")
     missing = [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
@@ -58,19 +58,20 @@ def require_suite(root: Path = ROOT) -> None:
 
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    """What is run, in the repository's root."""
-    return [sys.executable, "-m", "pytest", "--exhaustive", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
+With --exhaustive tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU
+seconds are recorded too, because other load on the machine stretches only the former. Needs a clone of the repository and what
+`make test` installs.
 
 
 def child_seconds() -> float | None:
-    """Seconds that processors have worked, in user mode, for children of this process that have ended."""
+    """User-mode CPU seconds of this process's ended children."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime if resource else None
 
 
 def measure(folders: tuple[str, ...] = FOLDERS) -> tuple[list[Row], bool]:
-    """(rows: seconds on the clock, held against what is allowed, and seconds of processors; whether all tests passed).
+    """(rows: wall-clock seconds with their budget, and CPU seconds; whether all tests passed).
 
-    Shows on standard error how far the tests are.
+    Shows progress on standard error.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     words = command(folders)

@@ -1,9 +1,9 @@
-"""`minllm bench step`: a whole decode step and a whole prefill, held against what the hardware allows and against the sum of peers' parts.
+"""`minllm bench step`: a whole decode step and a whole prefill, relative to hardware limits and to the sum of peers' parts.
 
-The step is the engine's own, forward, sample and advance, as a CUDA graph that is replayed without the host: what a token costs once
-everything around it is hidden; and the same with kernels in order, none of which starts before its predecessor has ended. Its limit is the
-time of reading all weights, keys and values once, at the rate of a copy that was measured in the same run. The prefill runs kernel by
-kernel; it is held against cuBLAS's time for all of its products plus cuDNN's for all of its attentions, with nothing between them. Weights
+The step is the engine's own, forward, sample and advance, as a CUDA graph that is replayed without the host: the cost of a token once
+everything around it is hidden; and the same without programmatic dependent launch, each kernel after the end of its predecessor. The limit
+is the time of reading all weights, keys and values once, at the rate of a copy measured in the same run. The prefill runs kernel by
+kernel; it is compared with cuBLAS's time for all of its GEMMs plus cuDNN's for all of its attentions, with nothing between them. Weights
 are random: speed depends on the shape.
 """
 
@@ -29,8 +29,8 @@ from minllm.models.decoder import forward
 from minllm.models.shapes import SHAPES
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
 
-MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured where none is named
-ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; a replay sees one token more than the one before it
+MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured by default
+ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; each replay sees one token more than the previous one
 PREFILLS = 7
 LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 
@@ -40,7 +40,7 @@ def run(
 ) -> None:
     """Measure each model's step at each batch size and its prefill of `prompt` tokens (0: none), print rows, write the record.
 
-    parts: also say what each kernel adds to the step. against: "torch" or None. Raises InvalidOptionError for names that do not exist,
+    parts: also report what each kernel adds to the step. against: "torch" or None. Raises InvalidOptionError for unknown names,
     DeviceError without a GPU.
     """
     unknown = [name for name in models if name not in SHAPES]
@@ -67,7 +67,7 @@ def run(
                 print(as_line(row), file=out, flush=True)
             rows += found
             del bench
-            gc.collect()  # gigabytes
+            gc.collect()  # frees gigabytes
             ops.memory.trim()
     record = new_record(device.name, ceilings, rows)
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
@@ -79,12 +79,12 @@ class StepBench:
     """Makes the rows of one model and one batch size."""
 
     def __init__(self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None):
-        """tokens: the longest that a sequence gets. ceilings: as in a record."""
+        """tokens: the longest length of a sequence. ceilings: as in a record."""
         self.name, self.ops, self.clock, self.batch, self.ceilings = f"{name} (random weights)", ops, clock, batch, ceilings
         self.model, self.machine = RandomModel(name, ops, Noise(), batch, tokens), machine or GraphMachine(ops)
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
-        """The whole step, whose sequences see `context` keys in the middle of the measurement, and its parts if they are wanted."""
+        """The whole step, whose sequences see `context` keys in the middle of the measurement, and if requested its parts."""
         arrays = batch, _, limits = self.model.decode_arrays(context - REPLAYS // 2)
         graph = self.model.decode_graph(*arrays, self.machine)
         case = f"{self.name}, batch {self.batch}, context {context}"
@@ -101,7 +101,7 @@ class StepBench:
         return rows
 
     def step_seconds(self, graph: Any, arrays: tuple) -> float:
-        """Seconds of a replay; arrays are what the graph was made for."""
+        """Seconds per replay; arrays are those that the graph was made for."""
         samples = []
         for _ in range(ROUNDS):
             graph.load(*arrays)
@@ -109,12 +109,12 @@ class StepBench:
         return statistics.median(samples)
 
     def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
-        """What each kernel adds."""
+        """The time that each kernel adds."""
         found = divide(launches, self.model.config.num_hidden_layers)
         return time_parts(found, moved_bytes(self.model.config, found, self.batch, context, self.ops.dtype.itemsize), self.clock)
 
     def part_rows(self, case: str, times: Sequence[PartTime]) -> list[Row]:
-        """Two rows a kernel: what it adds to the step, and its time in a chain of its own kind."""
+        """Two rows per kernel: what it adds to the step, and its time in a chain of its own kind."""
         rows = []
         for part in times:
             limit = self.limit(part.moved)
@@ -143,13 +143,13 @@ class StepBench:
         return [Row(**{**row.__dict__, **peer})]
 
     def limit(self, moved: int) -> float | None:
-        """Microseconds to read so many bytes at the rate of a copy; None for none."""
+        """Microseconds to read `moved` bytes at the rate of a copy; None without a ceiling."""
         return rounded(moved / self.ceilings["copy_tb_s"] / 1e6) if moved else None
 
 
 @contextlib.contextmanager
 def in_order(launches: Sequence[RecordedLaunch]) -> Iterator[None]:
-    """As if none of these kernels might start before its predecessor has ended."""
+    """Within this context none of these kernels starts before its predecessor has ended."""
     loaded = {id(one): one for launch in launches for one in launch.launch.kernel.loaded.values() if one.dependent_launch}.values()
     for one in loaded:
         one.dependent_launch = False
@@ -166,12 +166,12 @@ def step_row(case: str, variant: str, seconds: float, limit: float | None) -> Ro
 
 
 def share(limit: float | None, seconds: float) -> float | None:
-    """Of the limit, in speed."""
+    """Share of the limit, in speed."""
     return None if limit is None or seconds <= 0 else rounded(limit / (1e6 * seconds))
 
 
 def as_line(row: Row) -> str:
-    """A row for people."""
+    """A row as a line of text."""
     of_limit = "" if row.of_limit is None else f"{100 * row.of_limit:.0f} %"
     peer = "" if row.ratio is None else f"{row.ratio:.2f} {row.peer.removeprefix('torch ')}"
     return LINE.format(row.case[-46:], row.variant, f"{row.value:,.2f}", row.unit, of_limit, peer).rstrip()

@@ -1,9 +1,9 @@
-"""What each kernel of a decode step costs there, found by leaving out what comes after it.
+"""The time that each kernel adds to a decode step, found by leaving out what comes after it.
 
-A single kernel of a few microseconds cannot be timed by events, and alone it behaves differently from within a step, where it is set up in
-its predecessor's shadow and finds what that one left in the caches. So whole steps are replayed: one in which every layer ends after its
+A single kernel of a few microseconds cannot be timed by events, and alone it behaves differently from within a step, where its prologue
+overlaps its predecessor, which also leaves data in the caches. So whole steps are replayed: one in which every layer ends after its
 first kernel, one in which it ends after its second, and so on. The difference, divided by the number of layers, is what the kernel adds.
-Beside it stands the time in a chain of its own kind, one of each layer after the other, and the time of reading its bytes once.
+Two other times are recorded: in a chain of its own kind, those of all layers in sequence, and the time of reading its bytes once.
 """
 
 import statistics
@@ -16,11 +16,11 @@ from minllm.models.config import ModelConfig
 from minllm.runtime.recording import RecordedLaunch
 
 WARM_UP, REPLAYS = 3, 15
-PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")  # of a layer, in their order
+PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")  # the GEMMs of a layer, in order
 
 
 class StepParts(NamedTuple):
-    """The launches of a decode step: before the layers, of each layer, after the layers."""
+    """The launches of a decode step: before the layers, for each layer, after the layers."""
 
     head: list[RecordedLaunch]
     layers: list[list[RecordedLaunch]]
@@ -28,17 +28,17 @@ class StepParts(NamedTuple):
 
 
 class PartTime(NamedTuple):
-    """One kernel of every layer, or one before or after the layers. Seconds of one launch."""
+    """One kernel of every layer, or one before or after the layers. Seconds per launch."""
 
     place: str
     kernel: str
-    added: float  # to the step
-    in_a_chain: float  # of its own kind
-    moved: int  # bytes that it has to read at least; 0 where that is not what takes its time
+    added: float  # time that it adds to the step
+    in_a_chain: float  # time in a chain of its own kind
+    moved: int  # bytes that it has to read at least; 0 if it is not memory-bound
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Find the layers by what is launched once in each; the first launch of a step is the embedding's."""
+    """Find the layers by a kernel that is launched once in each; the first launch of a step is the embedding's."""
     names = [launch.name for launch in launches]
     places = [i for i, name in enumerate(names) if names.count(name) == layers and name == names[i]]
     once_a_layer = names[places[0]]
@@ -49,7 +49,7 @@ def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
 
 
 def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
-    """Bytes of weights, keys and values that each kernel of a layer, and each behind the layers, has to read."""
+    """Bytes of weights, keys and values that each kernel of a layer, and each after the layers, has to read."""
     stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context, itemsize, itemsize)}
     products = iter(PRODUCTS)
 

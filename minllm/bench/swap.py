@@ -1,9 +1,9 @@
-"""A preempted sequence comes back: swapped out and in over PCIe, or computed again? Both predicted from rates, then measured.
+"""Restore a preempted sequence: by swapping it out and in over PCIe, or by recomputing it? Predicted from rates, then measured.
 
-The prediction (costs/swap.py) takes the rate of large copies in this machine and what the GPU's memory and tensor cores do. Measured is one
-sequence of a model with random weights: a prefill of its tokens, and cache/offload.py bringing the same tokens out and in, with page-locked
-and with pageable host memory. Nothing else runs then, so nothing is hidden; how much of each way hides behind another sequence's prefill is
-measured last. What does not hide is mostly the host's time to start the copies, because the prefill is started after them.
+The prediction (costs/swap.py) uses this machine's rate of large copies and the GPU's memory and tensor-core rates. The measurement takes
+one sequence of a model with random weights: a prefill of its tokens, and cache/offload.py copying the same tokens out and in, with
+page-locked and with pageable host memory. Nothing else runs then, so nothing is hidden; the share that hides behind another sequence's
+prefill is measured last. The rest is mostly the host's time to start the copies, because the prefill is started after them.
 """
 
 import statistics
@@ -30,11 +30,11 @@ from minllm.runtime.device import current_device
 TOKENS = (16, 64, 256, 1024, 4096, 16384)
 KINDS = ("pinned", "pageable")
 LARGE_COPY = 1 << 28  # bytes
-UNKNOWN_TFLOPS = 500.0  # for the prediction on a GPU that hardware.py does not know
+UNKNOWN_TFLOPS = 500.0  # used in the prediction on a GPU unknown to hardware.py
 
 
 def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> None:
-    """Measure, print, and where `json_file` is given write the record. Raises DeviceError without a GPU."""
+    """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     device, bandwidth = current_device().name, copy_tb_s()
     gpu = find_gpu(device)
@@ -75,7 +75,7 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
 
 
 def words(tokens: list[int]) -> str:
-    """Crossings in words."""
+    """Crossings as text."""
     return " and ".join(f"{count:,} tokens" for count in tokens) or "no length"
 
 
@@ -85,7 +85,7 @@ def both_ways_gb_s(pinned: bool) -> float:
 
 
 def measured_crossings(counts: list[int], swap: list[float], recompute: list[float]) -> list[int]:
-    """Where the two curves cross between measured points: straight lines between them, over the logarithm of the count."""
+    """Crossings of the two curves between measured points, by linear interpolation over the logarithm of the count."""
     found, gaps = [], np.log(np.array(swap) / np.array(recompute))
     for i in range(len(counts) - 1):
         if gaps[i] * gaps[i + 1] < 0:
@@ -95,7 +95,7 @@ def measured_crossings(counts: list[int], swap: list[float], recompute: list[flo
 
 
 def median_of(call: Callable[[], None], sync: Callable[[], None], turns: int = 5) -> float:
-    """Seconds of a call until the GPU is done with it, the median after one to warm up."""
+    """Seconds of a call until the GPU has finished it, the median after a warm-up."""
     times = []
     for _ in range(turns + 1):
         sync()
@@ -107,14 +107,14 @@ def median_of(call: Callable[[], None], sync: Callable[[], None], turns: int = 5
 
 
 def recompute_seconds(engine, tokens: int) -> float:
-    """Seconds of a prefill of so many tokens."""
+    """Seconds of a prefill of this number of tokens."""
     seconds = median_of(prefill_of(engine, tokens), engine.ops.core_stream.sync)
     engine.cache_policy.free("recomputed")
     return seconds
 
 
 def prefill_of(engine, tokens: int) -> Callable[[], None]:
-    """What computes a prompt of so many tokens, the sequence "recomputed" of the cache."""
+    """A call that computes a prompt of this number of tokens, for the cache's sequence "recomputed"."""
     prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
     engine.cache_policy.reserve("recomputed", prompt)
     tables, most = [engine.cache_policy.table("recomputed")], engine.runner.max_num_batched_tokens
@@ -128,7 +128,7 @@ def prefill_of(engine, tokens: int) -> Callable[[], None]:
 
 
 def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
-    """Seconds to bring a sequence of so many tokens out and in again."""
+    """Seconds to copy a sequence of this number of tokens out and in again."""
     engine.cache_policy.reserve("swapped", [0] * tokens)
 
     def there_and_back():
@@ -142,7 +142,7 @@ def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
 
 
 def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict[str, float]:
-    """How much of swapping a sequence "out" and "in" hides behind a prefill of another one, both of so many tokens: 0 to 1."""
+    """The share of swapping a sequence "out" and "in" that hides behind a prefill of another one, both of `tokens` tokens: 0 to 1."""
     policy, stream, compute = engine.cache_policy, engine.ops.core_stream, prefill_of(engine, tokens)
 
     def finish():
@@ -151,7 +151,7 @@ def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict
             one.sync()
 
     def seconds_of(way: str, beside: bool) -> float:
-        """Seconds of one way, or of "none", and of what is computed beside it."""
+        """Seconds of one direction, or of "none", and of the computation beside it."""
         policy.reserve("swapped", [0] * tokens)
         if way == "in":
             space.swap_out("swapped", tokens)
@@ -173,7 +173,7 @@ def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict
 
     cases = [("none", True)] + [(way, beside) for way in ("out", "in") for beside in (False, True)]
     times = {case: [] for case in cases}
-    for _ in range(turns + 1):  # by turns, so that a slow moment meets all of them
+    for _ in range(turns + 1):  # alternating, so that a slow moment affects all of them
         for case in cases:
             times[case].append(seconds_of(*case))
     policy.free("recomputed")

@@ -1,10 +1,9 @@
-"""How long a launch takes on the GPU: medians, over several sets of inputs in turn.
+"""GPU time of a launch: medians, over several sets of inputs in turn.
 
-Time is read from events on the stream. For a short launch they would measure the host, which needs some 15 µs for each, so a launch
-that is not clearly longer than that is recorded into a CUDA graph many times over and the graph's replays are timed.
-
-The sets of inputs are used in turn, as many as it takes to fill the last-level cache several times: each launch then finds its inputs in
-memory, where a model's weights would be.
+Time is read from events on the stream. For a short launch they would measure the host, which needs some 15 µs per launch, so a launch
+that is not clearly longer is captured many times into a CUDA graph, and the graph's replays are timed.
+There are enough sets of inputs, used in turn, to fill the L2 cache several times: each launch then finds its inputs in
+HBM, where a model's weights would be.
 """
 
 import math
@@ -13,26 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-REPLAY_BELOW = 1e-3  # seconds; the first estimate contains the host's time, so this is well above what a host needs
-GRAPH_SECONDS = 2e-3  # about what one replay should take
+REPLAY_BELOW = 1e-3  # seconds; the first estimate includes the host's time, so this is well above what a host needs
+GRAPH_SECONDS = 2e-3  # approximate duration of one replay
 WARM_UP, REPLAYS = 3, 20
-SECONDS = 0.2  # what launches that are not replayed may take together
+SECONDS = 0.2  # total time for launches that are not replayed
 FEWEST, MOST = 7, 50
-ROUNDS = 2  # in which contenders are measured in turn
-REST = 0.1  # seconds before each measurement of contenders, so that none inherits the heat of the one before
-CACHES_TO_FILL = 4  # times the last-level cache, that all sets of inputs take together
+ROUNDS = 2  # rounds in which contenders are measured in turn
+REST = 0.1  # seconds before each measurement of contenders, so that none inherits the previous one's heat
+CACHES_TO_FILL = 4  # total size of all input sets, relative to the L2 cache
 
 Call = Callable[[], None]
 
 
 class Clock(Protocol):
-    """Runs calls that launch on its stream, and says how long each took there."""
+    """Runs calls that launch on its stream, and reports how long each took there."""
 
     def seconds(self, calls: Sequence[Call]) -> list[float]:
         """Run the calls one after another, wait for them, and return the seconds of each."""
 
     def graph(self, calls: Sequence[Call]) -> Call:
-        """Record what the calls launch, without running it, and return what replays it."""
+        """Capture what the calls launch, without running it, and return a call that replays it."""
 
 
 class CudaClock:
@@ -77,19 +76,19 @@ class CudaClock:
 
 
 def input_sets(set_bytes: int, cache_bytes: int) -> int:
-    """How many sets of inputs, of `set_bytes` each, fill a cache of `cache_bytes` several times over."""
+    """The number of input sets, of `set_bytes` each, that fill a cache of `cache_bytes` several times over."""
     return max(1, math.ceil(CACHES_TO_FILL * cache_bytes / set_bytes))
 
 
 def median_seconds(launches: Sequence[Call], clock: Clock) -> float:
-    """Seconds of one launch; `launches` has one for each set of inputs."""
+    """Seconds per launch; `launches` has one per set of inputs."""
     return statistics.median(sampler(launches, clock)())
 
 
 def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[float]:
-    """Seconds of one launch of each (launches, clock), measured in turn, several rounds.
+    """Seconds per launch for each (launches, clock), measured in turn, several rounds.
 
-    A GPU at its power limit slows down, and whoever is measured last would pay for it. In turn and rested, all meet the same clocks.
+    A GPU at its power limit lowers its clock, which would penalise the last contender. In turn and rested, all run at the same clocks.
     """
     samplers = [sampler(*contender) for contender in contenders]
     found: list[list[float]] = [[] for _ in samplers]
@@ -101,7 +100,7 @@ def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[
 
 
 def sampler(launches: Sequence[Call], clock: Clock) -> Callable[[], list[float]]:
-    """What measures the launches, one for each set of inputs, each time it is called: seconds of one launch, several times."""
+    """A function that measures the launches, one per set of inputs, at each call: seconds per launch, several times."""
     clock.seconds(launches)  # compiles, loads, allocates
     estimate = statistics.median(clock.seconds(launches))
     if estimate >= REPLAY_BELOW:

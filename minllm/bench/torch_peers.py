@@ -1,6 +1,6 @@
-"""What else computes the same: PyTorch's own kernels, on the very arrays that ours read. Yardsticks only; nothing else imports this file.
+"""Peers: PyTorch's own kernels, on the same arrays that ours read. Yardsticks only; nothing else imports this file.
 
-A DeviceArray becomes a tensor without a copy, through the CUDA array interface. (A NumPy array does too: without a GPU the tests run the
+A DeviceArray becomes a tensor without a copy, through the CUDA array interface. (So does a NumPy array: without a GPU the tests run the
 peers on the CPU.)
 """
 
@@ -13,16 +13,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # of as many bytes: the interface has no name for bfloat16
-FLOPS_SIZE = 8192  # of the square product whose rate counts as the tensor cores' ceiling
+INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # integers of the same size: the interface has no name for bfloat16
+FLOPS_SIZE = 8192  # size of the square GEMM whose rate counts as the tensor cores' ceiling
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer with its tensors in place."""
+    """A peer with its tensors allocated."""
 
-    launches: Sequence[Callable[[], None]]  # one for each set of inputs
-    result: Callable[[], np.ndarray]  # what the first one gives, in our layout, float32
+    launches: Sequence[Callable[[], None]]  # one per set of inputs
+    result: Callable[[], np.ndarray]  # the output of the first launch, in our layout, float32
 
 
 class Interface:
@@ -31,7 +31,7 @@ class Interface:
     def __init__(self, array):
         integer = np.dtype(INTEGERS[array.dtype.itemsize]).str
         self.__cuda_array_interface__ = dict(shape=array.shape, typestr=integer, data=(array.pointer, False), version=2)
-        self.array = array  # keeps the memory
+        self.array = array  # keeps the memory alive
 
 
 def as_torch(array) -> torch.Tensor:
@@ -55,8 +55,8 @@ def matmul_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
 
 
 def contiguous(cache: torch.Tensor, tables: torch.Tensor, context: int) -> torch.Tensor:
-    """A paged cache [blocks, block_size, kv_heads, d] as [sequences, kv_heads, context, d], which is how PyTorch wants keys and values."""
-    blocks = cache[tables.long()]  # [sequences, blocks of a sequence, block_size, kv_heads, d]
+    """A paged cache [blocks, block_size, kv_heads, d] as [sequences, kv_heads, context, d], PyTorch's layout of keys and values."""
+    blocks = cache[tables.long()]  # [sequences, blocks per sequence, block_size, kv_heads, d]
     return blocks.flatten(1, 2)[:, :context].transpose(1, 2).contiguous()
 
 
@@ -92,7 +92,7 @@ class TorchClock:
     """timing.Clock for PyTorch's launches, on a stream of PyTorch's."""
 
     def __init__(self):
-        torch.cuda.synchronize()  # what ours has copied and computed is there
+        torch.cuda.synchronize()  # waits for our copies and kernels
         self.stream = torch.cuda.Stream()
 
     def seconds(self, calls: Sequence[Callable[[], None]]) -> list[float]:
@@ -107,7 +107,7 @@ class TorchClock:
         return [1e-3 * before.elapsed_time(after) for before, after in zip(events[:-1], events[1:], strict=True)]
 
     def graph(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
-        """Record what the calls launch, without running it, and return what replays it."""
+        """Capture what the calls launch, without running it, and return a call that replays it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             for call in calls:
@@ -116,7 +116,7 @@ class TorchClock:
 
 
 def bf16_tflops() -> float:
-    """TFLOP/s of cuBLAS at a large square product of bfloat16 noise: the ceiling of the tensor cores here and now."""
+    """TFLOP/s of cuBLAS for a large square GEMM of bfloat16 noise: the measured ceiling of the tensor cores."""
     from minllm.bench.timing import median_seconds
 
     x, weight = (torch.randn(FLOPS_SIZE, FLOPS_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -124,5 +124,5 @@ def bf16_tflops() -> float:
 
 
 def forget() -> None:
-    """Give the memory of finished peers back."""
+    """Free the memory of finished peers."""
     torch.cuda.empty_cache()

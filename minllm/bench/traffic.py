@@ -1,12 +1,12 @@
-"""A synthetic traffic of chat requests: when each arrives, how long its prompt is and how long its answer will be.
+"""A synthetic traffic of chat requests: arrival times, prompts and lengths of answers.
 
 Prompts and answers have the mean lengths of the ShareGPT conversations as Kwon et al. measured them (2023, figure 11): 161 and 338 tokens.
-Figures of their spread were not published; the figure shows many short and a few very long ones, for which a log-normal distribution
-stands here: exp(m + s z) with normal z, s = 1 and m = log(mean) - s^2 / 2. Lengths are cut at half of the model's context each, and
-arrivals are a Poisson process, that is exponential gaps. The seed is part of the traffic: one seed, one list of requests.
+The figure gives no spread, but shows many short and a few very long ones, modelled here by a log-normal distribution:
+exp(m + s z) with normal z, s = 1 and m = log(mean) - s^2 / 2. Lengths are limited to half of the model's context each, and
+arrivals are a Poisson process, with exponential gaps. The seed is part of the traffic: the same seed gives the same requests.
 
-With system prompts, every request begins with one of a few fixed texts, the first of which is the most frequent (Zipf's law), as many users
-of few applications do; this is what prefix sharing lives on.
+With system prompts, every request begins with one of a few fixed texts, the first of which is the most frequent (Zipf's law), like many
+users of few applications; prefix sharing exploits this.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 PROMPT_MEAN, ANSWER_MEAN = 161.31, 337.99  # tokens, Kwon et al. 2023, figure 11 (a)
-SPREAD = 1.0  # of the logarithm of a length
+SPREAD = 1.0  # standard deviation of the logarithm of a length
 VOCABULARY = 50_000
 
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """A request: its arrival in seconds, its prompt, and the answer that it will get, which no policy knows beforehand."""
+    """A request: its arrival in seconds, its prompt, and its future answer, which no policy knows in advance."""
 
     arrival: float
     prompt: list[int]
@@ -29,8 +29,10 @@ class TrafficRequest:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What makes a list of requests. rate: arrivals a second. system_prompts, system_prompt_tokens: how many texts to begin with,
-    and how long each is; 0 for none."""
+    """The parameters of a list of requests.
+
+    rate: arrivals per second. system_prompts, system_prompt_tokens: number and length of texts to begin with; 0 for none.
+    """
 
     requests: int = 2000
     rate: float = 100.0
@@ -40,7 +42,7 @@ class Traffic:
     seed: int = 0
 
     def generate(self) -> list[TrafficRequest]:
-        """The requests in the order of their arrival; the same ones at every call."""
+        """The requests in the order of their arrival; the same at every call."""
         random = np.random.default_rng(self.seed)
         arrivals = np.cumsum(random.exponential(1 / self.rate, self.requests))
         prompts, answers = (self._lengths(random, mean) for mean in (PROMPT_MEAN, ANSWER_MEAN))

@@ -1,6 +1,6 @@
-"""`minllm tune`: measure from how many rows of x which matrix product is the fastest, for a model's shapes of weights, on this GPU.
+"""`minllm tune`: measure which GEMM variant is the fastest for how many rows of x, for a model's weight shapes, on this GPU.
 
-Every product is timed at every number of rows as `minllm bench kernels` times it; two points a shape are what is kept (see
+Every variant is timed at every number of rows as `minllm bench kernels` times it; two points per shape are kept (see
 kernels/matmul/dataflow.py).
 """
 
@@ -30,9 +30,9 @@ COLUMNS = "{:>14} {:>6} {:>9} {:>9} {:>9}  {}"
 
 
 def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> None:
-    """Measure, print a table, and keep the points in `json_file`, else where minllm looks for them.
+    """Measure, print a table, and store the points in `json_file`, by default where minllm looks for them.
 
-    model: as for `minllm plan`; llama-3.1-8b where neither is given. shapes: weights as "28672x4096", outputs x inputs. Raises
+    model: as for `minllm plan`; llama-3.1-8b if neither is given. shapes: weights as "28672x4096", outputs x inputs. Raises
     InvalidOptionError, and DeviceError without a GPU.
     """
     wanted = [parse_shape(text) for text in shapes]
@@ -69,7 +69,7 @@ def measurement() -> tuple[str, Callable[[int, int], Iterable[tuple[float | None
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """"28672x4096" as (28672, 4096). Raises InvalidOptionError."""
+    """Parse a shape: (28672, 4096) for the text 28672x4096. Raises InvalidOptionError."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if not found or int(found[2]) % 8:
         problem = "K is a multiple of 8, or tensor cores cannot load its rows" if found else "write N x K as 28672x4096, outputs x inputs"
@@ -98,7 +98,7 @@ def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | N
 
 
 def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int, k: int) -> Iterator[tuple[float | None, float, float]]:
-    """For each of ROWS the seconds of gemv (None beyond its rows), flat, and many rows, on weights that are in no cache."""
+    """For each of ROWS the seconds of gemv (None beyond its rows), flat, and many rows, on weights that are not in the cache."""
     sets = input_sets(n * k * ops.dtype.itemsize, cache_bytes)
     weights = [ops.array(noise.array((n, k), ops.dtype)) for _ in range(sets)]
     for m in ROWS:
@@ -107,10 +107,10 @@ def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int
         products = (VARIANTS["gemv"] if m <= MOST_ROWS_OF_GEMV else None, VARIANTS["flat"], many_rows)
         yield tuple(product and seconds_of(product, arrays, ops.stream, clock) for product in products)
     del weights, arrays
-    gc.collect()  # gigabytes, and graphs that hold more
+    gc.collect()  # frees gigabytes, and graphs that hold more
     ops.memory.trim()
 
 
 def seconds_of(product: Callable[..., None], arrays: Sequence[tuple], stream: Any, clock: Clock) -> float:
-    """Seconds of one launch."""
+    """Seconds per launch."""
     return median_seconds([lambda a=a: product(*a, stream=stream) for a in arrays], clock)

@@ -1,10 +1,10 @@
-"""What virtual memory costs: the driver's calls page by page, and decode attention on the virtual cache against a contiguous one.
+"""The cost of virtual memory: the driver's calls page by page, and decode attention on the virtual cache against a contiguous one.
 
-The calls are timed on the host, one by one, on a GPU that does nothing else: medians. Attention reads the same numbers from both caches,
-by the same kernel: from arrays [sequences, context, kv_heads, head_dim] of one layer each, and from one range of addresses in which all
+The calls are timed on the host, one by one, on an idle GPU: medians. Attention reads the same numbers from both caches,
+with the same kernel: from arrays [sequences, context, kv_heads, head_dim], one per layer, and from one address range in which all
 layers of a token lie side by side (cache/virtual/cache.py); launches go through the layers in turn, as a forward does.
 
-What is lost can be the layout's or the pages' fault: one size is measured again with the same layout in ordinary memory, and with fewer
+A loss may come from the layout or from the pages: one size is measured again with the same layout in ordinary memory, and with fewer
 layers side by side.
 """
 
@@ -38,12 +38,12 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SIZES = ((1, 8192), (64, 1024), (64, 4096), (256, 1024))  # sequences, context
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 32, 8, 128  # Llama-3.1-8B
 CAUSES = tuple((64, 4096, *layout) for layout in ((LAYERS, False), (8, True), (4, True)))  # sequences, context, layers, mapped
-CONTIGUOUS_LAYERS = 4  # arrays of a layer that are read in turn: far more than the caches hold
+CONTIGUOUS_LAYERS = 4  # one-layer arrays that are read in turn: far more than the caches hold
 STEPS = ("create", "map", "set access", "unmap", "release")
 
 
 def run(json_file: Path | None) -> None:
-    """Measure, print, and where `json_file` is given write the record. Raises DeviceError without a GPU."""
+    """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     device = current_device().name
     costs = page_costs(CudaPages())
@@ -64,7 +64,7 @@ def run(json_file: Path | None) -> None:
 
 
 def page_costs(backend: Any, count: int = PAGES) -> dict[str, float]:
-    """Microseconds of each call for one page, medians of `count`: STEPS."""
+    """Microseconds per page of each call in STEPS, medians of `count`."""
     address, page_bytes = backend.reserve(count * backend.page_bytes), backend.page_bytes
     places = [address + i * page_bytes for i in range(count)]
     pages: list[Any] = []
@@ -78,17 +78,17 @@ def page_costs(backend: Any, count: int = PAGES) -> dict[str, float]:
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """What the host waits for a call."""
+    """Host time of a call."""
     start = time.perf_counter()
     call()
     return 1e6 * (time.perf_counter() - start)
 
 
 def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool = True) -> Row:
-    """Attention of one new token a sequence on both caches, in TB/s of keys and values.
+    """Attention of one new token per sequence on both caches, in TB/s of keys and values.
 
-    layers: how many lie side by side in the virtual cache. mapped False puts the same layout into ordinary memory, to tell what the
-    layout costs and what the pages do.
+    layers: number of layers side by side in the virtual cache. mapped False puts the same layout into ordinary memory, to separate the
+    cost of the layout from that of the pages.
     """
     from minllm.ops.cuda_ops import CudaOps
 
@@ -113,7 +113,7 @@ def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool 
 
 
 def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
-    """launch(layer, block tables) makes a call that launches attention of one new token for each sequence."""
+    """launch(layer, block tables) makes a call that launches attention of one new token per sequence."""
     query = ops.array(np.random.default_rng(1).standard_normal((sequences, HEADS, HEAD_DIM), np.float32).astype(BFLOAT16))
     batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
 
@@ -127,7 +127,7 @@ def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache,
 
 
 def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> VirtualPolicy:
-    """A virtual cache in which so many sequences have so many tokens of noise."""
+    """A virtual cache with `sequences` sequences of `context` tokens of noise."""
     shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
     cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
     policy = VirtualPolicy(cache, background=False)
@@ -140,7 +140,7 @@ def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> Virtua
 
 
 def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
-    """Keys and values of a cache of ordinary memory, of this shape."""
+    """Keys and values in ordinary memory, of this shape."""
     halves = tuple(ops.empty(shape, BFLOAT16) for _ in range(2))
     for half in halves:
         repeat(noise_of(ops), half.pointer, half.nbytes)

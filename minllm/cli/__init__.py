@@ -1,1 +1,1 @@
-"""The command line: one typer app, and what it prints."""
+"""The command line: one typer app, and its output."""

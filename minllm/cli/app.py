@@ -1,7 +1,7 @@
 """The command line: generate, chat, bench, plan, inspect, tune, doctor, exercise, check.
 
-Exit codes: 0 all went well, 1 minllm could not do it (one line on standard error says why), 2 the command was not understood, 130 Ctrl-C.
-Text goes to standard output as it is generated and nothing else does, so that it can be piped; cards, bars and errors go to standard error.
+Exit codes: 0 success, 1 minllm failed (one line on standard error says why), 2 the command line was not understood, 130 Ctrl-C.
+Only generated text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def print_version(wanted: bool) -> None:
-    """--version."""
+    """Handle --version."""
     if wanted:
         from minllm.machine.devices import installed_version
 
@@ -266,7 +266,7 @@ def load(
     model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto",
     kv_window: int | None = None,
 ):  # fmt: skip
-    """The LLM that the options ask for, with progress bars on standard error where somebody watches."""
+    """The LLM for these options, with progress bars if standard error is a terminal."""
     from minllm import LLM
 
     progress = sys.stderr.isatty()
@@ -276,7 +276,7 @@ def load(
 
 
 def note_simulated(llm) -> bool:
-    """Whether kernels of the reader's own run in the simulator; says so on standard error, because it takes its time."""
+    """Whether the user's own kernels run in the simulator; if so, says on standard error that it is slow."""
     stages = getattr(llm.engine.ops, "kernels", {})
     if stages:
         print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
@@ -284,6 +284,6 @@ def note_simulated(llm) -> bool:
 
 
 def sampling_params(llm, **wishes: Any):
-    """The model's own defaults with what was asked for on the command line."""
+    """The model's own default parameters, overridden by the command line's."""
     given = {name: value for name, value in wishes.items() if value is not None}
     return dataclasses.replace(llm.get_default_sampling_params(), **given)

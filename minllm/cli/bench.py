@@ -1,4 +1,4 @@
-"""The command line's `minllm bench`: measurements of this machine, each in a file of minllm/bench."""
+"""`minllm bench`: measurements of this machine, each implemented in a file of minllm/bench."""
 
 from typing import Annotated
 

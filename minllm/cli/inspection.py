@@ -1,4 +1,4 @@
-"""`minllm inspect`: what became of a kernel. Registers, memory, occupancy, instructions, PTX and SASS, on any machine, for any GPU.
+"""`minllm inspect`: registers, memory, occupancy, instructions, PTX and SASS of a kernel, on any machine, for any GPU.
 
 The facts of one kernel for one compute capability are an `Inspection`; inspection_report.py prints them.
 """
@@ -16,17 +16,17 @@ from minllm.machine.devices import missing_compilers
 from minllm.machine.occupancy import MULTIPROCESSORS, Occupancy, occupancy, round_up
 
 PACKAGE = Path(__file__).resolve().parent.parent
-STACK_UNIT = 8  # bytes in which a stack frame is counted
-OLDEST = (8, 0)  # what the kernels need: bfloat16, cp.async and mma.m16n8k16
+STACK_UNIT = 8  # a stack frame is a multiple of this many bytes
+OLDEST = (8, 0)  # the kernels need bfloat16, cp.async and mma.m16n8k16
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One kernel for one target. Registers a thread; spills and stack in bytes a thread; shared memory in bytes a block.
+    """One kernel for one target. Registers, spills and stack are per thread, shared memory per block, all in bytes except registers.
 
-    register_budget, wanted_blocks, accepted_spill_bytes, why_float64: what the design assumes (see Specimen). instructions: {opcode: how
-    often it stands in the code}, None where nvdisasm is missing; float64, local_memory: those of them that compute in float64 and that
-    use local memory; missing: patterns of instructions that should be there.
+    register_budget, wanted_blocks, accepted_spill_bytes, why_float64: design assumptions (see Specimen). instructions: {opcode: number of
+    occurrences in the code}, None if nvdisasm is missing; float64, local_memory: those that compute in float64 and those that
+    use local memory; missing: patterns of required instructions that are absent.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Inspection:
     missing: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dictionary for JSON."""
         return {**asdict(self), "occupancy": {**asdict(self.occupancy), "limited_by": self.occupancy.limited_by}}
 
     def faults(self) -> list[str]:
-        """What is not as the design assumes, in words that follow "it"; an empty list where all is well."""
+        """Violations of the design assumptions, in words that follow "it"; empty if there are none."""
         found = []
         if self.spill_bytes > self.accepted_spill_bytes:
             found.append(f"spills {self.spill_bytes} bytes a thread")
@@ -73,7 +73,7 @@ class Inspection:
 
 
 def parse_compute_capability(text: str) -> tuple[int, int]:
-    """(9, 0) from "9.0", "90" or "sm_90a". Raises InvalidOptionError for others, and for GPUs that the kernels do not run on."""
+    """(9, 0) from "9.0", "90" or "sm_90a". Raises InvalidOptionError for other texts, and for GPUs that the kernels do not support."""
     found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)a?", text.strip().lower())
     capability = (int(found[1]), int(found[2])) if found else None
     known = [capability for capability in MULTIPROCESSORS if capability >= OLDEST]
@@ -84,7 +84,10 @@ def parse_compute_capability(text: str) -> tuple[int, int]:
 
 
 def find_specimens(query: str | None) -> list:
-    """The specimens that a name means: one of exactly that name, else all whose names hold every word of it, or match it as a pattern."""
+    """The specimens that a name selects.
+
+    The one of exactly that name, else all whose names contain every word of it or match it as a pattern.
+    """
     require_compiler_packages()
     from minllm.kernels.specimens import all_specimens
 
@@ -104,7 +107,7 @@ def find_specimens(query: str | None) -> list:
 
 
 def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspection:
-    """Compile a specimen (or read the cache) and look at it. Raises KernelCompilationError, also where the toolkit's wheels are missing."""
+    """Compile a specimen (or read the cache) and inspect it. Raises KernelCompilationError, also if the toolkit's wheels are missing."""
     from minllm.runtime.machine_code import float64_instructions, instruction_mix, local_memory_instructions
 
     require_toolkit()
@@ -126,22 +129,22 @@ def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspectio
 
 
 def source_of(function) -> str:
-    """file:line of a function, the file as seen from the folder that holds the package."""
+    """file:line of a function, relative to the folder that holds the package."""
     path = Path(inspect.getsourcefile(function) or "")
     inside = path.is_relative_to(PACKAGE.parent)
     return f"{path.relative_to(PACKAGE.parent) if inside else path}:{function.__code__.co_firstlineno}"
 
 
 def require_compiler_packages() -> None:
-    """Raise KernelCompilationError where Numba itself cannot be imported."""
+    """Raise KernelCompilationError if Numba itself cannot be imported."""
     try:
         import numba.cuda  # noqa: F401
-    except Exception as error:  # a broken binary may raise anything at all
+    except Exception as error:  # a broken binary may raise anything
         raise KernelCompilationError(f"numba.cuda cannot be imported ({error}): `minllm doctor` says what to install") from error
 
 
 def require_toolkit() -> None:
-    """Raise KernelCompilationError, with the command that mends it, where the toolkit's compiler libraries are missing."""
+    """Raise KernelCompilationError, with the command that fixes it, if the toolkit's compiler libraries are missing."""
     if missing := missing_compilers():
         raise KernelCompilationError(
             f"compiling a kernel takes the CUDA toolkit's {' and '.join(missing)}, which this Python does not find. No GPU is needed, only "

@@ -1,4 +1,4 @@
-"""What `minllm inspect` prints: the list of kernels, a table of several, or all about one."""
+"""The output of `minllm inspect`: the list of kernels, a table of several, or everything about one."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ NVDISASM = "pip install 'minllm[inspect]'"
 
 
 def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path | None) -> None:
-    """List the kernels, or compile those that `kernel` names and print what became of them."""
+    """List the kernels, or compile those that `kernel` selects and print the results."""
     capability = parse_compute_capability(cc)
     specimens = find_specimens(kernel)
     out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
@@ -46,7 +46,7 @@ def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path |
 
 
 def list_entry(specimen) -> dict:
-    """What is known of a kernel without compiling it."""
+    """What is known about a kernel without compiling it."""
     return {"name": specimen.name, "source": source_of(specimen.kernel.function), "threads": specimen.threads,
             "register_budget": specimen.registers, "dynamic_shared_bytes": specimen.shared_bytes}  # fmt: skip
 
@@ -58,7 +58,7 @@ def print_list(out: Console, entries: list[dict]) -> None:
 
 
 def print_table(out: Console, inspections: list[Inspection]) -> None:
-    """A line a kernel."""
+    """One line per kernel."""
     rows = [["kernel", "threads", "registers", "budget", "spills", "shared", "blocks", "wanted", "occupancy", "limited by"]]
     for it in inspections:
         numbers = (it.threads, it.registers, it.register_budget, it.spill_bytes, it.static_shared_bytes + it.dynamic_shared_bytes,
@@ -71,7 +71,7 @@ def print_table(out: Console, inspections: list[Inspection]) -> None:
 
 
 def print_columns(out: Console, rows: list[list[str]]) -> None:
-    """Rows in columns as wide as they need to be, numbers to the right; no line is folded, so that they can be searched and piped."""
+    """Rows in columns of minimal width, numbers right-aligned; lines are never wrapped, so that they can be searched and piped."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     numeric = [all(text[:1].isdigit() for text in column[1:]) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -80,7 +80,7 @@ def print_columns(out: Console, rows: list[list[str]]) -> None:
 
 
 def print_inspection(out: Console, it: Inspection, specimen) -> None:
-    """All about one kernel but its code."""
+    """Everything about one kernel except its code."""
     signature = ", ".join(str(argument) for argument in specimen.arguments)
     limits = ", ".join(f"{name} {blocks}" for name, blocks in it.occupancy.limits.items())
     shared = f"{it.static_shared_bytes} bytes of static and {it.dynamic_shared_bytes} of dynamic shared memory"
@@ -109,7 +109,7 @@ def print_inspection(out: Console, it: Inspection, specimen) -> None:
 
 
 def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: bool, sass: bool) -> dict:
-    """PTX and SASS, each piece under its line of Python; the same for JSON."""
+    """PTX and SASS, each section under its line of Python; returns the same for JSON."""
     from minllm.runtime.compiler import compile_listing
     from minllm.runtime.listing import ptx_pieces, sass_pieces
 
@@ -135,7 +135,7 @@ def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: boo
 
 
 def with_status(specimens: list) -> Iterator:
-    """The specimens one by one, each named on a line of standard error while it is worked on, where that is a terminal."""
+    """The specimens one by one; on a terminal, standard error shows the name of the current one."""
     if not sys.stderr.isatty():
         yield from specimens
         return

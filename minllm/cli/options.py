@@ -1,4 +1,4 @@
-"""Options that several commands of the command line share, and what they mean."""
+"""Options shared by several commands of the command line, and their meaning."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,7 @@ from minllm.errors import InvalidOptionError
 
 
 class DeviceName(StrEnum):
-    """Where to compute; auto is a GPU where one can be used."""
+    """Where to compute; auto uses a GPU if possible."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -18,7 +18,7 @@ class DeviceName(StrEnum):
 
 
 class DtypeName(StrEnum):
-    """What weights and activations are stored as; auto is what the checkpoint holds."""
+    """The dtype of weights and activations; auto is that of the checkpoint."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -60,7 +60,7 @@ StopOption = Annotated[list[str] | None, typer.Option(help="End before this text
 
 
 def variants(texts: list[str] | None) -> dict[str, Any] | None:
-    """["attention=naive"] as {"attention": "naive"}; the kernel of an exercise's file where one is given instead of a name."""
+    """["attention=naive"] as {"attention": "naive"}; if a value is an exercise's file, its kernel instead of a name."""
     pairs = {}
     for text in texts or []:
         stage, equals, name = text.partition("=")

@@ -1,4 +1,4 @@
-"""The two ends of a terminal: what the user types and pipes in, text as it comes out, and mistakes in one line."""
+"""Terminal input and output: prompts typed or piped in, text as it is generated, and errors in one line."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ CONTROL_C = 130  # 128 + SIGINT, as shells report it
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns what users meet into exit codes: our errors into a line and 1, Ctrl-C into 130, a reader that went away into silence and 0."""
+    """Convert exceptions to exit codes: our errors to a line and 1, Ctrl-C to 130, a closed pipe to silence and 0."""
     try:
         yield
     except MinLLMError as error:
@@ -26,10 +26,10 @@ def user_errors() -> Iterator[None]:
         print(file=sys.stderr)
         raise typer.Exit(CONTROL_C) from None
     except BrokenPipeError:
-        # Python flushes standard output once more as it ends, and would complain then.
+        # Python flushes standard output once more at exit, and would report an error then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
-    except OSError as error:  # a file that cannot be written, a disk that is full
+    except OSError as error:  # an unwritable file, a full disk
         print(f"minllm: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
@@ -37,8 +37,8 @@ def user_errors() -> Iterator[None]:
 def read_prompt(prompt: str) -> str:
     """The prompt as given, or the whole of standard input for "-".
 
-    The line's end that shells and editors put after the last line is left out, as the shell's own $(...) does: a token often spans the
-    line's end and the indentation after it, and a prompt that stops between the two leads a model astray.
+    The final newline that shells and editors add is removed, as the shell's own $(...) does: a token often spans the
+    newline and the indentation after it, and a prompt that stops between the two leads a model astray.
     """
     if prompt != "-":
         return prompt
@@ -49,7 +49,7 @@ def read_prompt(prompt: str) -> str:
 
 
 def user_lines() -> Iterator[str]:
-    """What the user types, line by line, until an empty line or the end of the input."""
+    """The user's input, line by line, until an empty line or the end of the input."""
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -60,8 +60,8 @@ def user_lines() -> Iterator[str]:
 
 
 def show(before: Iterable[str], stream: Iterable[str]) -> None:
-    """Writes pieces as they come, each at once, and a line's end after the last."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows something else
+    """Write each piece as it comes, and a newline after the last."""
+    sys.stdout.reconfigure(errors="replace")  # replaces characters that the terminal cannot show
     last = ""
     for pieces in (before, stream):
         for piece in pieces:
@@ -74,7 +74,7 @@ def show(before: Iterable[str], stream: Iterable[str]) -> None:
 
 
 def with_kernel_status(pieces: Iterable[str]) -> Iterator[str]:
-    """`pieces`, with a line on standard error that names the kernel being compiled while the first of them is awaited on a terminal."""
+    """`pieces`; until the first one arrives on a terminal, standard error names the kernel that is being compiled."""
     if not sys.stderr.isatty():
         yield from pieces
         return

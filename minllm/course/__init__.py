@@ -1,7 +1,7 @@
-"""The course's machinery: exercises and their checks, detective cases, and what lessons are made of.
+"""The course's machinery: exercises and their checks, detective cases, and building blocks of lessons.
 
-Lessons import from here: the package's own source on the page, recorded measurements, predictions, and figures for both colour schemes.
-lessons/README.md shows how. Nothing of the engine imports the course, and nothing is imported with it until a name is used.
+Lessons import from here: the package's own source on the page, recorded measurements, predictions, and figures for both colour schemes;
+see lessons/README.md. The engine does not import the course, and each part of it is imported only on first use.
 """
 
 from importlib import import_module
@@ -37,7 +37,7 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str):
-    """Imports what a lesson names."""
+    """Import a name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'minllm.course' has no attribute {name!r}")
     return getattr(import_module(f"minllm.course.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""What `minllm exercise` and `minllm check` do."""
+"""The commands `minllm exercise` and `minllm check`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from minllm.errors import ExerciseError
 
 
 def exercise(lesson_or_name: str | None, out: Path | None, force: bool) -> None:
-    """List the exercises, or write those of a lesson, or one, into a folder."""
+    """List the exercises, or write those of a lesson, or a single one, into a folder."""
     if lesson_or_name is None:
         print(listing())
         return
@@ -34,7 +34,7 @@ def listing() -> str:
 
 
 def check(first: Path, second: Path | None) -> bool:
-    """Check `FILE`, or `NAME FILE`; whether all went well."""
+    """Check `FILE`, or `NAME FILE`; returns whether it passed."""
     name, path = (None, first) if second is None else (str(first), second)
     report = check_file(path, name)
     print(report)

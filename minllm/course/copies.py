@@ -2,9 +2,9 @@
 
     out = x          [rows, columns], row after row in memory
 
-Both kernels read every element once and write it once, a thread for each, and do no arithmetic. They differ in who takes which element.
-In `copy_by_rows` neighbouring threads take neighbouring columns, so that a warp's 32 float32 are 128 bytes in a row: 4 sectors. In
-`copy_by_columns` they take neighbouring rows, each a whole row of memory away from the next: 32 sectors for the same 128 bytes.
+Both kernels read every element once and write it once, one thread per element, and do no arithmetic. They differ in which thread takes
+which element. In `copy_by_rows` neighbouring threads take neighbouring columns, so that a warp's 32 float32 are 128 contiguous bytes: 4
+sectors. In `copy_by_columns` they take neighbouring rows, each a whole row of memory away from the next: 32 sectors for the same 128 bytes.
 Source: NVIDIA, "CUDA C++ Best Practices Guide", section "Coalesced Access to Global Memory".
 """
 
@@ -18,7 +18,7 @@ BLOCK = 128
 
 @kernel
 def copy_by_rows(x, out):
-    """x, out [rows, columns]; grid (rows, columns / BLOCK): a block takes a piece of a row."""
+    """x, out [rows, columns]; grid (rows, columns / BLOCK): a block copies a piece of a row."""
     row = cuda.blockIdx.x
     column = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
     if column < x.shape[1]:
@@ -27,7 +27,7 @@ def copy_by_rows(x, out):
 
 @kernel
 def copy_by_columns(x, out):
-    """x, out [rows, columns]; grid (columns, rows / BLOCK): a block takes a piece of a column."""
+    """x, out [rows, columns]; grid (columns, rows / BLOCK): a block copies a piece of a column."""
     column = cuda.blockIdx.x
     row = cuda.blockIdx.y * BLOCK + cuda.threadIdx.x
     if row < x.shape[0]:

@@ -1,10 +1,10 @@
-"""The debugger on a page: its commands are typed by the lesson, and shown as if a reader had typed them.
+"""The debugger on a page: the lesson supplies its commands, which appear as if typed by a reader.
 
     debugger = typed_debugger("p i", "next", "continue")
     ...
     debugger.set_trace()          # inside a kernel that the simulator runs
 
-A reader writes `breakpoint()` in that place.
+A reader would write `breakpoint()` there.
 """
 
 import io
@@ -14,7 +14,7 @@ import sys
 
 
 class Typed(io.StringIO):
-    """Lines for a debugger, which print themselves as they are read."""
+    """Lines for a debugger, which are printed as they are read."""
 
     def readline(self, *size):
         """The next line."""
@@ -24,12 +24,12 @@ class Typed(io.StringIO):
 
 
 def typed_debugger(*commands: str) -> pdb.Pdb:
-    """A debugger that takes these commands. Notebooks put a coloured one in pdb's place; this is always Python's own."""
+    """A debugger that executes these commands. Notebooks replace pdb by a coloured one; this is always Python's own."""
     plain = next(kind for kind in pdb.Pdb.__mro__ if kind.__module__ == "pdb")
 
     class Debugger(plain):
         def format_stack_entry(self, frame_lineno, lprefix=": "):
-            """A notebook's cell is called so: its temporary file's name is another one each time."""
+            """Show a notebook's cell under a fixed name: the name of its temporary file changes each time."""
             return re.sub(r"^\S*/ipykernel_\d+/\d+\.py", "cell", super().format_stack_entry(frame_lineno, lprefix))
 
     return Debugger(stdin=Typed("".join(f"{command}\n" for command in commands)), stdout=sys.stdout, nosigint=True, readrc=False)

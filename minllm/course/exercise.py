@@ -1,4 +1,4 @@
-"""What an exercise is: a marked part of one of the package's files, to be written again by a reader, and the ladder that checks it."""
+"""An exercise: a marked part of one of the package's files, to be rewritten by a reader, and the ladder that checks it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from typing import Any
 class Rung:
     """One named case of a ladder.
 
-    name: what is tried. catches: the misconception that fails here, a sentence. run(entry): raises what `checks.ladder` explains
-    (Mismatch, SimulationError, anything else) if the reader's entry does not hold, and may return a remark. needs_gpu: skipped, with a
-    reason, without one. look: the lines to suspect where it fails and no cause is known.
+    name: the case. catches: the misconception that fails here, a sentence. run(entry): raises an exception that `checks.ladder` explains
+    (Mismatch, SimulationError, anything else) if the reader's entry is wrong, and may return a remark. needs_gpu: skipped, with a
+    reason, without one. look: the lines to suspect if it fails for an unknown cause.
     """
 
     name: str
@@ -27,10 +27,10 @@ class Rung:
 class Exercise:
     """A region between the markers `# exercise: NAME` and `# end exercise` of `module`.
 
-    lesson: its number. title: a line for lists. task: what to write, for the hint that stands in the region's place. hints: further
-    help, one step after the other. entry: the function that the rungs call, a name in `module` or "other.module:name" where the launcher
+    lesson: its number. title: a line for lists. task: what to write, for the hint that replaces the region. hints: further
+    help, one step after the other. entry: the function that the rungs call, a name in `module` or "other.module:name" if the launcher
     lives in another file. stage: the engine's stage that a solution can be plugged into, if there is one; own_launcher: its launcher
-    there, as "module:name", if that is not the entry; most_rows: the most rows of x, or new tokens of a sequence, that it takes;
+    there, as "module:name", if that is not the entry; most_rows: the most rows of x, or new tokens per sequence, that it supports;
     simulated_options: the launcher's keyword arguments in the simulator.
     """
 
@@ -59,7 +59,7 @@ class Exercise:
 
     @property
     def file_name(self) -> str:
-        """What the reader's file is called."""
+        """The name of the reader's file."""
         return self.name.replace(".", "_") + ".py"
 
     @property

@@ -1,4 +1,4 @@
-"""What a reader gets to work in: for each exercise a Python file, the same as a notebook, and one test file for the folder."""
+"""The reader's working files: for each exercise a Python file, the same as a notebook, and one test file for the folder."""
 
 import json
 from pathlib import Path
@@ -28,12 +28,12 @@ def test_exercise(path):
 
 
 def skeleton(exercise: Exercise) -> str:
-    """The exercise's module with the solution taken out."""
+    """The exercise's module with the solution removed."""
     return blank(exercise.source, exercise.name, exercise.task)
 
 
 def notebook(exercise: Exercise) -> dict:
-    """The skeleton as a notebook (nbformat 4.5): what comes before the function, the function, what comes after, and the check."""
+    """The skeleton as a notebook (nbformat 4.5): code before the function, the function, code after it, and the check."""
     before, function, after = parts(skeleton(exercise), exercise.name)
     name = holder(exercise.source, exercise.name)
     hints = "\n".join(f"<details><summary>Hint {i}</summary>{literal(hint)}</details>\n" for i, hint in enumerate(exercise.hints, 1))
@@ -62,9 +62,9 @@ def code(text: str) -> dict:
 
 
 def write(exercises: list[Exercise], directory: Path, force: bool = False) -> list[Path]:
-    """Write the files of some exercises into a folder, which is made if need be; the paths written.
+    """Write the files of some exercises into a folder, creating it if needed; returns the paths.
 
-    A file that is there already is a reader's work: ExerciseError, and nothing is written, unless `force`.
+    An existing file is a reader's work: raises ExerciseError and writes nothing, unless `force`.
     """
     texts = {}
     for exercise in exercises:

@@ -1,11 +1,11 @@
-"""Exercises inside a source file: a region between two comments, and the file with that region taken out.
+"""Exercises inside a source file: a region between two comments, and the file with that region removed.
 
     # exercise: matmul.naive
     ...                                 the solution
     # end exercise
 
-`blank` puts a hint and a NotImplementedError where the solution was and leaves every other character alone; `fill` puts the solution
-back. A skeleton is thus made from the package itself whenever somebody asks for it, and cannot differ from it.
+`blank` replaces the solution by a hint and a NotImplementedError and leaves every other character alone; `fill` puts the solution
+back. So a skeleton is made from the package itself on every request, and cannot differ from it.
 """
 
 import ast
@@ -17,12 +17,12 @@ from minllm.errors import ExerciseError
 
 START = re.compile(r"(?P<indent>\s*)# exercise: (?P<name>[a-z0-9_.]+)\n")
 END = re.compile(r"\s*# end exercise\n")
-LINE = 110  # characters of a hint
+LINE = 110  # characters per line of a hint
 
 
 @dataclass(frozen=True)
 class Region:
-    """Lines first to stop (counted from 0, the markers left out) of a text."""
+    """Lines first to stop (counted from 0, without the markers) of a text."""
 
     name: str
     first: int
@@ -31,7 +31,7 @@ class Region:
 
 
 def regions(text: str) -> dict[str, Region]:
-    """All exercises of a source text by name. Raises ExerciseError where markers do not pair."""
+    """All exercises of a source text by name. Raises ExerciseError if markers do not pair."""
     found, open_region = {}, None
     for number, line in enumerate(text.splitlines(keepends=True)):
         if start := START.fullmatch(line):
@@ -65,13 +65,13 @@ def solution(text: str, name: str) -> str:
 
 
 def fill(text: str, name: str, lines: str) -> str:
-    """The text with these lines in the exercise's place."""
+    """The text with these lines in place of the exercise."""
     found, all_lines = region(text, name), text.splitlines(keepends=True)
     return "".join([*all_lines[: found.first], lines, *all_lines[found.stop :]])
 
 
 def blank(text: str, name: str, task: str) -> str:
-    """The text with a hint and a NotImplementedError in the exercise's place."""
+    """The text with a hint and a NotImplementedError in place of the exercise."""
     indent = region(text, name).indent
     count = sum(1 for line in solution(text, name).splitlines() if line.strip() and not line.strip().startswith("#"))
     hint = f"FILL IN: about {count} {'lines' if count > 1 else 'line'}. {task}"
@@ -81,7 +81,7 @@ def blank(text: str, name: str, task: str) -> str:
 
 
 def holder(text: str, name: str) -> str:
-    """The top-level function or class that an exercise is a part of."""
+    """The top-level function or class that contains an exercise."""
     return statement_around(text, name).name
 
 
@@ -95,12 +95,12 @@ def statement_around(text: str, name: str) -> ast.stmt:
 
 
 def first_line(statement: ast.stmt) -> int:
-    """Where a statement begins, counted from 1, its decorators included."""
+    """The first line of a statement, counted from 1, including its decorators."""
     return min([statement.lineno, *(decorator.lineno for decorator in getattr(statement, "decorator_list", ()))])
 
 
 def parts(text: str, name: str) -> tuple[str, str, str]:
-    """(what comes before, the function with the exercise, what comes after): together, the text."""
+    """(text before, the function with the exercise, text after): together, the whole text."""
     statement, lines = statement_around(text, name), text.splitlines(keepends=True)
     first, stop = first_line(statement) - 1, max(statement.end_lineno, region(text, name).stop + 1)
     return "".join(lines[:first]), "".join(lines[first:stop]), "".join(lines[stop:])

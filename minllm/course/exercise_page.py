@@ -1,6 +1,6 @@
-"""A lesson's exercises on its page: the task, hints that stay closed until they are wanted, what the checks try, and the commands.
+"""A lesson's exercises on its page: the task, collapsed hints, what the checks try, and the commands.
 
-All of it comes from the exercises themselves, so that the page cannot differ from the checker.
+All of it is generated from the exercises themselves, so that the page cannot differ from the checker.
 """
 
 import re
@@ -13,7 +13,7 @@ CODE = re.compile(r"([A-Za-z_][\w.]*(?:\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\))|[A-
 
 
 class Exercises:
-    """The exercises of one lesson: shows itself as Markdown."""
+    """The exercises of one lesson; displays itself as Markdown."""
 
     def __init__(self, lesson: int, exercises: list[Exercise]):
         self.lesson, self.exercises = lesson, exercises
@@ -26,7 +26,7 @@ class Exercises:
 
 
 def show_exercises(lesson: int) -> Exercises:
-    """The exercises of `lesson`. Raises ExerciseError where it has none."""
+    """The exercises of `lesson`. Raises ExerciseError if it has none."""
     return Exercises(lesson, select(str(lesson)))
 
 
@@ -44,12 +44,12 @@ def exercise_markdown(exercise: Exercise) -> str:
 
 
 def lowered(title: str) -> str:
-    """A title within a line: its first letter small, unless that is a symbol or an abbreviation."""
+    """A title in mid-sentence: its first letter in lower case, unless it is a symbol or an abbreviation."""
     return title[0].lower() + title[1:] if title[1:2].islower() else title
 
 
 def literal(text: str) -> str:
-    """A text for comments and messages as Markdown: what stands between backticks is code, or looks like code; asterisks are asterisks."""
+    """A text for comments and messages as Markdown: code is text between backticks, or text that looks like code; asterisks are escaped."""
     parts = text.split("`")
     for i, part in enumerate(parts):
         if i % 2:
@@ -63,5 +63,5 @@ def literal(text: str) -> str:
 
 
 def closed(title: str, body: str, kind: str = "tip") -> str:
-    """A block that opens when it is clicked."""
+    """A block that opens on a click."""
     return f'??? {kind} "{title}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.splitlines())

@@ -3,7 +3,7 @@
 To add one:
 
 1. In the package's file, put `# exercise: STAGE.NAME` above and `# end exercise` below the lines that a reader is to write, both
-   indented as the first of them. The lines are part of one top-level function, and what remains without them still explains itself.
+   indented as the first of them. The lines must belong to one top-level function, and the rest of the file must make sense without them.
 2. In the module of minllm/course/checks that belongs to the stage (or a new one, named in LADDERS below), add an `Exercise` to EXERCISES:
    its lesson, the function that the checks call, the task in two or three sentences, hints, and its rungs from simple to hard. A rung is
    a function of the reader's entry; `mismatch.expect` compares arrays and takes suspects, the results of likely mistakes, by which
@@ -42,7 +42,7 @@ EXERCISES: tuple[Exercise, ...] = tuple(
 
 
 def find(name: str) -> Exercise:
-    """The exercise of this name, or ExerciseError."""
+    """The exercise of this name. Raises ExerciseError for an unknown one."""
     for exercise in EXERCISES:
         if exercise.name == name:
             return exercise
@@ -51,7 +51,7 @@ def find(name: str) -> Exercise:
 
 
 def select(lesson_or_name: str) -> list[Exercise]:
-    """The exercises of a lesson, given by its number, or the one of a name. Raises ExerciseError where there is none."""
+    """The exercises of a lesson, given by its number, or the one of this name. Raises ExerciseError for an unknown one."""
     if not lesson_or_name.isdigit():
         return [find(lesson_or_name)]
     found = [exercise for exercise in EXERCISES if exercise.lesson == int(lesson_or_name)]

@@ -1,4 +1,4 @@
-"""Where a lesson runs, and how long something took there."""
+"""The machine that a lesson runs on, and timing on it."""
 
 import os
 import platform
@@ -11,12 +11,12 @@ from minllm.runtime.device import is_available
 
 
 def has_gpu() -> bool:
-    """Whether kernels can run on a GPU here: a lesson then times them on it, and else simulates small shapes and shows the record."""
+    """Whether kernels can run on a GPU here; otherwise a lesson simulates small shapes and shows the record."""
     return is_available()
 
 
 def machine_line() -> str:
-    """What this machine is, for the caption of a figure that was measured on it."""
+    """A description of this machine, for captions of figures measured on it."""
     if has_gpu():
         from minllm.machine import driver
 
@@ -25,10 +25,10 @@ def machine_line() -> str:
 
 
 def kernel_seconds(*launches: Callable[[object], object]) -> float:
-    """The median seconds that a launch takes on the GPU, by the GPU's own clock: what the host needs to start it is left out.
+    """The median GPU time of a launch, in seconds, by the GPU's own clock, without the host's launch time.
 
-    Each of `launches` is called with a stream and starts kernels on it. Where there are several they take turns: with arrays of their own,
-    `sets_of_arrays` of them, no cache still holds what a kernel reads. Raises DeviceError without a GPU.
+    Each of `launches` is called with a stream and starts kernels on it. Several launches take turns: with their own arrays,
+    `sets_of_arrays` of them, no cache holds what a kernel reads. Raises DeviceError without a GPU.
     """
     from minllm.bench.timing import CudaClock, median_seconds
     from minllm.runtime.device import current_device
@@ -41,7 +41,7 @@ def kernel_seconds(*launches: Callable[[object], object]) -> float:
 
 
 def sets_of_arrays(nbytes: int) -> int:
-    """How many sets of arrays, of so many bytes together, the GPU's last-level cache cannot hold. Raises DeviceError without a GPU."""
+    """The number of sets of arrays, `nbytes` each, that exceed the GPU's L2 cache. Raises DeviceError without a GPU."""
     from minllm.bench.timing import input_sets
     from minllm.runtime.device import current_device
 
@@ -49,7 +49,7 @@ def sets_of_arrays(nbytes: int) -> int:
 
 
 def timed(function: Callable[[], object], repeats: int = 5) -> float:
-    """The median seconds of `repeats` calls after one to warm up, the host's time included. On a GPU each call is waited for."""
+    """The median seconds of `repeats` calls after a warm-up, including the host's time. On a GPU each call is waited for."""
     wait = _wait_for_gpu if has_gpu() else lambda: None
     function()
     wait()

@@ -1,4 +1,4 @@
-"""From a reader's file to a stage of the engine: `minllm generate --variant attention=FILE.py`."""
+"""Plug a reader's file into a stage of the engine: `minllm generate --variant attention=FILE.py`."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from minllm.ops.own_kernels import OwnKernel
 def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
     """The kernel of an exercise's file, for `kernel_variants={stage: own_kernel(stage, path)}`, once it passes its check.
 
-    name: the exercise, where the file's name and markers do not say.
+    name: the exercise, if the file's name and markers do not give it.
     Raises ExerciseError for a file that does not pass, or that belongs to another stage or to none.
     """
     text = read(path)

@@ -1,9 +1,9 @@
-"""What the reader expects before it is counted and measured, and how far off that was.
+"""A reader's predictions, compared with counts and measurements.
 
     guess = Prediction(bytes=17e6, flops=17e6, milliseconds=0.004)
     guess.against(bytes=cost.bytes, flops=cost.flops, milliseconds=measured)
 
-Guessing first, and being shown the difference, is what makes the number stick.
+Guessing first, and seeing the difference, makes the number stick.
 """
 
 from minllm.course.figures.scale import short
@@ -11,7 +11,7 @@ from minllm.errors import LessonError
 
 
 class Prediction:
-    """Named quantities, for example bytes, flops, milliseconds, tokens_per_second, limit="memory". None is "I do not know"."""
+    """Named quantities, for example bytes, flops, milliseconds, tokens_per_second, limit="memory". None means "I do not know"."""
 
     def __init__(self, **quantities: float | str | None):
         self.quantities = quantities
@@ -28,7 +28,7 @@ class Prediction:
 
 
 class Comparison:
-    """Rows of (quantity, predicted, actual); shows itself as a table."""
+    """Rows of (quantity, predicted, actual); displays itself as a table."""
 
     def __init__(self, title: str, rows: list[tuple[str, float | str | None, float | str]]):
         self.title, self.rows = title, rows
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def verdict(guess: float | str | None, actual: float | str) -> str:
-    """In words, how a guess compares: within 10 %, 2.3x too high, and so on."""
+    """The accuracy of a guess in words: within 10 %, 2.3x too high, and so on."""
     if guess is None:
         return "not predicted"
     if isinstance(guess, str) or isinstance(actual, str):

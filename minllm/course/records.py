@@ -1,6 +1,6 @@
-"""Recorded measurements: what lessons show where there is no GPU, always with the machine and the date that they are of.
+"""Recorded measurements, shown by lessons without a GPU, always with machine and date.
 
-The records are docs/results/*.json of the repository, which an installed package carries as minllm/data/results.
+The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results.
 """
 
 import functools
@@ -13,7 +13,7 @@ from minllm.errors import LessonError
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of a record, and where it was measured. `limit` and `peer_value` are in `unit` too; None where there was none."""
+    """One row of a record, and where it was measured. `limit` and `peer_value` are also in `unit`, or None."""
 
     benchmark: str
     case: str
@@ -46,7 +46,7 @@ def load_record(name: str = "h200") -> dict:
 def recorded(benchmark: str, case: str = "", variant: str | None = None, record: str = "h200") -> list[Measurement]:
     """The rows of `benchmark` whose case contains `case`, of one variant or of all, in the record's order.
 
-    Raises LessonError where there is none: a lesson must not lose a figure without anyone noticing.
+    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed.
     """
     whole = load_record(record)
     found = [
@@ -64,5 +64,5 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
 
 
 def date_of(row: dict, whole: dict) -> str:
-    """The day on which a row was measured: the record's, unless the row says that it is of an earlier run."""
+    """The date of a row's measurement: the record's, unless the row names an earlier run."""
     return row["earlier"].partition(",")[0] if row.get("earlier") else whole["date"]

@@ -1,9 +1,9 @@
-"""The package's own source on a lesson's page: never a copy, so that what is explained is what runs.
+"""The package's own source on a lesson's page, never a copy, so that the lesson explains the code that runs.
 
     show_source(gemv_kernel)
     show_source(gemv_kernel, notes={"load_128_streaming": "A weight is used once, so it need not stay in L1."})
 
-A note is hung on the first line that holds its text, as a numbered annotation; where the text is no longer there, the lesson fails.
+A note becomes a numbered annotation on the first line that contains its text; if there is no such line, the lesson fails.
 """
 
 import ast
@@ -22,7 +22,7 @@ EXERCISE_MARKER = re.compile(r"^\s*# (?:end )?exercise\b.*\n", re.MULTILINE)
 
 
 class Source:
-    """A piece of a file: shows itself as a highlighted block with its place, and with notes below."""
+    """A piece of a file: displays itself as a highlighted block with its location, and with notes below."""
 
     def __init__(self, path: str, first_line: int, last_line: int, text: str, notes: Mapping[str, str]):
         self.path, self.first_line, self.last_line, self.text = path, first_line, last_line, text
@@ -39,9 +39,9 @@ class Source:
 
 
 def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool = True, part: str = "") -> Source:
-    """The source of a function, class, kernel or kernel factory of this package; `docstring=False` leaves its docstring out.
+    """The source of a function, class, kernel or kernel factory of this package; `docstring=False` omits its docstring.
 
-    part: the name of a function inside it, where only that is wanted.
+    part: the name of an inner function, to show only that.
     """
     function = plain_function(subject)
     try:
@@ -52,12 +52,12 @@ def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool
     if part:
         lines, first_line = lines_of_part(lines, first_line, part)
     text = EXERCISE_MARKER.sub("", textwrap.dedent("".join(lines))).rstrip()
-    last_line = first_line + len(lines) - 1  # in the file, where markers and docstring stand too
+    last_line = first_line + len(lines) - 1  # in the file, including markers and docstring
     return Source(path, first_line, last_line, text if docstring else without_docstring(text), notes or {})
 
 
 def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[str], int]:
-    """(the lines of the function called `part` among these, its decorators included, the number of the first)."""
+    """(the lines of the function called `part` among these, including its decorators, the number of the first)."""
     (whole,) = ast.parse(textwrap.dedent("".join(lines))).body
     for node in ast.walk(whole):
         if node is not whole and isinstance(node, ast.FunctionDef) and node.name == part:
@@ -67,7 +67,7 @@ def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[st
 
 
 def show_docstring(module: ModuleType) -> Source:
-    """A module's docstring, which is where a kernel's equation, bytes and operations stand."""
+    """A module's docstring, which holds a kernel's equation, bytes and FLOPs."""
     path = Path(module.__file__).resolve().relative_to(ROOT.resolve()).as_posix()
     text = inspect.getsource(module)
     node = ast.parse(text).body[0]
@@ -75,13 +75,13 @@ def show_docstring(module: ModuleType) -> Source:
 
 
 def plain_function(subject):
-    """What a kernel, a cached factory or a device function wraps."""
+    """The Python function inside a kernel, a cached factory or a device function."""
     subject = inspect.unwrap(subject)
     return getattr(subject, "py_func", None) or subject
 
 
 def without_docstring(text: str) -> str:
-    """A function's or class's source less its docstring."""
+    """A function's or class's source without its docstring."""
     first = ast.parse(text).body[0].body[0]
     if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)):
         return text
@@ -90,7 +90,7 @@ def without_docstring(text: str) -> str:
 
 
 def annotate(text: str, notes: Mapping[str, str]) -> tuple[str, list[str]]:
-    """(the code with `# (1)!` on the first line that holds each note's text, the notes in the order of their lines)."""
+    """(the code with `# (1)!` on the first line that contains each note's text, the notes in the order of their lines)."""
     lines = text.splitlines()
     places = {}
     for wanted, note in notes.items():

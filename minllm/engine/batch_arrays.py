@@ -1,7 +1,7 @@
-"""From sequences to the arrays of a forward pass: a flattened batch of T tokens, all int32 (the words are vLLM's).
+"""Build the arrays of a forward pass from sequences: a flattened batch of T tokens, all int32 (the names are vLLM's).
 
 A chunk of prompts and a decode step are the same arrays with other numbers. Prompts longer than `max_num_batched_tokens`, or more
-prompts than fit it, are computed in several chunks, each seeing the keys and values that the chunks before it left in the cache.
+prompts than fit it, are computed in several chunks; each sees the keys and values that earlier chunks left in the cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,25 +15,27 @@ from minllm.ops.protocol import Batch
 
 @dataclass(frozen=True)
 class Span:
-    """New tokens of one sequence: `token_ids` at the positions from `start` on, in the cache blocks of `block_table`."""
+    """New tokens of one sequence: `token_ids` at positions from `start` on, in the cache blocks of `block_table`."""
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
-    ring: int = 0  # of the sequence's newest tokens, where the cache has a residual window
+    ring: int = 0  # number of the ring that holds the sequence's newest tokens, if the cache has a residual window
 
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Some prompt tokens of some sequences; those in `completed` (indices into the prompts) have their last prompt token here."""
+    """Some prompt tokens of some sequences; for those in `completed` (indices into the prompts) the last prompt token is here."""
 
     batch: Batch
     completed: list[int]
 
 
 def padded_block_tables(tables: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
-    """Block tables side by side, int32 [B, max_blocks], at least `width` wide; the padding is block 0, which is never read:
-    context_lens ends before it."""
+    """Stack block tables: int32 [B, max_blocks], at least `width` wide.
+
+    The padding is block 0, which is never read: context_lens ends before it.
+    """
     padded = np.zeros((len(tables), max(width, *map(len, tables))), np.int32)
     for row, table in enumerate(tables):
         padded[row, : len(table)] = table
@@ -41,12 +43,12 @@ def padded_block_tables(tables: Sequence[Sequence[int]], width: int = 1) -> np.n
 
 
 def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
-    """Where the keys and values of the given positions of one sequence lie in the cache: block * block_size + offset."""
+    """Cache slots of the given positions of one sequence: block * block_size + offset."""
     return block_table[positions // block_size] * block_size + positions % block_size
 
 
 def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
-    """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's."""
+    """The arrays, on the host, for the new tokens of B sequences. residual_window: that of the cache."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
     positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
@@ -76,14 +78,14 @@ def prefill_chunks(
     served_by: Sequence[int],
     residual_window: int = 0,
 ) -> Iterator[PrefillChunk]:
-    """Cuts the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row asks for logits.
+    """Split the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row needs logits.
 
-    The first `cached[i]` tokens of prompt i, fewer than all, are in the cache and are not computed. A prompt may count on tokens of
-    those before it: their keys and values are written by an earlier chunk, or earlier in each layer of the same.
-    `served_by[i]` is i, or an equal prompt before it that is computed for both: then the logits of its last row are asked for again.
+    The first `cached[i]` tokens of prompt i, fewer than all, are in the cache and are not computed. A prompt may rely on tokens of
+    earlier prompts: their keys and values are written by an earlier chunk, or earlier in each layer of the same chunk.
+    `served_by[i]` is i, or an equal earlier prompt that is computed for both: then the logits of its last row are used twice.
 
-    residual_window: the cache's; prompt i has ring i.
-    A chunk that completes no prompt asks for the logits of its last row, so that no array is ever empty; nobody reads them.
+    residual_window: that of the cache; prompt i has ring i.
+    A chunk that completes no prompt computes the logits of its last row, which are not used, so that no array is ever empty.
     """
     spans: list[Span] = []
     completed: list[int] = []
@@ -113,7 +115,7 @@ def decode_batch(
 ) -> Batch:  # fmt: skip
     """The arrays, on the host, for one new token of each of B sequences: token_ids, positions int32 [B], block_tables [B, max_blocks].
 
-    rings: int32 [B], which ring is whose, where the cache has a residual_window.
+    rings: int32 [B], the ring of each sequence if the cache has a residual_window.
     """
     count = len(token_ids)
     rows = np.arange(count + 1, dtype=np.int32)
@@ -135,7 +137,7 @@ def decode_batch(
 
 
 def to_backend(batch: Batch, ops) -> Batch:
-    """The same batch with its arrays in the backend's memory."""
+    """The batch with its arrays in the backend's memory."""
     names = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
     recent = None if batch.recent is None else replace(batch.recent, **{n: ops.array(a) for n, a in batch.recent.arrays().items()})
     return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in names})

@@ -1,4 +1,4 @@
-"""Whether this model, this machine and these options go with the KV cache that was asked for, and the shape of that cache."""
+"""Check the requested KV cache against model, machine and options, and compute its shape."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def cache_shape(
 
 
 def check_shape(device: str, shape: CacheShape) -> None:
-    """Raises UnsupportedModelError or InvalidOptionError if kernels do not take heads or blocks of this size; NumPy takes any."""
+    """Raise UnsupportedModelError or InvalidOptionError if kernels do not support heads or blocks of this size; NumPy supports any."""
     if device == "cpu":
         return
     if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
@@ -43,7 +43,7 @@ def check_shape(device: str, shape: CacheShape) -> None:
 
 
 def check_cache_dtype(device: str, dtype: str, options: EngineOptions) -> None:
-    """Raises InvalidOptionError if this machine, this dtype or the attention in kernel_variants does not fit the chosen cache."""
+    """Raise InvalidOptionError if device, dtype or the attention variant in kernel_variants does not support the requested cache."""
     wanted, attention = options.kv_cache_dtype, (options.kernel_variants or {}).get("attention")
     reads_codes = attention in VARIANTS.names(QUANTIZED)
     if wanted == "auto":

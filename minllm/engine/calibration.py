@@ -1,19 +1,20 @@
-"""What a quantised cache has to know of a model before its first token: seen on a fixed text while the engine loads.
+"""Calibrate a quantised cache for a model on a fixed text, while the engine loads.
 
     mean, deviation  of k over the text's tokens                for each layer, KV head and component
-    factor           1 / deviation ** SHARE, those of a head around 1
-    scale            HEADROOM * max |x| / largest fp8 number    for each layer and KV head, of keys and of values; for fp8 only
+    factor           1 / deviation ** SHARE, normalised to around 1 within a head
+    scale            HEADROOM * max |x| / largest fp8 number    for each layer and KV head, for keys and for values; for fp8 only
 
-Keys have components that are large and nearly the same in every token, those that RoPE turns slowly above all. They eat up the range that
-the codes have to cover, and say nothing: q . (k - mean) is q . k less a number that all keys of a row share, and softmax does not see
-it. So keys are cached without their mean, and nothing has to be added when they are read (SageAttention's smoothing of K, with a mean
-that is fixed so that cached tokens never change). Positions matter: as many tokens are looked at as one window of the model's use.
-Components that vary much set the step of their whole group; multiplied by a factor they leave finer steps to the others, and the query is
-divided by it (SmoothQuant's idea, in QServe's place for it). All of it is done where keys are written: kernels that read do not know.
+Some key components are large and nearly the same in every token, above all those that RoPE rotates slowly. They widen the range that
+the codes have to cover without carrying information: q . (k - mean) is q . k minus a number that all keys of a row share, and softmax
+cancels it. So keys are cached without their mean, and nothing has to be added when they are read (SageAttention's smoothing of K, with a
+fixed mean so that cached tokens never change). Positions matter: the text has as many tokens as one window of the model's use.
+Components with a large deviation set the step of their whole group; a factor scales them down, which leaves finer steps to the others, and
+the query is divided by the factor (SmoothQuant's idea, applied where QServe does). All of this happens where keys are written: kernels that
+read the cache are unaffected.
 
 An fp8 number has the same relative error over many powers of two, so a scale need not be exact: it must only keep everything below the
-format's largest number, with room for other texts, and well above its smallest. A fixed text rather than the first prompt (vLLM's
-calculate_kv_scales) makes one model give one answer to one question, whoever asked before.
+format's largest number, with room for other texts, and well above its smallest. A fixed text, rather than the first prompt (vLLM's
+calculate_kv_scales), makes answers independent of earlier requests.
 
 Sources: Zhang et al. 2024, "SageAttention", section 4.2; Lin et al. 2024, "QServe", section 4.2; Micikevicius et al. 2022, "FP8 Formats
 for Deep Learning", section 3.
@@ -32,22 +33,24 @@ from minllm.kernels.quantization.reference import FLOAT8
 from minllm.models import rope, safetensors_file
 from minllm.models.decoder import forward
 
-HEADROOM = 2.0  # what is twice as large as anything in the text still fits
+HEADROOM = 2.0  # numbers twice as large as any in the text still fit
 TOKENS = 1024
-SHARE = 0.3  # 0 leaves components as they are, 1 makes them all vary alike; of 0, 0.3 and 0.5 the best for int4
+SHARE = 0.3  # 0 leaves components unchanged, 1 gives all the same deviation; 0.3 is the best for int4 of 0, 0.3 and 0.5
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """smoothing: float32 [layers, 3, kv_heads, head_dim], mean, factor and 1 / factor. scales: float32 [layers, 2, kv_heads], of fp8."""
+    """smoothing: float32 [layers, 3, kv_heads, head_dim]: mean, factor and 1 / factor. scales: float32 [layers, 2, kv_heads], for fp8."""
 
     smoothing: np.ndarray
     scales: np.ndarray | None
 
 
 def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Calibration | None:
-    """The Calibration of a cache of this shape for this model, which takes at most `max_tokens`; None where nothing is quantised, or keys
-    are by channel, each of which finds its own zero and scale in every group."""
+    """The Calibration of a cache of this shape for a model that supports `max_tokens`.
+
+    None if nothing is quantised, or if keys are by channel, where each group has its own zero and scale.
+    """
     if shape.format is None or shape.format.keys_by_channel:
         return None
     keys, values = cached_numbers(ops, model, shape, calibration_tokens(tokenizer, model.config.vocab_size, max_tokens))
@@ -56,28 +59,28 @@ def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Cali
         return Calibration(smoothing, None)
     smoothed = (keys - smoothing[:, None, 0]) * smoothing[:, None, 1]
     largest = np.stack([np.abs(x).max(axis=(1, 3)) for x in (smoothed, values)], axis=1)  # [layers, 2, kv_heads]
-    largest[largest == 0] = 1  # a head that says nothing takes any scale
+    largest[largest == 0] = 1  # a head of only zeros works with any scale
     scales = HEADROOM * largest / float(ml_dtypes.finfo(FLOAT8[shape.format.name]).max)
     return Calibration(smoothing, scales.astype(np.float32))
 
 
 def smoothing_of(keys: np.ndarray) -> np.ndarray:
-    """float32 [layers, 3, kv_heads, head_dim] from keys [layers, tokens, kv_heads, head_dim]: mean, factor, and what undoes the factor."""
+    """float32 [layers, 3, kv_heads, head_dim] from keys [layers, tokens, kv_heads, head_dim]: mean, factor and 1 / factor."""
     mean, deviation = keys.mean(axis=1), keys.std(axis=1)
-    deviation = np.maximum(deviation, 1e-3 * deviation.max(axis=-1, keepdims=True) + 1e-6)  # what never varies is not blown up
+    deviation = np.maximum(deviation, 1e-3 * deviation.max(axis=-1, keepdims=True) + 1e-6)  # a floor for constant components
     logarithm = SHARE * np.log(deviation)
     logarithm -= logarithm.mean(axis=-1, keepdims=True)
     return np.stack([mean, np.exp(-logarithm), np.exp(logarithm)], axis=1).astype(np.float32)
 
 
 def calibration_tokens(tokenizer, vocab_size: int, max_tokens: int) -> list[int]:
-    """Some English and code that every installation has: minllm's own. Ids beyond the vocabulary are folded into it."""
+    """Some English and code that every installation has: minllm's own source. Ids beyond the vocabulary are folded into it."""
     text = inspect.getsource(rope) + inspect.getsource(safetensors_file)
     return [token % vocab_size for token in tokenizer.encode(text)[: min(TOKENS, max_tokens)]]
 
 
 def cached_numbers(ops, model, shape: CacheShape, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of a text as a plain cache holds them: float32 [layers, tokens, kv_heads, head_dim] each."""
+    """Keys and values of a text as a plain cache holds them, float32 [layers, tokens, kv_heads, head_dim] each."""
     tokens, block_size = len(token_ids), min(shape.block_size, TOKENS)
     blocks = blocks_needed(tokens, block_size)
     plain = KVCache(ops, CacheShape(shape.num_layers, block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)

@@ -1,4 +1,4 @@
-"""From the sequences of a request, one for each completion of its prompt, to the RequestOutput that users see."""
+"""Build the RequestOutput that users see from the sequences of a request, one per completion."""
 
 from collections.abc import Sequence as Many
 
@@ -7,7 +7,7 @@ from minllm.engine.sequence import Sequence
 
 
 def output_of(sequences: Many[Sequence]) -> RequestOutput:
-    """A request as it stands; its sequences in the order of their completions."""
+    """The output of a request so far; its sequences in the order of their completions."""
     first = sequences[0]
     return RequestOutput(
         request_id=first.request_id,
@@ -21,7 +21,7 @@ def output_of(sequences: Many[Sequence]) -> RequestOutput:
 
 
 def completion_of(sequence: Sequence) -> CompletionOutput:
-    """One completion as it stands."""
+    """One completion so far."""
     wants_logprobs = sequence.params.logprobs is not None
     return CompletionOutput(
         index=sequence.index,

@@ -1,7 +1,7 @@
 """The model runner of a GPU: prompts kernel by kernel, decode steps as replays of a CUDA graph, one step ahead of the host.
 
-While the host reads the tokens of step n, decides what has ended and turns ids into text, the GPU already computes step n + 1. A
-sequence that ends is therefore computed one step too far at most; its surplus token is dropped.
+While the host reads the tokens of step n, decides which sequences have ended and turns ids into text, the GPU already computes step n + 1.
+A sequence that ends is therefore computed at most one step too far; its surplus token is dropped.
 """
 
 from collections import OrderedDict
@@ -16,31 +16,31 @@ from minllm.engine.model_runner import ModelRunner
 from minllm.engine.sequence import Sequence
 from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities
 
-GRAPHS_KEPT = 8  # batch shapes
-CONTEXT_STEP = 256  # tokens: block tables are widened to multiples of this, so that batches share graphs
+GRAPHS_KEPT = 8  # number of batch shapes whose graphs are kept
+CONTEXT_STEP = 256  # tokens; block tables are widened to multiples of this, so that batches share graphs
 
 
 class PendingStep:
-    """A step on its way back from the GPU; reading it waits. Same interface as model_runner.Step."""
+    """A step whose results are being copied from the GPU; reading it waits. Same interface as model_runner.Step."""
 
     def __init__(self, event, reader: "Reader", top: int | None, rows: np.ndarray, places: np.ndarray, total: int):
-        """rows: which of the computed rows count; places: which sequence of the batch of `total` each of them is."""
+        """rows: indices of the computed rows that count; places: the sequence of each, among the `total` of the batch."""
         self._event, self._tokens, self._logits, self._top = event, reader.tokens, reader.logits, top
         self._rows, self._places, self._total = rows, places, total
         self._logprobs: LogProbabilities | None = None
 
     def token_ids(self) -> np.ndarray:
-        """The new tokens, int32 [total]; -1 where a sequence is retired."""
+        """The new tokens, int32 [total]; -1 for retired sequences."""
         self.wait()
         return self._tokens
 
     def log_probabilities(self) -> LogProbabilities | None:
-        """Of the new tokens and the likeliest ones, arrays of `total` rows; None when no sequence of the batch asked for them."""
+        """Log-probabilities of the new and the likeliest tokens, `total` rows; None if no sequence of the batch requested them."""
         self.wait()
         return self._logprobs
 
     def wait(self) -> None:
-        """Wait for the step and take its results out of the shared host arrays."""
+        """Wait for the step and copy its results out of the shared host arrays."""
         if self._event is None:
             return
         self._event.sync()
@@ -58,7 +58,7 @@ class PendingStep:
 
 
 class CudaGraphRunner(ModelRunner):
-    """Computes static batches like ModelRunner, working one step ahead. `machine` is what tests replace."""
+    """Computes static batches like ModelRunner, one step ahead of the host. Tests replace `machine`."""
 
     steps_ahead = 1
 
@@ -70,29 +70,29 @@ class CudaGraphRunner(ModelRunner):
         self._decode: DecodeGraph | None = None
 
     def start(self, sequences: Many[Sequence]) -> None:
-        """Takes a batch; see ModelRunner."""
+        """Take a batch; see ModelRunner."""
         super().start(sequences)
         self._block_tables = self._widened(self._block_tables)
         self._decode = None
 
     def decode_step(self) -> PendingStep:
-        """Launches the next step of every sequence that is not retired; returns at once."""
+        """Launch the next step of every sequence that is not retired; returns at once."""
         if self._decode is None:
             self._decode = self._begin_decoding()
         tokens, logits = self._decode.step()
         reader = self._decode.readers[0]
         self._decode.readers.rotate(-1)
         if reader.pending is not None:
-            reader.pending.wait()  # its host arrays are about to be used again
+            reader.pending.wait()  # its host arrays are about to be reused
         if reader.logits is not None:
             self._machine.read_later(logits, reader.logits)
-        event = self._machine.read_later(tokens, reader.tokens)  # the later copy: its event stands for both
+        event = self._machine.read_later(tokens, reader.tokens)  # the last copy: its event covers both
         rows = np.searchsorted(self._decode_rows, self._active)
         reader.pending = PendingStep(event, reader, self._top, rows, self._active, len(self._sequences))
         return reader.pending
 
     def retire(self, rows: Many[int]) -> None:
-        """Stops computing the sequences with these indices into the batch, from the step after the one in flight."""
+        """Stop computing the sequences with these indices into the batch, from the step after the one in flight."""
         if self._decode is None:
             super().retire(rows)
             return
@@ -107,7 +107,7 @@ class CudaGraphRunner(ModelRunner):
             self._decode.update_block_tables(self._block_tables[self._decode_rows])
 
     def finish(self) -> None:
-        """Forgets the batch, whether it ran to its end or not; graphs are kept."""
+        """Drop the batch, whether it is complete or not; graphs are kept."""
         super().finish()
         self._decode = None
 
@@ -141,7 +141,7 @@ class CudaGraphRunner(ModelRunner):
 
 
 class Reader:
-    """Page-locked host arrays that one step at a time is read into, and the step that uses them."""
+    """Page-locked host arrays that one step at a time is copied into, and the step that uses them."""
 
     def __init__(self, machine, rows: int, vocab: int, reads_logits: bool):
         self.tokens = machine.pinned((rows,), np.int32)

@@ -1,7 +1,7 @@
-"""Runs the model on a static batch: prefill once, then a token a step for every sequence.
+"""Runs the model on a static batch: one prefill, then one token per step for every sequence.
 
-The runner knows arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This
-one works on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and may be asked for
+The runner handles arrays, not texts: the engine reads each step's tokens, decides which sequences have ended, and retires them. This
+runner works on any `Ops`, one operation after the other. A runner that replays a CUDA graph has the same interface, and can compute
 step n + 1 before step n is read.
 """
 
@@ -21,7 +21,7 @@ from minllm.models.decoder import forward
 
 @dataclass(frozen=True)
 class Step:
-    """One token for each of the B sequences that `start` was given, in that order.
+    """One token for each of the B sequences passed to `start`, in that order.
 
     A runner that works ahead returns its own class with these two methods, which wait for the device.
     """
@@ -30,16 +30,16 @@ class Step:
     logprobs: LogProbabilities | None
 
     def token_ids(self) -> np.ndarray:
-        """The new tokens, int32 [B]; -1 where a sequence is retired."""
+        """The new tokens, int32 [B]; -1 for retired sequences."""
         return self.tokens
 
     def log_probabilities(self) -> LogProbabilities | None:
-        """Of the new tokens and the likeliest ones, arrays of B rows; None when no sequence of the batch asked for them."""
+        """Log-probabilities of the new and the likeliest tokens, B rows; None if no sequence of the batch requested them."""
         return self.logprobs
 
 
 class ModelRunner:
-    """Computes static batches, one at a time: start, prefill, decode_step as often as wanted with retire between, finish.
+    """Computes static batches, one at a time: start, prefill, any number of decode_step with retire between, finish.
 
     `steps_ahead` is how many steps may be launched before the first of them is read; a retirement then takes effect that much later,
     so a sequence may be computed that many steps beyond its end (its tokens are dropped; its block table has room for them).
@@ -55,7 +55,7 @@ class ModelRunner:
         self._sequences: list[Sequence] = []
 
     def start(self, sequences: Many[Sequence]) -> None:
-        """Takes a batch: sequences with prompts, parameters and block tables that hold their prompts."""
+        """Take a batch: sequences with prompts, parameters, and block tables with room for their prompts."""
         self._sequences = list(sequences)
         self._sampling = self.sampling_tensors(self._sequences)
         self._top = max((s.params.logprobs for s in self._sequences if s.params.logprobs is not None), default=None)
@@ -63,10 +63,10 @@ class ModelRunner:
         widest = max(blocks_needed(s.num_reserved_tokens, self.cache.block_size) for s in self._sequences)
         self._block_tables = padded_block_tables([s.block_table for s in self._sequences], widest)
         self._token_ids = np.full(len(self._sequences), -1, np.int32)  # the newest token of each
-        self._positions = np.array([len(s.prompt_token_ids) for s in self._sequences], np.int32)  # where the newest token belongs
+        self._positions = np.array([len(s.prompt_token_ids) for s in self._sequences], np.int32)  # position of the newest token
 
     def sampling_tensors(self, sequences: Many[Sequence]) -> SamplingTensors:
-        """The sampling parameters of the sequences as host arrays, a row each."""
+        """The sampling parameters of the sequences as host arrays, one row per sequence."""
         return build_sampling_tensors(
             [s.params for s in sequences],
             self.model.config.vocab_size,
@@ -75,7 +75,7 @@ class ModelRunner:
         )
 
     def prefill(self) -> Step:
-        """Computes all prompts but for what is cached of them, in chunks, and the first token of every sequence."""
+        """Compute the uncached part of all prompts, in chunks, and the first token of every sequence."""
         tokens = np.empty(len(self._sequences), np.int32)
         logprobs = []
         prompts, tables = [s.prompt_token_ids for s in self._sequences], [s.block_table for s in self._sequences]
@@ -95,17 +95,17 @@ class ModelRunner:
         return self._advance(tokens, None if self._top is None else LogProbabilities(*map(np.concatenate, zip(*logprobs, strict=True))))
 
     def block_tables_changed(self, rows: Many[int]) -> None:
-        """Reads the block tables of the sequences with these indices into the batch again, for the steps launched from now on."""
+        """Read the block tables of the sequences with these indices into the batch again, for the steps launched from now on."""
         for row in rows:
             table = self._sequences[row].block_table
             self._block_tables[row, : len(table)] = table
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copies blocks of the cache, (source, destination) one after the other, before the steps launched from now on."""
+        """Copy blocks of the cache, (source, destination) one after the other, before the steps launched from now on."""
         self.cache.copy_blocks(self.ops, copies)
 
     def decode_step(self) -> Step:
-        """Computes the next token of every sequence that is not retired."""
+        """Compute the next token of every sequence that is not retired."""
         active = self._active
         arrays = (self._token_ids[active], self._positions[active], self._block_tables[active])
         batch = decode_batch(*arrays, self.cache.block_size, active, self.cache.shape.residual_window)
@@ -115,12 +115,12 @@ class ModelRunner:
         return self._advance(tokens, logprobs)
 
     def retire(self, rows: Many[int]) -> None:
-        """Stops computing the sequences with these indices into the batch."""
+        """Stop computing the sequences with these indices into the batch."""
         keep = ~np.isin(self._active, rows)
         self._active, self._sampling = self._active[keep], rows_of(self._sampling, np.flatnonzero(keep))
 
     def finish(self) -> None:
-        """Forgets the batch, whether it ran to its end or not."""
+        """Drop the batch, whether it is complete or not."""
         self._sequences, self._sampling = [], None
 
     def _sample(self, logits, sampling: SamplingTensors) -> tuple[np.ndarray, LogProbabilities | None]:
@@ -128,7 +128,7 @@ class ModelRunner:
         return tokens, None if self._top is None else log_probabilities(self.ops.to_host(logits), tokens, self._top)
 
     def _advance(self, tokens: np.ndarray, logprobs: LogProbabilities | None) -> Step:
-        """Notes the new tokens of the active sequences, and spreads them over the rows of the whole batch."""
+        """Record the new tokens of the active sequences, and scatter them to the rows of the whole batch."""
         self._token_ids[self._active] = tokens
         self._sampling.advance(tokens)
         if len(self._active) == len(self._sequences):
@@ -144,5 +144,5 @@ class ModelRunner:
 
 
 def rows_of(sampling: SamplingTensors, rows: np.ndarray) -> SamplingTensors:
-    """Some rows of sampling tensors on the host, copied."""
+    """A copy of some rows of sampling tensors on the host."""
     return replace(sampling, **{name: array[rows] for name, array in sampling.arrays().items()})

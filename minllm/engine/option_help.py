@@ -1,4 +1,4 @@
-"""How LLM(**options) shows the options that it takes, although engine/options.py alone names them."""
+"""Documentation of LLM(**options), generated from the options that engine/options.py defines."""
 
 import ast
 import difflib
@@ -10,7 +10,7 @@ from minllm.errors import InvalidOptionError
 
 
 def check_names(given: dict[str, Any]) -> None:
-    """Raises InvalidOptionError for a name that is not an option's, and says which name is nearest."""
+    """Raise InvalidOptionError for an unknown option name, with the nearest known one."""
     names = list(inspect.signature(EngineOptions).parameters)
     for name in given:
         if name not in names:
@@ -20,7 +20,7 @@ def check_names(given: dict[str, Any]) -> None:
 
 
 def meanings() -> dict[str, str]:
-    """{option: what it means}, the texts under EngineOptions' fields; empty if its source cannot be read."""
+    """{option: meaning}, the texts under EngineOptions' fields; empty if its source cannot be read."""
     try:
         body = ast.parse(inspect.getsource(EngineOptions)).body[0].body
     except OSError:
@@ -30,7 +30,7 @@ def meanings() -> dict[str, str]:
 
 
 def shows_options(llm: type) -> type:
-    """Decorates LLM: its signature and its docstring, and so help(LLM), show every option with type, default and meaning."""
+    """Decorate LLM: its signature and docstring, and so help(LLM), show every option with type, default and meaning."""
     options = dict(inspect.signature(EngineOptions).parameters)
     model = options.pop("model").replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [p for p in inspect.signature(llm).parameters.values() if p.name not in ("model", "options")]

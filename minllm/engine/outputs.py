@@ -1,4 +1,4 @@
-"""What `LLM.generate` returns: vLLM's names, so that code written for one reads the other."""
+"""The results of `LLM.generate`, with vLLM's names, so that code written for one reads the other."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,10 +19,10 @@ class Logprob:
 class CompletionOutput:
     """One completion of a prompt.
 
-    `token_ids` holds all generated tokens, one that ended the text included; `text` leaves that one out unless it was asked for.
-    `logprobs` has a dictionary for each token, from token id to Logprob: the chosen token and the likeliest ones, likeliest first.
-    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string came) or "length" (max_tokens or the model's context is
-    full), None while it runs. `stop_reason` is the stop string or the stop id, None for the model's own end of sequence.
+    `token_ids` holds all generated tokens, including one that ended the text; `text` omits that one unless it was requested.
+    `logprobs` has one dictionary per token, from token id to Logprob: the chosen token and the likeliest ones, likeliest first.
+    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string was generated) or "length" (max_tokens or the model's
+    context is full), None while the request runs. `stop_reason` is the stop string or stop id, None for the model's own end of sequence.
     """
 
     index: int
@@ -36,10 +36,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """How long a request took, with all its completions.
+    """The latency of a request, over all its completions.
 
-    time_to_first_token: seconds from the call to this request's first token, waiting for other requests included.
-    decode_tokens_per_second: generated tokens after the first, over the seconds between the first and the last; None for one token.
+    time_to_first_token (TTFT): seconds from the call to this request's first token, including the wait for other requests.
+    decode_tokens_per_second: generated tokens after the first, over the seconds between the first and the last; None for one token. Its
+    inverse is the time per output token (TPOT).
     """
 
     prompt_tokens: int
@@ -51,7 +52,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and its completions. `num_cached_tokens` of the prompt were in the cache already, from a prompt of the same cache_salt."""
+    """A request and its completions. num_cached_tokens: prompt tokens found in the prefix cache, from a prompt of the same cache_salt."""
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids

@@ -1,14 +1,17 @@
-"""Progress of what takes seconds before the first token, as bars on standard error."""
+"""Progress of long tasks before the first token, as bars on standard error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Progress = Callable[[str, int, int], None]  # (what is being done, how much is done, how much there is)
+Progress = Callable[[str, int, int], None]  # (task, amount done, total amount)
 
 
 @contextmanager
 def progress_bars(progress: bool | Progress) -> Iterator[Progress | None]:
-    """What to report to inside the `with`: None for False, the caller's own function, or for True a bar for each task, gone at the end."""
+    """The callback to report to inside the `with`.
+
+    None for False, the caller's own function, or for True one bar per task, erased at the end.
+    """
     if not isinstance(progress, bool):
         yield progress
         return

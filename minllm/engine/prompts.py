@@ -1,4 +1,4 @@
-"""Prompts as users give them, checked and turned into token ids before anything is computed."""
+"""Check users' prompts and convert them to token ids before anything is computed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,14 +15,14 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A prompt's text, None if it came as ids, and its token ids."""
+    """A prompt's text (None if it was given as ids) and its token ids."""
 
     text: str | None
     token_ids: list[int]
 
 
 def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt (a text, or a list with a number in it) rather than a list of prompts."""
+    """Whether this is one prompt (a text, or a list that contains a number) rather than a list of prompts."""
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
     if isinstance(prompts, list | tuple):
@@ -31,10 +31,10 @@ def is_single(prompts: Any) -> bool:
 
 
 def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> list[PromptTokens]:
-    """One prompt or a list of them, each a text or a list of token ids, as token ids.
+    """Convert one prompt or a list of them, each a text or a list of token ids, to token ids.
 
-    InvalidRequestError for what is neither, for an empty prompt, for ids outside the vocabulary, and for a prompt that leaves no room for
-    a new token within `max_model_len`.
+    Raises InvalidRequestError for other types, for an empty prompt, for ids outside the vocabulary, and for a prompt that leaves no room
+    for a new token within `max_model_len`.
     """
     many = [prompts] if is_single(prompts) else prompts
     if not isinstance(many, list | tuple | np.ndarray):
@@ -50,7 +50,7 @@ def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: 
 
 @contextmanager
 def naming_the_prompt(index: int, count: int) -> Iterator[None]:
-    """An InvalidRequestError from within says which of the call's prompts it is about, where there are several."""
+    """Add the prompt's index to an InvalidRequestError raised inside, if the call has several prompts."""
     try:
         yield
     except InvalidRequestError as error:
@@ -75,7 +75,7 @@ def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max
 
 
 def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
-    """A list of ints from 0 to vocab_size - 1, at least one; InvalidRequestError otherwise."""
+    """A list of at least one int from 0 to vocab_size - 1. Raises InvalidRequestError otherwise."""
     if not isinstance(token_ids, list | tuple | np.ndarray):
         raise InvalidRequestError(f"{token_ids!r} is not a prompt: give a string or a list of token ids.")
     if len(token_ids) == 0:
@@ -89,9 +89,9 @@ def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
 
 
 def checked_salts(cache_salt: Any, num_prompts: int) -> list[str]:
-    """The cache_salt of each prompt: one for all, or a list with one for each; "" where it is None.
+    """The cache_salt of each prompt: one for all, or a list with one for each; "" for None.
 
-    InvalidRequestError for what is no text, for an empty one, and for too many or too few.
+    Raises InvalidRequestError for a salt that is not a text, for an empty one, and for a list of the wrong length.
     """
     many = list(cache_salt) if isinstance(cache_salt, list | tuple) else [cache_salt] * num_prompts
     if len(many) != num_prompts:

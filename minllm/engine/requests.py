@@ -1,4 +1,4 @@
-"""A checked prompt and its parameters become sequences that the engine can run."""
+"""Make sequences that the engine can run from a checked prompt and its parameters."""
 
 from dataclasses import replace
 
@@ -14,8 +14,11 @@ from minllm.errors import InvalidRequestError
 def make_sequences(
     engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, cache_salt: str, engine_seed: int
 ) -> list[Sequence]:
-    """The sequences of request `number`, one for each of its `n` completions. Without a seed of its own the first gets one drawn from the
-    engine's seed and its number, so that the same calls in the same order give the same texts; the others' follow from the first one's."""
+    """The sequences of request `number`, one for each of its `n` completions.
+
+    If the request has no seed, the first sequence gets one drawn from the engine's seed and `number`, so that the same calls in the same
+    order give the same texts; the seeds of the others derive from the first.
+    """
     vocab_size = engine.model.config.vocab_size
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:

@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen and where its text ends: names, defaults and limits are vLLM's."""
+"""Parameters of a request: how tokens are chosen and where the text ends. Names, defaults and limits are vLLM's."""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from typing import Any
 from minllm.errors import CheckpointError, InvalidRequestError
 from minllm.models.generation_config import GenerationConfig
 
-MAX_LOGPROBS = 20  # a wish for the whole vocabulary at every step would fill the host's memory
+MAX_LOGPROBS = 20  # log-probabilities of the whole vocabulary at every step would fill the host's memory
 MAX_STOP_STRINGS = 64
 MAX_COMPLETIONS = 1024
-MIN_TEMPERATURE = 0.01  # a smaller one that is not 0 would overflow the scaled logits
+MIN_TEMPERATURE = 0.01  # a smaller nonzero temperature would overflow the scaled logits
 
 
 def _reject(name: str, given: Any, allowed: str, advice: str = "") -> None:
@@ -19,7 +19,7 @@ def _reject(name: str, given: Any, allowed: str, advice: str = "") -> None:
 
 
 def _integer(name: str, value: Any, low: int, high: int | None, allowed: str) -> int:
-    """`value` as an int within [low, high]; True and 3.0 are not integers here, because they are mistakes more often than wishes."""
+    """`value` as an int within [low, high]; True and 3.0 are rejected, because they are usually mistakes."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < low or (high is not None and value > high):
         _reject(name, value, allowed)
     return int(value)
@@ -35,22 +35,22 @@ def _real(name: str, value: Any, low: float, high: float, allowed: str, low_is_a
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The options of one request; every value is checked here, and InvalidRequestError names the first that is wrong.
+    """The options of one request, all checked here; InvalidRequestError names the first wrong value.
 
-    n: how many completions of the prompt to return, each with a seed of its own; the prompt is computed and cached once for all of them.
+    n: number of completions of the prompt, each with its own seed; the prompt is computed and cached once for all of them.
     temperature: divides the logits; 0 takes the likeliest token each time (greedy), 2 is the highest allowed.
-    top_p: sample among the likeliest tokens whose probabilities sum to at least this; 1 is all of them.
-    top_k: sample among this many likeliest tokens; 0 or -1 is all of them.
+    top_p: sample among the likeliest tokens whose probabilities sum to at least this; 1 keeps all tokens.
+    top_k: sample among this many likeliest tokens; 0 or -1 keeps all.
     min_p: drop tokens less likely than this fraction of the likeliest one's probability; 0 drops none.
-    repetition_penalty: above 1 makes tokens that the prompt or the output holds less likely, below 1 more; 1 is off.
-    presence_penalty, frequency_penalty: taken off the logit of a token of the output, once, and once for each time it occurred.
-    seed: makes the text repeatable whatever runs beside it; None draws from the engine's own seed.
-    max_tokens: the most tokens to generate; None is as many as the model's context allows.
-    min_tokens: end-of-sequence and stop ids are impossible, and stop strings are ignored, until so many tokens exist.
+    repetition_penalty: above 1 makes tokens in the prompt or the output less likely, below 1 more likely; 1 is off.
+    presence_penalty, frequency_penalty: subtracted from the logit of a token in the output, once, and once per occurrence.
+    seed: makes the text reproducible in any batch; None draws from the engine's own seed.
+    max_tokens: the most tokens to generate; None allows as many as the model's context does.
+    min_tokens: end-of-sequence and stop ids are banned, and stop strings ignored, until this many tokens have been generated.
     stop: a string or several; the text ends before the first one that appears.
     stop_token_ids: ids that end the text, besides the model's own end-of-sequence ids.
-    ignore_eos: generate on past the model's end-of-sequence ids.
-    logprobs: return log probabilities of this many likeliest tokens at every step, and of the chosen one, before any option above.
+    ignore_eos: continue past the model's end-of-sequence ids.
+    logprobs: return log-probabilities of this many likeliest tokens at every step, and of the chosen one, before any option above.
     skip_special_tokens: leave tokens such as <|eot_id|> out of the text.
     include_stop_str_in_output: end the text after the stop string or token rather than before it.
     """
@@ -79,7 +79,7 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 _reject(name, getattr(self, name), "True or False")
         for name, value in checked.items():
-            object.__setattr__(self, name, value)  # frozen for users; here the values take their one canonical form
+            object.__setattr__(self, name, value)  # frozen for users; values are normalised here
 
     def _checked_sampling(self) -> dict[str, Any]:
         temperature = _real("temperature", self.temperature, 0.0, 2.0, "a number from 0 (greedy) to 2")
@@ -132,9 +132,9 @@ class SamplingParams:
 
 
 def default_sampling_params(generation_config: GenerationConfig) -> SamplingParams:
-    """What a request gets that names no parameters: a checkpoint's generation_config.json over the defaults above.
+    """The parameters of a request that gives none: a checkpoint's generation_config.json over the defaults above.
 
-    `do_sample: false` asks for greedy decoding there, which is temperature 0 here. Raises CheckpointError for a value out of bounds.
+    `do_sample: false` in that file means greedy decoding, temperature 0 here. Raises CheckpointError for a value out of bounds.
     """
     taken = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     values = {name: value for name in taken if (value := getattr(generation_config, name)) is not None}

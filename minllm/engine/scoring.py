@@ -1,4 +1,4 @@
-"""What a model thinks of a given text: logits at every position, and perplexity.
+"""Score a given text: logits at every position, and perplexity.
 
     perplexity = exp(-1/N * sum of log p(token | tokens before it))
 
@@ -19,11 +19,11 @@ from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import forward
 
-MAX_LOGITS = 2**26  # numbers of one chunk's logits, 256 MiB in float32
+MAX_LOGITS = 2**26  # numbers in one chunk's logits, 256 MiB in float32
 
 
 class ScoredText:
-    """The name that a text has in the cache while it is scored: like no other."""
+    """The cache owner of a text while it is scored, distinct from all others."""
 
     def __repr__(self) -> str:
         return "a text to be scored"
@@ -31,7 +31,7 @@ class ScoredText:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Computes logits of given tokens with a model and some blocks of its cache, which it gives back."""
+    """Computes logits of given tokens with a model and some blocks of its cache, which it frees afterwards."""
 
     ops: object
     model: object
@@ -40,9 +40,9 @@ class Scorer:
     max_num_batched_tokens: int
 
     def logits(self, token_ids: list[int], first_row: int = 0) -> Iterator[np.ndarray]:
-        """The logits of positions `first_row` and on, float32 [rows, vocab] a chunk: row i scores the token after token i."""
+        """The logits of positions from `first_row` on, float32 [rows, vocab] per chunk: row i scores the token after token i."""
         owner = ScoredText()
-        self.policy.reserve(owner, token_ids[:1], len(token_ids) - 1)  # one token is never found in the cache: every logit is computed
+        self.policy.reserve(owner, token_ids[:1], len(token_ids) - 1)  # never a prefix-cache hit: every logit is computed
         try:
             self.policy.append(owner, token_ids[1:])
             table = self.policy.table(owner)
@@ -52,7 +52,7 @@ class Scorer:
             for start in range(0, len(token_ids), step):
                 span = Span(token_ids[start : start + step], start, table, ring)
                 skipped = min(max(0, first_row - start), len(span.token_ids))
-                rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits asks for one row, and drops it
+                rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits computes one row, which is dropped
                 batch = to_backend(build_batch([span], rows, self.cache.block_size, window), self.ops)
                 logits = forward(self.ops, self.model, batch, self.cache.layers)
                 if skipped < len(span.token_ids):
@@ -80,7 +80,7 @@ class Scorer:
 
 
 def check_window(window: int, stride: int) -> None:
-    """Raises InvalidRequestError unless both are integers, and every window holds a token before those that it counts."""
+    """Raise InvalidRequestError unless both are integers and every window has a token before those that it counts."""
     for name, value in (("window", window), ("stride", stride)):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidRequestError(f"{name}={value!r} is not allowed: it is a number of tokens, an integer.")
@@ -91,8 +91,8 @@ def check_window(window: int, stride: int) -> None:
 def windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(begin, end, first_target) of each window: tokens begin to end are read, and those from first_target on are counted.
 
-    The first window counts all but the token that nothing precedes. Every later one begins `stride` tokens after the one before it,
-    so what it counts has at least `window` - `stride` tokens before it.
+    The first window counts all tokens except the very first. Every later one begins `stride` tokens after the previous one,
+    so the tokens it counts have at least `window` - `stride` tokens before them.
     """
     begin, counted = 0, 1
     while counted < num_tokens:

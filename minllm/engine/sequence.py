@@ -1,4 +1,4 @@
-"""A request while it is computed: its tokens, its text as far as it may be shown, and whether it has ended."""
+"""A running request: its tokens, the text that may be shown so far, and whether it has ended."""
 
 import time
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from minllm.engine.stop_strings import StopStringMatcher
 class Sequence:
     """One prompt and the tokens that follow it: one completion of a request.
 
-    `max_tokens` is the request's own limit or what the model's context leaves, whichever is smaller. `decoder` turns ids into text
+    `max_tokens` is the smaller of the request's own limit and the room left in the model's context. `decoder` turns ids into text
     piece by piece (models.incremental_decoder). The engine fills `block_table`, `num_cached_tokens` and
     `forked_from` while the sequence runs.
     """
@@ -21,17 +21,17 @@ class Sequence:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    params: SamplingParams  # `seed` is set
+    params: SamplingParams  # `seed` is never None
     max_tokens: int
     eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
     decoder: Any
     arrival_time: float = field(default_factory=time.perf_counter)  # seconds
-    cache_salt: str = ""  # only sequences of one salt share cached keys and values
+    cache_salt: str = ""  # only sequences with the same salt share cached keys and values
     block_table: list[int] = field(default_factory=list)
-    num_cached_tokens: int = 0  # of the prompt, that were in the cache already
-    index: int = 0  # of the completion in its request
-    sibling: "Sequence | None" = None  # the request's first completion, of the same prompt; None for that one itself
-    forked_from: "Sequence | None" = None  # the sibling, if its computed prompt serves this sequence too
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    index: int = 0  # index of the completion in its request
+    sibling: "Sequence | None" = None  # the request's first completion, of the same prompt; None for the first itself
+    forked_from: "Sequence | None" = None  # the sibling, if its computed prompt also serves this sequence
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -48,26 +48,26 @@ class Sequence:
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Tokens that the KV cache must hold for this sequence at worst: the prompt and all that may be generated."""
+        """The most tokens that the KV cache may have to hold for this sequence: the prompt and all that may be generated."""
         return len(self.prompt_token_ids) + self.max_tokens
 
     @property
     def ending_token_ids(self) -> frozenset[int]:
-        """All ids that end the text, which min_tokens therefore bans."""
+        """All ids that end the text; min_tokens bans these."""
         return self.eos_token_ids | self._stop_ids
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more tokens are wanted."""
+        """Whether the sequence has ended."""
         return self.finish_reason is not None
 
     @property
     def text(self) -> str:
-        """The text so far, without what is held back because a character or a stop string may be under way."""
+        """The text so far, without a tail that may be part of a character or a stop string."""
         return self._matcher.text
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
-        """Takes the next token and decides whether it is the last."""
+        """Append the next token and decide whether it is the last."""
         now = time.perf_counter()
         self.first_token_time = now if self.first_token_time is None else self.first_token_time
         self.last_token_time = now

@@ -1,8 +1,8 @@
-"""The generation loop: static batches, all in and all out.
+"""The generation loop: static batches, which start and end as a whole.
 
-As many waiting sequences as `max_num_seqs` and the cache allow make a batch; it is prefilled, then every step gives each of its sequences
-a token until all have ended; then the next batch begins. Nobody could be preempted half-way, so a sequence enters only when the cache
-promises room for all that it may ever generate. Blocks themselves are taken as tokens come, and kept until the whole batch is out.
+As many waiting sequences as `max_num_seqs` and the cache allow form a batch; it is prefilled, then every step gives each of its sequences
+a token until all have ended; then the next batch begins. Sequences are never preempted, so a sequence enters only if the cache
+guarantees room for all that it may ever generate. Blocks themselves are allocated as tokens come, and kept until the whole batch ends.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from minllm.engine.sequence import Sequence
 from minllm.errors import EngineBusyError, OutOfMemoryError
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
-STEPS_OF_ROOM = 16  # room is made for so many steps at a time: block tables of a large batch would otherwise change at every step
+STEPS_OF_ROOM = 16  # decode steps for which room is made at a time: otherwise block tables of a large batch would change at every step
 
 
 class StaticBatching:
@@ -28,7 +28,7 @@ class StaticBatching:
         self._is_running = False
 
     def check_fits(self, sequence: Sequence) -> None:
-        """Raises OutOfMemoryError when not even the empty cache could hold this sequence."""
+        """Raise OutOfMemoryError if not even the empty cache could hold this sequence."""
         if sequence.num_reserved_tokens > self.policy.max_sequence_tokens:
             raise OutOfMemoryError(
                 f"A prompt of {len(sequence.prompt_token_ids)} tokens and max_tokens={sequence.max_tokens} need room for "
@@ -37,8 +37,10 @@ class StaticBatching:
             )
 
     def run(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
-        """Computes the sequences to their ends. Yields, after each step, those that got a token. Closing the iterator early, or
-        any error, gives all blocks back."""
+        """Compute the sequences to their ends. After each step, yields the sequences that got a token.
+
+        Closing the iterator early, or any error, frees all blocks.
+        """
         if self._is_running:
             raise EngineBusyError("This LLM is still generating: read the open stream to its end or close() it before the next call.")
         self._is_running = True
@@ -61,18 +63,18 @@ class StaticBatching:
         finally:
             self.runner.finish()
             if first_step is None:
-                self.policy.forget_prefixes()  # prompts that were committed to be computed never were
-            self.policy.take_copies()  # of forks that have ended before their first decode step
+                self.policy.forget_prefixes()  # prompts that were committed in advance were never computed
+            self.policy.take_copies()  # drop copies of forks that ended before their first decode step
             for sequence in batch:
                 self.policy.free(sequence.request_id)
                 sequence.block_table = []
 
     def _admit(self, sequence: Sequence, batch: list[Sequence]) -> bool:
-        """Whether the sequence has got its blocks and the promise of all it may need. One without room waits for the next batch,
-        but for the first of a batch, whose error is raised: nothing runs that could make room.
+        """Whether the sequence got its blocks and a guarantee for all it may need; if not, it waits for the next batch.
 
-        A further completion of a prompt is a fork of the first one. What is copied of their common blocks is copied before the first
-        decode step, when the prompt is there.
+        For the first sequence of a batch the error is raised instead, because no other sequence could free memory.
+        A further completion of a prompt is a fork of the first one. Shared blocks that need a copy are copied before the first decode
+        step, when the prompt has been computed.
         """
         name, prompt = sequence.request_id, sequence.prompt_token_ids
         sequence.forked_from = next((other for other in batch if other is sequence.sibling), None)
@@ -83,12 +85,11 @@ class StaticBatching:
                 raise
             return False
         sequence.block_table = self.policy.table(name)
-        self.policy.commit(name, len(prompt))  # prompts are computed in the order of admission: the next one may count on this one
+        self.policy.commit(name, len(prompt))  # prompts are computed in the order of admission, so the next one may rely on this one
         return True
 
     def _reserve(self, sequence: Sequence) -> None:
-        """Blocks for a sequence's prompt and its first token, or for a fork of its sibling's; nothing where the cache or the machine has
-        too little memory."""
+        """Reserve blocks for a sequence's prompt and its first token, or for a fork of its sibling's; all or nothing."""
         name = sequence.request_id
         if sequence.forked_from is None:
             prompt = sequence.prompt_token_ids
@@ -102,14 +103,16 @@ class StaticBatching:
             raise
 
     def _make_room(self, sequence: Sequence, step: int, steps: int = 1) -> bool:
-        """Room for what `steps` decode steps from `step` on (0 is the prefill) write: step i of a sequence with a prompt of p tokens
-        writes position p + i - 1. Also for the token that the last one chooses: a sequence that turns out to have ended is switched off
-        a step late. Returns whether its block table changed."""
+        """Make room for what `steps` decode steps from `step` on (0 is the prefill) write. Returns whether the block table changed.
+
+        Step i of a sequence with a prompt of p tokens writes position p + i - 1. The room includes the token that the last step chooses,
+        because a sequence that has ended is switched off one step late.
+        """
         length = min(len(sequence.prompt_token_ids) + step + steps, sequence.num_reserved_tokens)
         return self.policy.make_room(sequence.request_id, length)
 
     def _decode_step(self, running: dict[int, Sequence], number: int):
-        """Launches the decode step of this number, counted from 1."""
+        """Launch decode step `number`, counted from 1."""
         if number % STEPS_OF_ROOM == 1:
             changed = [row for row, sequence in running.items() if self._make_room(sequence, number, STEPS_OF_ROOM)]
             for row in changed:
@@ -121,7 +124,7 @@ class StaticBatching:
         return self.runner.decode_step()
 
     def _steps(self, batch: list[Sequence], first_step) -> Iterator[list[Sequence]]:
-        """Decode steps until all sequences of the batch have ended, `steps_ahead` of them launched before they are read."""
+        """Run decode steps until all sequences of the batch have ended, with `steps_ahead` of them launched before they are read."""
         launched, number = deque([first_step]), 0
         last = max(sequence.max_tokens for sequence in batch) - 1
         running = dict(enumerate(batch))  # row of the batch -> sequence
@@ -143,7 +146,7 @@ class StaticBatching:
                 launched.append(self._decode_step(running, number))
 
     def _take_tokens(self, step, running: dict[int, Sequence]) -> None:
-        """Reads a step. The room for its tokens was made before it was launched, so no block table changes here."""
+        """Read a step. The room for its tokens was made before its launch, so no block table changes here."""
         token_ids = step.token_ids().tolist()
         logprobs = step.log_probabilities()
         for row, sequence in running.items():
@@ -152,7 +155,7 @@ class StaticBatching:
             sequence.append(token_ids[row], named)
             self.policy.append(sequence.request_id, token_ids[row : row + 1])
             known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-            self.policy.commit(sequence.request_id, known - 1)  # the newest token is computed by the next step
+            self.policy.commit(sequence.request_id, known - 1)  # the next step computes the newest token
 
 
 def named_logprobs(logprobs: LogProbabilities, row: int, token_id: int, top: int, tokenizer) -> dict[int, Logprob]:

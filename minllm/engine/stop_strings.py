@@ -1,7 +1,7 @@
-"""Stop strings in a text that arrives piece by piece, across the borders of tokens.
+"""Find stop strings in a text that arrives piece by piece, across token boundaries.
 
-Text may only be shown once no stop string can begin in it any more. So the longest tail of the text that is a proper beginning of a stop
-string is held back, at most max(len(stop)) - 1 characters, and comes out as soon as it turns out to be harmless.
+Text may be shown only once no stop string can begin in it. So the longest tail of the text that is a proper prefix of a stop
+string is held back, at most max(len(stop)) - 1 characters, and released once it cannot become a stop string.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,24 @@ from collections.abc import Sequence
 class StopStringMatcher:
     """Releases text up to the first stop string that is completed.
 
-    Of two that are completed at the same character the longer one counts. `text` is all that was released so far, and once `stop` is
-    set it is final: it ends before the stop string, or after it with `include_stop`.
+    If two are completed at the same character, the longer one counts. `text` is all text released so far, and final once `stop` is
+    set: it ends before the stop string, or after it with `include_stop`.
     """
 
     def __init__(self, stop_strings: Sequence[str] = (), include_stop: bool = False):
         self.stop: str | None = None
         self.text = ""
         self._held = ""  # seen, not released
-        self._recent = ""  # the last characters seen: enough for the longest stop string to end in the next piece
+        self._recent = ""  # the last characters seen: enough to find the longest stop string that ends in the next piece
         self._stop_strings = tuple(sorted(stop_strings, key=len, reverse=True))
         self._include_stop = include_stop
         self._longest = len(self._stop_strings[0]) if self._stop_strings else 0
 
     def push(self, piece: str, may_stop: bool = True) -> str:
-        """Takes the next piece of text and returns what may be shown now. With `may_stop` false, stop strings that end in this
-        piece are ordinary text."""
+        """Take the next piece of text and return the text to show now.
+
+        With `may_stop` false, stop strings that end in this piece are ordinary text.
+        """
         if self.stop is not None or not piece:
             return ""
         seen = self._held + piece
@@ -39,7 +41,7 @@ class StopStringMatcher:
         return self._release(seen, len(seen) - self._undecided(seen))
 
     def flush(self) -> str:
-        """Returns what was held back: nothing more will come."""
+        """Return the held-back text at the end of the input."""
         return self._release(self._held, len(self._held)) if self.stop is None else ""
 
     def _release(self, seen: str, end: int) -> str:
@@ -48,17 +50,17 @@ class StopStringMatcher:
         return released
 
     def _first_completed(self, piece: str) -> tuple[str, int] | None:
-        """The stop string that ends first in `piece`, and how many characters follow it."""
+        """The stop string that ends first in `piece`, and the number of characters after it."""
         seen = self._recent + piece
         first = None
         for stop in self._stop_strings:
-            start = seen.find(stop, max(0, len(self._recent) - len(stop) + 1))  # one that ends before `piece` was judged before
+            start = seen.find(stop, max(0, len(self._recent) - len(stop) + 1))  # stop strings that end before `piece` were found earlier
             if start >= 0 and (first is None or start + len(stop) < first[1]):
                 first = (stop, start + len(stop))
         return None if first is None else (first[0], len(seen) - first[1])
 
     def _undecided(self, seen: str) -> int:
-        """Length of the longest tail of `seen` with which a stop string begins."""
+        """Length of the longest tail of `seen` that is the beginning of a stop string."""
         for length in range(min(self._longest - 1, len(seen)), 0, -1):
             tail = seen[-length:]
             if any(len(stop) > length and stop.startswith(tail) for stop in self._stop_strings):

@@ -10,8 +10,8 @@ from minllm.engine.sequence import Sequence
 class TextStream(Iterator[str]):
     """Yields pieces of text as they become final: whole characters, never part of a stop string. Concatenated, they are the text.
 
-    `output` is the request so far, complete once the iteration ends. Leaving early is allowed: close() it, use it in a `with`
-    statement, or drop it, and its memory is free again.
+    `output` is the request so far, complete once the iteration ends. To stop early, close() it, use it in a `with`
+    statement, or drop it; its memory is then freed.
     """
 
     def __init__(self, sequence: Sequence, steps: Iterator[list[Sequence]]):
@@ -27,11 +27,11 @@ class TextStream(Iterator[str]):
 
     @property
     def output(self) -> RequestOutput:
-        """Tokens, text, reason of the end and timings so far."""
+        """The request so far: tokens, text, finish reason and timings."""
         return output_of([self._sequence])
 
     def close(self) -> None:
-        """Ends the generation; nothing happens if it has ended."""
+        """End the generation; does nothing if it has ended."""
         self._steps.close()
 
     def __enter__(self) -> "TextStream":

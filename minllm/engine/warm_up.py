@@ -1,7 +1,7 @@
-"""Warm-up: compile and load what a first request needs, so that its latency is a request's and not a compiler's.
+"""Warm-up: compile and load the kernels of a first request, so that its latency does not include compilation.
 
-Which kernels a request launches depends on its shape: a short prompt takes other tiles of the matrix product than a long one, and
-greedy decoding skips the sampler. Two prompts and two ways to sample meet nearly all of them; a decode step is launched kernel by kernel
+Which kernels a request launches depends on its shape: a short prompt uses other GEMM tiles than a long one, and
+greedy decoding skips the sampler. Two prompts and two ways to sample cover nearly all of them; a decode step is launched kernel by kernel
 once, and captured once. With every kernel in the disk cache this takes a fraction of a second.
 """
 
@@ -13,12 +13,12 @@ from minllm.engine.sampling_params import SamplingParams
 from minllm.runtime import kernel
 
 PROMPT_LENGTHS = (16, 512)
-TOKENS = 4  # the prefill's, an eager step's, a captured step's and a replayed one's
-USUAL_KERNELS = 30  # how many there are is known only at the end; the bar is drawn for this many
+TOKENS = 4  # one each for prefill, an eager step, a captured step and a replayed step
+USUAL_KERNELS = 30  # the length of the progress bar; the actual number is known only at the end
 
 
 def warm_up(generate: Callable, params: SamplingParams, max_model_len: int, progress: Progress | None = None) -> None:
-    """Run small requests through `generate`, sampled as `params` say and greedily; report each kernel that is compiled or loaded."""
+    """Run small requests through `generate`, sampled as in `params` and greedily; report each kernel that is compiled or loaded."""
     done = 0
 
     def count(_name: str) -> None:

@@ -2,7 +2,7 @@
 
 The tables are attention/variants.py and matmul/variants.py. Tests take their parameters from them, the compile gate and `minllm inspect`
 their specimens, `minllm bench kernels` its cases, and LLM(kernel_variants=...) its names. choice.py beside each table says which variant
-serves which call. A table imports a kernel when it is first asked for, so that reading a table costs nothing.
+serves which call. A table imports each kernel on first use, so that reading the table costs nothing.
 """
 
 import functools
@@ -12,26 +12,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import_module = functools.cache(importlib.import_module)  # a launch takes microseconds, and asks the table first
+import_module = functools.cache(importlib.import_module)  # a launch takes microseconds, and looks up the table first
 ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel of a stage, and what it serves.
+    """One kernel of a stage, and what it supports.
 
-    Its module may have why_not(*arrays), which says why it cannot serve arrays. The module, or a package around it, has a function or a
-    module `specimens`.
+    Its module may define why_not(*arrays), which says why it cannot serve these arrays. The module, or a package around it, has a
+    function or a module `specimens`.
     """
 
     name: str
-    module: str  # with a leading dot relative to the stage's package
+    module: str  # relative to the stage's package if it begins with a dot
     launcher: str = ""  # the function in the module that launches the kernel; empty if callers take the whole module
-    most_rows: int | None = None  # new tokens per sequence (attention) or rows of x (matmul) in a call; None for any number
+    most_rows: int | None = None  # the most new tokens per sequence (attention) or rows of x (matmul) per call; None for any number
     dtypes: tuple[str, ...] = ALL_DTYPES
     capability: tuple[int, int] | None = None  # the compute capability of the only GPUs that run it; None for all
     stand_in: str = ""  # the variant that serves what this one cannot
-    reads: str = "arrays"  # the arguments of its launcher: variants with the same ones can be swapped by name
+    reads: str = "arrays"  # names the arguments of its launcher: variants with the same value can be swapped by name
 
     def takes_rows(self, rows: int) -> bool:
         """Whether a call may have this many new tokens per sequence, or rows of x."""
@@ -39,7 +39,7 @@ class Variant:
 
 
 class Variants(Mapping[str, Any]):
-    """The table of a stage: name -> what launches the kernel, a function or a module. `entries` holds the Variant of each name."""
+    """The table of a stage: name -> launcher, a function or a module. `entries` holds the Variant of each name."""
 
     def __init__(self, package: str, *variants: Variant):
         self.package, self.stage = package, package.rpartition(".")[2]
@@ -65,17 +65,17 @@ class Variants(Mapping[str, Any]):
         return name in self.entries
 
     def entry(self, name: str) -> Variant:
-        """The Variant of this name. Raises KeyError, which lists the names there are."""
+        """The Variant of this name. Raises KeyError, which lists the known names."""
         if name not in self.entries:
             raise KeyError(f"no {self.stage} kernel is called {name!r}; there are {', '.join(self.entries)}")
         return self.entries[name]
 
     def module(self, name: str) -> Any:
-        """The module of a variant, imported now if it was not before."""
+        """The module of a variant, imported on first use."""
         return import_module(self.entry(name).module, self.package)
 
     def names(self, reads: str = "arrays", dtype: str | None = None) -> list[str]:
-        """The variants whose launchers take these arguments, and this dtype."""
+        """The variants whose launchers take these arguments and support this dtype."""
         return [name for name, found in self.entries.items() if found.reads == reads and (dtype is None or dtype in found.dtypes)]
 
     def why_not(
@@ -83,7 +83,7 @@ class Variants(Mapping[str, Any]):
     ) -> str | None:
         """Why a variant cannot serve a call, as a sentence; None if it can.
 
-        capability: of the GPU, None in the simulator. arrays: what the module's own why_not asks about, or nothing.
+        capability: the GPU's, None in the simulator. arrays: passed to the module's own why_not, if given.
         """
         found = self.entry(name)
         if reads != found.reads:
@@ -98,13 +98,13 @@ class Variants(Mapping[str, Any]):
         return own(*arrays) if own else None
 
     def serving(self, name: str, rows: int, dtype: str, capability: tuple[int, int] | None = None, reads: str = "arrays") -> str:
-        """The name itself, or the first of its stand-ins that `why_not` has nothing against; the last one serves everything else."""
+        """The name itself, or the first of its stand-ins for which `why_not` gives no reason; the last one serves everything else."""
         while self.entry(name).stand_in and self.why_not(name, rows, dtype, capability, reads=reads):
             name = self.entry(name).stand_in
         return name
 
     def stand_in(self, name: str) -> Any:
-        """What launches the stand-in of a variant: for launchers, to hand over arrays that their kernel cannot serve."""
+        """The launcher of a variant's stand-in, for launchers whose kernel cannot serve their arrays."""
         return self[self.entry(name).stand_in]
 
     def specimens(self) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class Variants(Mapping[str, Any]):
             yield from module.specimens()
 
     def specimens_module(self, name: str) -> Any:
-        """The module with the function `specimens` that lists this variant's."""
+        """The module whose function `specimens` lists this variant's."""
         module = self.module(name)
         if hasattr(module, "specimens"):
             return module

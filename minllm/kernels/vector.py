@@ -3,7 +3,7 @@
 A vector is 16 bytes: 4 float32, or 8 bfloat16 or float16. `vector_access(dtype)` gives the device functions for one dtype:
 
     load(array, index, values, at)     values[at : at + width] = the vector at flat `index` of a C-contiguous array
-        store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves the rounded numbers in `values`
+    store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves the rounded numbers in `values`
 
 `values` is a float32 cuda.local.array; if `at` is a compile-time constant it lives in registers. Index and array must be aligned to 16
 bytes (PTX ISA, "ld", alignment of vector operands): launchers check this with `vectors_per_row`, and otherwise use a plain loop.

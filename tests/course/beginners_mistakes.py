@@ -155,7 +155,7 @@ BEGINNERS = [
     *of(
         "attention.split_merge",
         ("acc[i] += weight * ", "acc[i] += ", "other maxima", "the outputs were not weighted"),
-        ("lane + 32 * i", "lane * dims_each + i", "many splits, wide heads", "dim 0 is right; from dim"),
+        ("lane + WARP * i", "lane * dims_each + i", "many splits, wide heads", "dim 0 is right; from dim"),
         ("split += warps", "split += 1", "two splits, one maximum", "splits were added by several"),
         ("ex2(", "libdevice.expf(", "one split by hand", "a misspelt name, or one"),
     ),

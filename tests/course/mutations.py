@@ -151,7 +151,7 @@ MUTATIONS = [
     *of(
         "matmul.tiled",
         ("            cuda.syncthreads()\n            for k", "            for k", "one element by hand", "nobody wrote"),
-        ("            cuda.syncthreads()  # nobody", "            # nobody", "the weight's layout", "put cuda.syncthreads() between"),
+        ("            cuda.syncthreads()  # no thread", "            # no thread", "the weight's layout", "put cuda.syncthreads() between"),
         ("first_column, first_k, thread", "first_row, first_k, thread", "sizes around the block's edge", ""),
         ("first_k += tile_k", "first_k += x.shape[1]", "the weight's layout", "only the first tile of K"),
         ("ty + i * across", "ty * per_thread + i", "the weight's layout", ""),

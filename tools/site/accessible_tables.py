@@ -1,4 +1,4 @@
-"""An MkDocs hook: a header cell without words is no header, yet screen readers would announce one.
+"""An MkDocs hook: make empty header cells plain cells, because screen readers would announce them as headers.
 
 Markdown writes such a cell for every first column.
 """

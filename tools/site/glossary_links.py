@@ -1,6 +1,6 @@
-"""An MkDocs hook: the first time that a page uses a term of the glossary, outside headings and code, the term links to it.
+"""An MkDocs hook: link the first use of a glossary term on each page, outside headings and code, to the term.
 
-docs/glossary.md is the one source. An entry is a heading and, where the term has other forms, a line below it:
+docs/glossary.md is the single source. An entry is a heading and, if the term has other forms, a line below it:
 
     ### KV cache · KV 缓存 { #kv-cache }
     *Also: KV caches, key-value cache.*
@@ -47,7 +47,7 @@ UNLINKED = ("glossary.md", "source/", "api.md")
 
 @dataclass(frozen=True)
 class Term:
-    """A glossary entry: its name, its name in Chinese, its anchor, every form that links to it, and the first sentence of what it says."""
+    """A glossary entry: its name, its Chinese name, its anchor, every form that links to it, and the first sentence of its text."""
 
     name: str
     chinese: str
@@ -72,7 +72,7 @@ def terms() -> list[Term]:
 
 
 def pattern_of(known: list[Term]) -> tuple[re.Pattern, dict[str, Term]]:
-    """One expression for all forms, the longest first, and which term a form (in lower case) belongs to."""
+    """One expression for all forms, the longest first, and the term of each form (in lower case)."""
     by_form = {form.lower(): term for term in known for form in term.forms}
     forms = sorted(by_form, key=len, reverse=True)
     return re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, forms)) + r")(?![\w-])", re.IGNORECASE), by_form
@@ -102,7 +102,7 @@ def linked(page_html: str, known: list[Term], glossary_url: str) -> str:
 
 
 def escape_around(pattern: re.Pattern, text: str, link) -> str:
-    """`text` as HTML, with `link` in place of what `pattern` matches."""
+    """`text` as HTML, with `link` in place of the matches of `pattern`."""
     parts, end = [], 0
     for match in pattern.finditer(text):
         parts += [html.escape(text[end : match.start()], quote=False), link(match)]
@@ -117,7 +117,7 @@ def is_closed(text: NavigableString) -> bool:
 
 @event_priority(-100)
 def on_page_content(content, page, config, files):
-    """Every page but the glossary itself, sources and the API reference."""
+    """Applies to every page except the glossary itself, sources and the API reference."""
     if page.file.src_uri.startswith(UNLINKED) or not terms():
         return content
     return linked(content, terms(), get_relative_url("glossary/", page.url))

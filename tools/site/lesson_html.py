@@ -1,6 +1,6 @@
-"""From nbconvert's HTML of an executed lesson to one Markdown document, and back with the outputs set in.
+"""Convert nbconvert's HTML of an executed lesson to one Markdown document, and insert the outputs into the resulting HTML.
 
-A code cell becomes a fenced block; a Markdown cell stays as it was written; an output that is Markdown joins the document; any other
+A code cell becomes a fenced block; a Markdown cell stays unchanged; an output that is Markdown joins the document; any other
 output leaves a placeholder, which `with_outputs` fills once the document is HTML.
 """
 
@@ -11,29 +11,29 @@ from bs4 import BeautifulSoup, Tag
 
 PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
-# What stands between two comments, cells and all, is closed on the page: a side path with a title.
+# Cells between these two comments are collapsed on the page: a side path with a title.
 ASIDE = re.compile(r"^<!-- aside: (?P<title>.+?) -->$(?P<inside>.*?)^<!-- end aside -->$", re.MULTILINE | re.DOTALL)
-# Tags of a cell: "fold" shows its code in a closed block. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
+# Tags of a cell: "fold" collapses its code. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
 FOLD = "celltag_fold"
-PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # as nbconvert marks it, by version
+PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # nbconvert's mark, by version
 
 
 def placeholder(source: str) -> str:
-    """Markdown, unread, as an element that survives nbconvert."""
+    """Markdown, verbatim, in an element that survives nbconvert."""
     return f'<div data-markdown="{base64.b64encode(source.encode()).decode()}"></div>'
 
 
 def held_markdown(element: Tag) -> str | None:
-    """The Markdown that a placeholder inside `element` holds, or None."""
+    """The Markdown inside a placeholder in `element`, or None."""
     found = element.find(attrs={"data-markdown": True})
     return base64.b64decode(found["data-markdown"]).decode() if found else None
 
 
 def markdown_of(html: str) -> tuple[str, list[str]]:
-    """(the lesson as one Markdown document, the HTML of those outputs that are not Markdown, in order)."""
+    """(the lesson as one Markdown document, the HTML of the outputs that are not Markdown, in order)."""
     soup = BeautifulSoup(html, PARSER)
     parts, outputs = [], []
-    annotated = None  # where a list of annotations would go: behind a code block that calls for one, before its outputs
+    annotated = None  # position for a list of annotations: after a code block that uses one, before its outputs
     for cell in soup.select(".jp-Cell"):
         if cell.find_parent(class_="jp-Cell"):  # nbconvert nests a code cell in itself
             continue
@@ -60,7 +60,7 @@ def aside(match: re.Match) -> str:
 
 
 def split_leading_list(source: str) -> tuple[str, str]:
-    """(the numbered list that Markdown begins with, "" if it begins otherwise; all else)."""
+    """(the numbered list at the beginning of Markdown, "" if there is none; the rest)."""
     lines = source.splitlines()
     end = 0
     while end < len(lines) and (re.match(r"\d+\. ", lines[end]) or (end and (not lines[end] or lines[end].startswith("   ")))):
@@ -69,13 +69,13 @@ def split_leading_list(source: str) -> tuple[str, str]:
 
 
 def code_of(cell: Tag) -> str | None:
-    """The code of a cell whose input is shown."""
+    """The code of a cell with visible input."""
     text = cell.select_one(".clipboard-copy-txt")
     return text.get_text().strip("\n") if text else None
 
 
 def fenced(code: str, folded: bool = False) -> str:
-    """A code block, closed where it is folded."""
+    """A code block, collapsed if folded."""
     block = f"~~~~python\n{code}\n~~~~"
     if not folded:
         return block
@@ -83,7 +83,7 @@ def fenced(code: str, folded: bool = False) -> str:
 
 
 def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
-    """What stands below a cell: Markdown as it is, a placeholder for the rest, whose HTML is appended to `outputs`."""
+    """The parts below a cell: Markdown unchanged, a placeholder for the rest, whose HTML is appended to `outputs`."""
     parts = []
     for area in joined(cell.select(".jp-OutputArea-output")):
         source = held_markdown(area)
@@ -96,13 +96,13 @@ def output_parts(cell: Tag, outputs: list[str]) -> list[str]:
 
 
 def is_printed(area: Tag) -> bool:
-    """Whether an output is what a cell printed, rather than the value of its last line."""
+    """Whether an output was printed by a cell, rather than the value of its last line."""
     is_value = area.find_parent(class_="jp-OutputArea-executeResult") is not None or "jp-OutputArea-executeResult" in area.get("class", [])
     return area.get("data-mime-type") in PRINTED and area.find("pre") is not None and not is_value
 
 
 def joined(areas: list[Tag]) -> list[Tag]:
-    """The outputs of a cell; what it printed in several portions, as slow or long cells do, in one."""
+    """The outputs of a cell, with printed text in several parts, as from slow or long cells, joined to one."""
     found = []
     for area in areas:
         if found and is_printed(area) and is_printed(found[-1]):
@@ -113,7 +113,7 @@ def joined(areas: list[Tag]) -> list[Tag]:
 
 
 def output_html(area: Tag) -> str:
-    """One output without JupyterLab's frame: text as a block of text, HTML and pictures as they are."""
+    """One output without JupyterLab's frame: text as a text block, HTML and pictures unchanged."""
     for junk in area.find_all(["script", "style"]):
         if junk.find_parent("svg") is None:
             junk.decompose()

@@ -1,6 +1,6 @@
-"""An MkDocs hook: the lessons' places in the navigation and on the course's page come from the lessons themselves.
+"""An MkDocs hook: generate the lessons' navigation and the list on the course's page from the lessons themselves.
 
-A lesson is lessons/NN_name.py with its title as the first heading; docs/planned/NN_name.md keeps the place of one that is not written.
+A lesson is lessons/NN_name.py with its title as the first heading; docs/planned/NN_name.md holds the place of an unwritten one.
 """
 
 import re
@@ -12,13 +12,13 @@ MARKER = "<!-- list of lessons -->"
 
 
 def lessons() -> list[tuple[str, str]]:
-    """(title, where MkDocs finds the page) of every lesson and every kept place, by number."""
+    """(title, MkDocs path of the page) of every lesson and every planned one, by number."""
     paths = [*(ROOT / "lessons").glob("[0-9][0-9]_*.py"), *(ROOT / "docs" / "planned").glob("[0-9][0-9]_*.md")]
     return [(title_of(path), address_of(path)) for path in sorted(paths, key=lambda path: path.name)]
 
 
 def title_of(path: Path) -> str:
-    """The first heading, less what is only for the page; ValueError where a lesson has none with its number."""
+    """The first heading, without page-only markup; ValueError if a lesson has none with its number."""
     found = TITLE.search(path.read_text(encoding="utf-8"))
     if found is None or int(found[1].split(".")[0]) != int(path.name[:2]):
         raise ValueError(f"{path.name} needs a first heading with its number: # {int(path.name[:2])}. What it is about")
@@ -30,7 +30,7 @@ def address_of(path: Path) -> str:
 
 
 def on_config(config):
-    """Appends them to the section Lessons."""
+    """Append them to the section Lessons."""
     for section in config.nav or []:
         if isinstance(section, dict) and "Lessons" in section:
             section["Lessons"] = [section["Lessons"][0], *({title: address} for title, address in lessons())]
@@ -38,7 +38,7 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Puts the list where the course's page asks for it."""
+    """Insert the list where the course's page asks for it."""
     if MARKER not in markdown:
         return markdown
     listed = [f"- [{title}]({address})" + ("" if address.startswith("lessons/") else " (not written yet)") for title, address in lessons()]

@@ -1,6 +1,6 @@
-"""A lesson as an .ipynb file that opens in Jupyter, VS Code or Colab: what the site offers beside each lesson's page.
+"""A lesson as an .ipynb file for Jupyter, VS Code or Colab, offered beside each lesson's page.
 
-Notebooks know no admonitions and no code annotations, so those are written as quotations and left as plain comments.
+Notebooks support neither admonitions nor code annotations, so these become quotations and plain comments.
 """
 
 import re
@@ -22,7 +22,7 @@ def write(lesson: Path, target: Path, site_url: str | None) -> None:
 
 
 def portable(source: str, site_url: str | None) -> str:
-    """Markdown that every notebook program shows: admonitions become quotations, the titles of side paths bold lines.
+    """Markdown for every notebook program: admonitions become quotations, the titles of side paths bold lines.
 
     Links into docs/ lead to the site if it has an address.
     """

@@ -1,11 +1,11 @@
-"""An MkDocs hook: lessons (jupytext percent files, executed by mkdocs-jupyter) become ordinary Material pages, and notebooks to download.
+"""An MkDocs hook: turn lessons (jupytext percent files, executed by mkdocs-jupyter) into ordinary Material pages, and notebooks.
 
-mkdocs-jupyter executes a lesson and lets nbconvert make HTML of it. That HTML has its own Markdown dialect, its own code blocks, half a
-megabyte of JupyterLab's styles and no links into the site. So this hook keeps of it what only an execution can give, the outputs, and
-writes the rest anew: Markdown cells, code cells and Markdown outputs are joined to one document that goes through MkDocs' own Markdown.
-Everything that works on a page then works in a lesson: links, admonitions, mathematics, code annotations, the table of contents.
+mkdocs-jupyter executes a lesson and converts it to HTML with nbconvert. That HTML has its own Markdown dialect, its own code blocks, half a
+megabyte of JupyterLab's styles and no links into the site. So this hook keeps only the outputs, which need the execution, and
+rewrites the rest: Markdown cells, code cells and Markdown outputs are joined to one document that goes through MkDocs' own Markdown.
+Then everything that works on a page works in a lesson: links, admonitions, mathematics, code annotations, the table of contents.
 
-The ways into mkdocs-jupyter are not public: pyproject.toml pins its version, and tests/docs holds every promise made here.
+The hooks into mkdocs-jupyter are not public: pyproject.toml pins its version, and tests/docs checks everything relied on here.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from nbconvert.exporters.html import HTMLExporter
 from repository_links import to_site_links
 
 ROOT = Path(__file__).parents[2]
-# What a lesson's outputs depend on beside its own text: a change of any of these executes it again.
+# A lesson's outputs depend on these files besides its own text: a change in any of them executes it again.
 EXECUTED = ("minllm/**/*.py", "minllm/**/*.json", "docs/results/**/*.json", "tools/site/lesson_*.py")
 
 
 def sources_digest() -> str:
-    """A hash of everything that a lesson executes or shows, and of the machine that it runs on: part of the key of the outputs' cache."""
+    """A hash of everything that a lesson executes or shows, and of the machine: part of the key of the output cache."""
     digest = hashlib.sha256()
     for pattern in EXECUTED:
         for path in sorted(ROOT.glob(pattern)):
@@ -41,7 +41,7 @@ def sources_digest() -> str:
 
 
 def device_name() -> str:
-    """The GPU's name, or "cpu": outputs made with a GPU are not those made without."""
+    """The GPU's name, or "cpu": outputs with and without a GPU differ."""
     from minllm.machine import driver
     from minllm.runtime.device import is_available
 
@@ -49,7 +49,7 @@ def device_name() -> str:
 
 
 def remember_sources(compute_key):
-    """mkdocs-jupyter's cache key knows the lesson and the options; this adds what the lesson imports."""
+    """Extend mkdocs-jupyter's cache key, the lesson and the options, by what the lesson imports."""
 
     def key(path, config, executed):
         return hashlib.sha256((compute_key(path, config, executed) + sources_digest()).encode()).hexdigest()
@@ -59,12 +59,12 @@ def remember_sources(compute_key):
 
 @pass_context
 def keep_markdown(self, context, source):
-    """In place of nbconvert's Markdown: the source itself, for `lesson_html.markdown_of` to find."""
+    """Replace nbconvert's Markdown by the source itself, for `lesson_html.markdown_of` to find."""
     return lesson_html.placeholder(source)
 
 
 def on_startup(command, dirty):
-    """Lean into mkdocs-jupyter and nbconvert, once a process."""
+    """Patch mkdocs-jupyter and nbconvert, once per process."""
     if HTMLExporter.markdown2html is not keep_markdown:
         HTMLExporter.markdown2html = keep_markdown
         mkdocs_jupyter.plugin._compute_cache_key = remember_sources(mkdocs_jupyter.plugin._compute_cache_key)
@@ -72,7 +72,7 @@ def on_startup(command, dirty):
 
 @event_priority(100)  # before mkdocs-jupyter, which wraps the files that it finds
 def on_files(files, config):
-    """Adds lessons/NN_name.py, which lie beside docs/ and not in it."""
+    """Add lessons/NN_name.py, which lie beside docs/."""
     for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py")):
         files.append(File(f"lessons/{path.name}", str(ROOT), config.site_dir, config.use_directory_urls))
     return files
@@ -84,7 +84,7 @@ def is_lesson(file) -> bool:
 
 @event_priority(-100)  # after mkdocs-jupyter, whose render is wrapped
 def on_pre_page(page, config, files):
-    """Gives a lesson's page a render of its own."""
+    """Give a lesson's page its own render."""
     if not is_lesson(page.file):
         return page
     execute = page.render
@@ -117,7 +117,7 @@ def with_download(html: str, notebook: str) -> str:
 
 
 def on_post_page(output, page, config):
-    """Writes the notebook beside the page."""
+    """Write the notebook beside the page."""
     if is_lesson(page.file):
         target = Path(page.file.abs_dest_path).with_name(notebook_name(page.file))
         target.parent.mkdir(parents=True, exist_ok=True)

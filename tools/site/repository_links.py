@@ -1,6 +1,6 @@
-"""Links between files as they lie in the repository, turned into links between pages of the site.
+"""Convert links between files of the repository to links between pages of the site.
 
-A lesson or a page links a file by its place in the repository (`../minllm/costs.py`, `../docs/glossary.md`), which is right on a code host
+A lesson or a page links a file by its path in the repository (`../minllm/costs.py`, `../docs/glossary.md`), which works on a code host
 and in an editor. On the site docs/ is the root, and each file of the package is a page below source/.
 """
 
@@ -11,7 +11,7 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 
 
 def to_site_links(source: str, src_uri: str) -> str:
-    """The Markdown `source` of the page `src_uri` with its links to the repository's files leading to the site's pages."""
+    """The Markdown `source` of the page `src_uri`, with links to the repository's files pointing to the site's pages."""
     in_repository = src_uri if src_uri.startswith("lessons/") else f"docs/{src_uri}"
     here, page = posixpath.dirname(in_repository), posixpath.dirname(src_uri)
 
@@ -24,7 +24,7 @@ def to_site_links(source: str, src_uri: str) -> str:
 
 
 def on_site(path: str) -> str | None:
-    """Where MkDocs finds the page for a file of the repository, or None where the site has none."""
+    """The MkDocs path of the page for a file of the repository, or None if the site has none."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     if path.startswith("lessons/") and path.endswith(".py"):

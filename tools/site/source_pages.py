@@ -1,6 +1,6 @@
-"""An MkDocs hook: every Python file of the package as a page below source/, so that a link to a kernel opens it here; and edit links.
+"""An MkDocs hook: a page below source/ for every Python file of the package, so that links to kernels open there; and edit links.
 
-The pages are made of the files at build time. They stay out of the navigation and out of the search, which finds lessons instead.
+The pages are generated from the files at build time. They are left out of the navigation and of the search, which finds lessons instead.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ FRONT = "---\nsearch:\n  exclude: true\nhide: [navigation, toc]\ntitle: {path}\n
 
 @event_priority(100)
 def on_files(files, config):
-    """One generated page a file: source/minllm/costs.py.md is served as source/minllm/costs.py/."""
+    """One generated page per file: source/minllm/costs.py.md is served as source/minllm/costs.py/."""
     for path in sorted((ROOT / "minllm").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, f"source/{name}.md", content=page_of(name, path.read_text(encoding="utf-8"), config.repo_url)))
@@ -32,7 +32,7 @@ def page_of(name: str, source: str, repo_url: str | None) -> str:
 
 
 def on_pre_page(page, config, files):
-    """An edit link to the file that a page is made of, where the repository has an address."""
+    """An edit link to the file from which a page is generated, if the repository has an address."""
     if config.repo_url and not page.file.src_uri.startswith("source/"):
         path = page.file.src_uri if page.file.src_uri.startswith("lessons/") else f"docs/{page.file.src_uri}"
         page.edit_url = f"{config.repo_url.rstrip('/')}/edit/main/{path}"
@@ -40,5 +40,5 @@ def on_pre_page(page, config, files):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Pages may link the package's files as they lie in the repository."""
+    """Let pages link the package's files by their paths in the repository."""
     return to_site_links(markdown, page.file.src_uri)

@@ -1,6 +1,6 @@
-"""Attention's rungs on a paged cache, blocks in random order (or one per sequence): prompts in operations, decode steps in bytes.
+"""Attention's rungs on a paged cache with blocks in random order (or one per sequence): prompts in FLOPs, decode steps in bytes.
 
-Peers get the same keys and values gathered into contiguous memory beforehand, as [sequences, KV heads, keys, head_dim].
+Peers get the same keys and values, gathered into contiguous memory beforehand as [sequences, KV heads, keys, head_dim].
 """
 
 import numpy as np
@@ -11,15 +11,15 @@ from minllm.kernels.attention.common.arguments import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
-SAMPLE_ROWS = 32  # rows at each end of a sequence that the host computes again
+SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the host
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
-LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the ratio of the last two is the cost of paging
-# Sequences x keys of decode steps.
+LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the cost of paging is the ratio of the last two
+# (sequences, keys) of decode steps.
 DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
 
 def prefill_flops(sequences: int, tokens: int, heads: int, head_dim: int) -> int:
-    """Causal: query i sees i keys, and a multiply and an add in q . K and in p . V for each element of a head."""
+    """Causal: query i sees i keys, with a multiply and an add in q . K and in p . V for each element of a head."""
     return 4 * heads * head_dim * sequences * (tokens * (tokens + 1) // 2)
 
 
@@ -45,7 +45,7 @@ def prefill_case(
 
 
 def ragged_lengths(sequences: int, context: int) -> np.ndarray:
-    """Lengths from an eighth of `context` to all of it, in no order, the first the longest."""
+    """Lengths from an eighth of `context` to all of it, in random order, the first the longest."""
     return context - context * 7 * (np.arange(sequences) * 37 % sequences) // (8 * sequences)
 
 
@@ -60,8 +60,11 @@ def decode_case(
     layout: str = "",
     peers: tuple[str, ...] = PEERS,
 ) -> KernelCase:
-    """Attention of one new token per sequence. layout: "" for blocks of 16, "contiguous" for a block per sequence; "ragged" and "ragged
-    contiguous" are the same with lengths up to `context`, for which there are no peers."""
+    """Attention of one new token per sequence.
+
+    layout: "" for blocks of 16, "contiguous" for one block per sequence; "ragged" and "ragged contiguous" are the same with lengths up to
+    `context`, for which there are no peers.
+    """
     ragged = layout.startswith("ragged")
     lengths = ragged_lengths(sequences, context) if ragged else np.full(sequences, context)
     work = key_value_bytes(1, int(lengths.sum()), kv_heads, head_dim, dtype.itemsize)
@@ -93,8 +96,10 @@ def shared_prefix_case(
 
 
 def block_tables_of(random, sets, sequences, blocks, shared) -> np.ndarray:
-    """Block tables, [sets, sequences, blocks], over all blocks of a cache in a random order: a set's sequences have their first `shared`
-    blocks in common, and no others."""
+    """Block tables, [sets, sequences, blocks], over all blocks of a cache in random order.
+
+    The sequences of a set share their first `shared` blocks, and no others.
+    """
     order = random.permutation(sets * (shared + sequences * (blocks - shared))).astype(np.int32).reshape(sets, -1)
     common = np.repeat(order[:, None, :shared], sequences, axis=1)
     return np.concatenate([common, order[:, shared:].reshape(sets, sequences, blocks - shared)], axis=2)
@@ -104,13 +109,15 @@ def attention_case(
     benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS,
     prefix=0,
 ) -> KernelCase:  # fmt: skip
-    """`tokens` new tokens for each of `sequences`, which see `context` keys, the new ones included, or as many as `lengths` says; the
-    first `prefix` of them, a multiple of BLOCK_SIZE, are shared."""
+    """`tokens` new tokens for each of `sequences`, which see `context` keys, including the new ones, or as many as in `lengths`.
+
+    The first `prefix` keys, a multiple of BLOCK_SIZE, are shared.
+    """
     lengths = np.full(sequences, context) if lengths is None else lengths
     block_size = context if layout.endswith("contiguous") else BLOCK_SIZE
 
     def prepare(ops, noise, sets):
-        # One cache for all sets: each has blocks of its own.
+        # One cache for all sets, each with its own blocks.
         tables = block_tables_of(noise.random, sets, sequences, -(-context // block_size), prefix // block_size)
         shape = (int(tables.max()) + 1, block_size, kv_heads, head_dim)
         key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
@@ -146,7 +153,7 @@ def attention_case(
     set_bytes = key_value_bytes(1, prefix + sequences * (context - prefix), kv_heads, head_dim, dtype.itemsize)
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout and ', ' + layout}"
-    peers = peers if dtype == BFLOAT16 else ()  # neither takes float32
+    peers = peers if dtype == BFLOAT16 else ()  # neither supports float32
     return KernelCase("attention", benchmark, case, variant, dtype, unit, work, set_bytes, prepare, peers)
 
 

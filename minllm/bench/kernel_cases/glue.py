@@ -1,6 +1,6 @@
-"""The small kernels between the products, all bound by memory: on arrays of about 128 MB, as a share of the rate of a copy.
+"""The element-wise kernels, all memory-bound: on arrays of about 128 MB, as a share of the rate of a copy.
 
-Their case says tokens x what a token has. The bytes are those of each kernel's docstring.
+A case is named tokens x numbers per token. The bytes are those of each kernel's docstring.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
 from minllm.kernels.rope.rotate import rope, rope_reference, rope_table
 
 DTYPE, ITEM = BFLOAT16, BFLOAT16.itemsize
-SAMPLE_TOKENS = 64  # that are computed again on the host
+SAMPLE_TOKENS = 64  # tokens that are recomputed on the host
 BLOCK_SIZE = 16
 EPSILON = 1e-5
 
@@ -31,9 +31,9 @@ class Glue:
     """One set of inputs of a kernel."""
 
     launch: Callable[[], None]
-    out: Any  # what the kernel writes
-    expected: Callable[[np.ndarray], np.ndarray]  # the given tokens of `out`, from the reference
-    rows_of: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens  # where tokens lie in `out`
+    out: Any  # the kernel's output
+    expected: Callable[[np.ndarray], np.ndarray]  # the given tokens of `out`, by the reference
+    rows_of: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens  # rows of `out` for the given tokens
 
 
 def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> KernelCase:
@@ -54,7 +54,7 @@ def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> Kern
 
 
 def embedding_case(tokens=16384, hidden=4096, vocabulary=32768, with_positions=False) -> KernelCase:
-    """Each token's id is another one, so that no row is in the cache already; positions are GPT-2's."""
+    """All token ids differ, so that no row is in the cache already; positions are GPT-2's."""
     parts = 3 if with_positions else 2
 
     def make(ops, noise):
@@ -111,7 +111,7 @@ def angles(positions: int, head_dim: int) -> np.ndarray:
 
 
 def rope_case(tokens=16384, heads=32, head_dim=128) -> KernelCase:
-    """Every token at a position of its own: the table is read once, by all heads together."""
+    """Every token has its own position: the table is read once, shared by all heads."""
 
     def make(ops, noise):
         x, positions, table = noise.array((tokens, heads, head_dim), DTYPE), np.arange(tokens, dtype=np.int32), angles(tokens, head_dim)
@@ -151,7 +151,7 @@ def gelu_case(approximate: str, tokens=8192, features=8192) -> KernelCase:
 
 
 def slots_of(tokens: int, noise) -> tuple[int, np.ndarray]:
-    """(blocks of a cache that just holds `tokens`, a slot for each token): whole blocks in a random order."""
+    """(number of blocks that just hold `tokens`, a slot for each token): whole blocks in random order."""
     blocks = -(-tokens // BLOCK_SIZE)
     order = noise.random.permutation(blocks)
     return blocks, (order[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[:tokens].astype(np.int32)
@@ -173,7 +173,7 @@ def append_case(tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
 
 
 def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
-    """Blocks read, and written elsewhere: half of a cache to its other half, in a random order."""
+    """Blocks copied from one half of a cache to the other, in random order."""
 
     def make(ops, noise):
         cache = noise.array((2 * copies, BLOCK_SIZE, kv_heads, head_dim), DTYPE)
@@ -188,7 +188,7 @@ def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
 
 
 def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_norm=False) -> KernelCase:
-    """Judged by the keys, which are turned, and then in the cache; with_norm: Qwen3's norms of queries and keys."""
+    """Judged by the rotated keys in the cache; with_norm: Qwen3's norms of queries and keys."""
     width = (heads + 2 * kv_heads) * head_dim
 
     def make(ops, noise):

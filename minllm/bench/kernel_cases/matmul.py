@@ -1,4 +1,4 @@
-"""The rungs of the matrix product: operations per second for many rows, bytes per second for few."""
+"""GEMM's rungs: FLOPs per second for many rows, share of the memory bandwidth for few."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.variants import VARIANTS
 
-SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that the host computes again
+SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that are recomputed on the host
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
@@ -47,7 +47,7 @@ def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16
 
 
 def cases() -> list[KernelCase]:
-    """M x N x K as the record names them: tokens x output features x input features."""
+    """Cases named M x N x K: tokens x output features x input features."""
     ladder = [matmul_case("naive", 2048, 2048, 2048)]
     for size in (2048, 4096):
         ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", "wgmma")]

@@ -1,4 +1,4 @@
-"""The two kernels that bring keys, values and queries into the materialized rung's caches."""
+"""The two kernels that fill the materialized rung's caches with keys and values and compute its queries."""
 
 import numpy as np
 
@@ -13,12 +13,12 @@ DTYPE = BFLOAT16
 
 
 def fill_flops(tokens: int, hidden: int, key_value_features: int) -> int:
-    """Two products, K's and V's."""
+    """Two GEMMs, for K and V."""
     return 2 * 2 * tokens * hidden * key_value_features
 
 
 def project_bytes(hidden: int, query_features: int, key_value_features: int, itemsize: int) -> int:
-    """Every weight once, the token, and q, k and v."""
+    """Bytes of every weight once, the token, and q, k and v."""
     features = query_features + 2 * key_value_features
     return (features * hidden + hidden + features) * itemsize
 

@@ -1,7 +1,7 @@
-"""Decode attention over quantised caches, in tokens of context a second, beside our own bfloat16 kernel over as many tokens.
+"""Decode attention over quantised caches, in tokens of context per second, beside our own bfloat16 kernel over as many tokens.
 
-Codes are random, and so are scales and zeros, around what numbers of mean 0 and deviation 1 have. The rival's keys and values are others,
-of the same shape: what counts is how fast each goes through its cache.
+Codes are random, as are scales and zeros, chosen to give numbers of mean 0 and deviation 1. The rival's keys and values are others
+of the same shape: only the speed of reading each cache matters.
 """
 
 from dataclasses import replace
@@ -20,14 +20,16 @@ from minllm.kernels.quantization.reference import FLOAT8
 
 SIZES = ((1, 8192), (64, 4096), (256, 1024))  # sequences x keys
 PAGED = (64, 4096)
-SPREAD = 3.46  # the width of an even spread of numbers whose deviation is 1
-STRIP = 1_000_003  # codes and scales that are drawn, and then repeated; a prime, so that no two rows are alike
+SPREAD = 3.46  # the width of a uniform distribution with deviation 1
+STRIP = 1_000_003  # codes and scales are drawn once and then repeated; a prime, so that no two rows are alike
 RIVAL = "minllm split_tensor_core, bfloat16"
 
 
 def random_cache(noise, form, num_blocks, block_size, kv_heads, array, of_keys=False):
-    """A QuantizedCache full of random numbers of deviation 1; array(host_array) brings arrays to where they are wanted. of_keys: by channel
-    where the format has keys so."""
+    """A QuantizedCache full of random numbers of deviation 1.
+
+    array(host_array) copies arrays to their device. of_keys: quantised by channel if the format does that for keys.
+    """
     shape = (num_blocks, kv_heads, block_size, form.code_bytes)
     if form.is_float:
         codes = noise.array(shape, FLOAT8[form.name]).view(np.uint8)
@@ -44,13 +46,16 @@ def random_cache(noise, form, num_blocks, block_size, kv_heads, array, of_keys=F
 def quantized_decode_case(
     name: str, sequences: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, layout: str = "contiguous"
 ) -> KernelCase:
-    """Attention of one new token a sequence over caches in format `name`. layout: "" for blocks of 16 in a random order, "contiguous" for a
-    block a sequence, "ragged" for blocks of 16 and lengths up to `context`."""
+    """Attention of one new token per sequence over caches in format `name`.
+
+    layout: "" for blocks of 16 in random order, "contiguous" for one block per sequence, "ragged" for blocks of 16 and lengths up to
+    `context`.
+    """
     form = kv_format(name, head_dim)
     lengths = ragged_lengths(sequences, context) if layout == "ragged" else np.full(sequences, context)
     tokens = int(lengths.sum())
     block_size = context if layout == "contiguous" else BLOCK_SIZE
-    blocks = -(-context // block_size)  # of a sequence
+    blocks = -(-context // block_size)  # blocks per sequence
 
     def prepare(ops, noise, sets):
         num_blocks = sets * sequences * blocks
@@ -99,6 +104,6 @@ def quantized_decode_case(
 
 
 def cases() -> list[KernelCase]:
-    """Sequences x keys, in every format; blocks of 16 and ragged lengths where many sequences are served."""
+    """Sequences x keys, in every format; blocks of 16 and ragged lengths for many sequences."""
     contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in TOKEN_FORMATS]
     return [*contiguous, *(quantized_decode_case(name, *PAGED, layout=layout) for layout in ("", "ragged") for name in TOKEN_FORMATS[:3])]

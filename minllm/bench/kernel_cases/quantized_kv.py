@@ -1,4 +1,4 @@
-"""Writing a quantised cache, as a share of the rate of a copy; and prompts over one, in operations.
+"""Writing a quantised cache, as a share of the rate of a copy; and prompts over one, in FLOPs.
 
 The bytes are those of the kernels' docstrings: 16-bit numbers read, codes and scales written.
 """
@@ -24,7 +24,7 @@ def empty_cache(ops, name, num_blocks, kv_heads, head_dim, block_size=BLOCK_SIZE
 
 
 def written(name, value):
-    """The codes of value [T, kv_heads, head_dim], from the reference: uint8 [T * kv_heads, code_bytes]."""
+    """The codes of value [T, kv_heads, head_dim], by the reference: uint8 [T * kv_heads, code_bytes]."""
     tokens, kv_heads, head_dim = value.shape
     caches = [allocate(kv_format(name, head_dim), tokens, 1, kv_heads, np.zeros, np.asarray) for _ in range(2)]
     append_reference(value, value, *caches, np.arange(tokens))
@@ -32,13 +32,13 @@ def written(name, value):
 
 
 def rows_of(slots, kv_heads, block_size=BLOCK_SIZE):
-    """Where the heads of these slots lie in a cache [num_blocks, kv_heads, block_size]: [T * kv_heads]."""
+    """Rows of the heads of these slots in a cache [num_blocks, kv_heads, block_size]: [T * kv_heads]."""
     block, offset = np.divmod(slots[:, None], block_size)
     return ((block * kv_heads + np.arange(kv_heads)) * block_size + offset).reshape(-1)
 
 
 def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
-    """Keys and values read and written to their slots; judged by the values' codes, which are the reference's to the bit."""
+    """Keys and values read and written to their slots; judged by the values' codes, which equal the reference's bit for bit."""
 
     def make(ops, noise):
         key, value = (noise.array((tokens, kv_heads, head_dim), BFLOAT16) for _ in range(2))
@@ -80,7 +80,7 @@ def prefill_case(
     name: str, sequences: int, tokens: int, heads=32, kv_heads=8, head_dim=128, variant="flash_attention_2_quantized"
 ) -> KernelCase:
     """Causal attention of whole prompts over a quantised cache in blocks of 16."""
-    blocks = -(-tokens // BLOCK_SIZE)  # of a sequence
+    blocks = -(-tokens // BLOCK_SIZE)  # blocks per sequence
 
     def prepare(ops, noise, sets):
         table = noise.random.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks)
@@ -111,12 +111,12 @@ def prefill_case(
 
 
 class HostArrays:
-    """Where a cache is made in the host's memory."""
+    """Allocates a cache in the host's memory."""
 
     zeros, array = staticmethod(np.zeros), staticmethod(np.asarray)
 
 
 def cases() -> list[KernelCase]:
-    """Both writers and a prompt, in every format but e5m2, which goes as e4m3 does."""
+    """Both writers and a prompt, in every format except e5m2, which behaves as e4m3."""
     writers = [case(name) for case in (append_case, qkv_rope_append_case) for name in FORMATS]
     return [*writers, *(prefill_case(name, 1, 4096) for name in FORMATS)]

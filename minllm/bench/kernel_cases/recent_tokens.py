@@ -1,4 +1,4 @@
-"""Residual windows: groups of recent tokens that become codes, as a share of the rate of a copy, and the step of all windows."""
+"""Residual windows: quantising groups of recent tokens, as a share of the rate of a copy, and advancing all windows."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ FORM = "kivi_int4"
 
 
 def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> KernelCase:
-    """One prompt of so many whole groups; judged by the keys' codes, which are the reference's to the bit."""
+    """One prompt of `groups` whole groups; judged by the keys' codes, which equal the reference's bit for bit."""
     form, tokens = kv_format(FORM, head_dim), groups * TOKEN_GROUP
 
     def make(ops, noise):
@@ -41,7 +41,7 @@ def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> Kernel
 
 
 def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
-    """All windows of a batch moved on, a few bytes a row: its time is a launch's."""
+    """Advance all windows of a batch, a few bytes per row: its time is that of a launch."""
 
     def prepare(ops, noise, sets):
         positions, rings = noise.random.integers(0, 9999, rows).astype(np.int32), np.arange(rows, dtype=np.int32)
@@ -55,7 +55,7 @@ def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
             error=lambda out: mismatches(out, np.concatenate([array.reshape(-1) for array in expected])),
         )
 
-    set_bytes = 2**40  # one set, whatever the cache: there is nothing to read
+    set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
     return KernelCase(
         "kv", "kv", f"{rows} rows, {window} tokens", "move_window", FLOAT32, MICROSECONDS, 0, set_bytes, prepare, tolerance=0.0
     )

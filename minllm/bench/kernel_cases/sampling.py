@@ -1,7 +1,7 @@
-"""From logits to tokens, in microseconds: what each rule costs a decode step over a vocabulary of 128,256.
+"""From logits to tokens, in microseconds: the cost of each rule per decode step over a vocabulary of 128,256.
 
-The limit is the time of reading the logits once. The logits come from memory, as of a head that was computed long ago; in a decode step
-one row's would still be in the cache.
+The limit is the time of reading the logits once. The logits come from HBM, as if computed long ago; in a decode step
+those of a single row would still be in L2.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from minllm.kernels.sampling.advance import advance, advance_reference
 from minllm.kernels.sampling.sample import SampleScratch, sample
 
 VOCABULARY = 128256
-SAMPLE_ROWS = 4  # that are sampled again on the host
+SAMPLE_ROWS = 4  # rows that are sampled again on the host
 RULES = {
     "greedy": dict(temperature=0.0),
     "temperature": dict(temperature=0.8),
@@ -25,12 +25,12 @@ RULES = {
 
 
 def mismatches(found: np.ndarray, expected: np.ndarray) -> float:
-    """The share of rows that got another token than the reference's."""
+    """The share of rows with a token other than the reference's."""
     return float((found != expected).mean())
 
 
 def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelCase:
-    """All rows follow one rule of RULES, each with a seed of its own."""
+    """All rows follow one rule of RULES, each with its own seed."""
     params = [SamplingParams(seed=row, **RULES[rule]) for row in range(rows)]
     logits_bytes = rows * vocabulary * FLOAT32.itemsize
 
@@ -54,10 +54,10 @@ def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelC
 
 
 def advance_case(rows: int = 64) -> KernelCase:
-    """The step from one decode step to the next, a few bytes a row: its time is a launch's."""
+    """The step between two decode steps, a few bytes per row: its time is that of a launch."""
 
     def prepare(ops, noise, sets):
-        # Every launch moves the rows on, thousands of times. A block that never ends keeps them inside of their tables.
+        # Each of thousands of launches advances the rows. An endless block keeps them inside their tables.
         endless = 2**30
         tables, limits = np.zeros((rows, 1), np.int32), np.full(rows, endless, np.int32)
         tokens = noise.random.integers(0, VOCABULARY, rows).astype(np.int32)
@@ -73,7 +73,7 @@ def advance_case(rows: int = 64) -> KernelCase:
             error=lambda found: mismatches(found, np.stack(state)),
         )
 
-    set_bytes = 2**40  # one set, whatever the cache: there is nothing to read
+    set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
     return KernelCase("sampling", "sampling", f"{rows} rows", "advance", FLOAT32, MICROSECONDS, 0, set_bytes, prepare, tolerance=0.0)
 
 

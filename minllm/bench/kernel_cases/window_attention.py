@@ -1,4 +1,4 @@
-"""Attention with a residual window: decode steps in tokens of context a second, beside our own bfloat16 kernel, and whole prompts.
+"""Attention with a residual window: decode steps in tokens of context per second, beside our own bfloat16 kernel, and whole prompts.
 
 Codes and their scales are random, as in quantized_attention.py; recent keys and values are normal.
 """
@@ -24,11 +24,11 @@ SAMPLE = (0, 127, 159, 160, 1000, -1)  # rows of a prompt that are compared with
 
 
 def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_heads=8, head_dim=128, window=WINDOW) -> KernelCase:
-    """Attention of the last `new` tokens of each sequence, in blocks of as many tokens as a sequence has."""
+    """Attention of the last `new` tokens of each sequence; each sequence is one block."""
     form, scale = kv_format(name, head_dim), head_dim**-0.5
     base = int(window_start(context - new, window))
     recent_len = context - base
-    recent_blocks = -(-recent_len // TOKEN_GROUP)  # of a sequence
+    recent_blocks = -(-recent_len // TOKEN_GROUP)  # blocks per sequence
 
     def prepare(ops, noise, sets):
         hosts = [random_cache(noise, form, sets * sequences, context, kv_heads, np.asarray, of_keys) for of_keys in (True, False)]

@@ -1,9 +1,9 @@
-"""Detective cases: real bugs as small kernels, each with what one notices on a GPU, its mended twin, and how the simulator finds it.
+"""Detective cases: real bugs as small kernels, each with its symptom on a GPU, a fixed twin, and the simulator's diagnosis.
 
-One file a case, named for the symptom, so that the name gives nothing away. A lesson shows one with `show_case(name)`; `investigate(name)`
-runs its kernel in the simulator and says what is wrong, and `investigate(name, my_kernel)` tries a reader's mended one.
+One file per case, named for the symptom, so that the name gives nothing away. A lesson shows one with `show_case(name)`;
+`investigate(name)` runs its kernel in the simulator and reports what is wrong; `investigate(name, my_kernel)` tries a reader's fix.
 
-To add one: a module here with the broken kernel, the mended one and `CASE`, and its name in NAMES. The tests prove that the bug is found
+To add one: a module here with the broken kernel, the fixed one and `CASE`, and its name in NAMES. The tests prove that the bug is found
 in the line that the case names, and that nothing is found in the twin.
 """
 
@@ -32,7 +32,7 @@ NAMES = (
 
 
 def find(name: str) -> Case:
-    """The case of this name, or ExerciseError."""
+    """The case of this name. Raises ExerciseError for an unknown one."""
     if name not in NAMES:
         raise ExerciseError(f"there is no case {name!r}; there are {', '.join(NAMES)}")
     return import_module(f"minllm.course.cases.{name}").CASE

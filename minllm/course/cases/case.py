@@ -1,4 +1,4 @@
-"""What a detective case is, and how it is investigated."""
+"""A detective case, and how it is investigated."""
 
 import inspect
 import sys
@@ -19,10 +19,10 @@ ROOT = Path(minllm.__file__).parent.parent
 class Case:
     """A bug.
 
-    lesson: where it is shown. title: its heading. story: what one notices on a GPU. hint: where to look, without the answer. broken,
-    mended: kernels of one signature. examine(kernel): runs a kernel in the simulator, and raises SimulationError or Mismatch where it
-    is wrong. guilty: a part of the line to blame, or of the one beside which something is missing. solution: what is wrong, why it
-    shows as it does, and the mend.
+    lesson: the lesson that shows it. title: its heading. story: the symptom on a GPU. hint: where to look, without the answer. broken,
+    mended: kernels of one signature. examine(kernel): runs a kernel in the simulator, and raises SimulationError or Mismatch if it
+    is wrong. guilty: part of the line to blame, or of the line beside which something is missing. solution: the cause, why it
+    shows this symptom, and the fix.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of an investigation: message is what the simulator found, "" if nothing."""
+    """The result of an investigation: message is the simulator's finding, "" if there is none."""
 
     case: Case
     message: str

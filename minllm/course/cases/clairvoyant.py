@@ -15,7 +15,7 @@ MINUS_INFINITY = -np.inf
 
 @kernel
 def causal_softmax_kernel(scores, weights):
-    """weights[t] = softmax of scores[t] over the keys that token t may see, a thread a token; both [tokens, tokens]."""
+    """weights[t] = softmax of scores[t] over the keys visible to token t, one thread per token; both [tokens, tokens]."""
     query = cuda.grid(1)
     tokens = scores.shape[0]
     if query >= tokens:

@@ -1,4 +1,4 @@
-"""New keys go into the paged cache, and one in every page is missing."""
+"""New keys are written to the paged cache, and one in every page is missing."""
 
 import numpy as np
 from numba import cuda, float32
@@ -8,13 +8,13 @@ from minllm.course.checks.mismatch import expect
 from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
 
-BLOCK_SIZE = 4  # tokens of a page
+BLOCK_SIZE = 4  # tokens per page
 HEAD_DIM = 8
 
 
 @kernel
 def append_kernel(key, position, key_cache, block_table):
-    """The key [head_dim] of the token at `position` goes to its place in key_cache [pages, BLOCK_SIZE, head_dim]; a thread an element."""
+    """Write key [head_dim] of the token at `position` to its slot in key_cache [pages, BLOCK_SIZE, head_dim]; one thread per element."""
     i = cuda.threadIdx.x
     page = block_table[(position + 1) // BLOCK_SIZE]
     key_cache[page, position % BLOCK_SIZE, i] = key[i]
@@ -22,7 +22,7 @@ def append_kernel(key, position, key_cache, block_table):
 
 @kernel
 def mended_kernel(key, position, key_cache, block_table):
-    """The same, with the page that the position itself lies in."""
+    """The same, with the page that contains the position itself."""
     i = cuda.threadIdx.x
     page = block_table[position // BLOCK_SIZE]
     key_cache[page, position % BLOCK_SIZE, i] = key[i]
@@ -30,7 +30,7 @@ def mended_kernel(key, position, key_cache, block_table):
 
 @kernel
 def scores_kernel(query, key_cache, block_table, scores):
-    """scores[position] = query . key, a thread a position: what attention does with the cache. It is right."""
+    """scores[position] = query . key, one thread per position, as attention reads the cache. It is right."""
     position = cuda.threadIdx.x
     page = block_table[position // BLOCK_SIZE]
     total = float32(0.0)
@@ -40,11 +40,11 @@ def scores_kernel(query, key_cache, block_table, scores):
 
 
 def examine(kernel):
-    """Seven tokens are written one by one; then a query looks at all of them."""
+    """Write seven tokens one by one; then a query reads all of them."""
     random = np.random.default_rng(0)
     tokens = 7
     keys, query = (random.standard_normal(shape).astype(np.float32) for shape in ((tokens, HEAD_DIM), HEAD_DIM))
-    block_table = np.int32([5, 2, 3])  # pages lie anywhere
+    block_table = np.int32([5, 2, 3])  # pages in arbitrary order
     key_cache, scores = unwritten((6, BLOCK_SIZE, HEAD_DIM), np.float32), unwritten((tokens,), np.float32)
     for position in range(tokens):
         kernel.simulate[1, HEAD_DIM](keys[position], np.int32(position), key_cache, block_table)

@@ -1,4 +1,4 @@
-"""An RMSNorm that hangs, or does not."""
+"""An RMSNorm that hangs, sometimes."""
 
 import numpy as np
 from numba import cuda, float32
@@ -14,7 +14,7 @@ BLOCK = 64
 
 @kernel
 def norm_kernel(x, out, epsilon):
-    """out[row] = x[row] / sqrt(mean of x[row] ** 2 + epsilon), a block a row; both [rows, hidden]."""
+    """out[row] = x[row] / sqrt(mean of x[row] ** 2 + epsilon), one block per row; both [rows, hidden]."""
     partial = cuda.shared.array(BLOCK, float32)
     row, thread = cuda.blockIdx.x, cuda.threadIdx.x
     hidden = x.shape[1]
@@ -27,9 +27,9 @@ def norm_kernel(x, out, epsilon):
     while distance > 0:
         if thread < distance:
             partial[thread] += partial[thread + distance]
-            cuda.syncthreads()  # the sums of this step are there before the next one reads them
+            cuda.syncthreads()  # this step's sums are written before the next step reads them
         distance //= 2
-    cuda.syncthreads()  # the sum of all is there before all read it
+    cuda.syncthreads()  # the total is written before all threads read it
     scale = libdevice.rsqrtf(partial[0] / float32(hidden) + epsilon)
     for column in range(thread, hidden, BLOCK):
         out[row, column] = x[row, column] * scale
@@ -37,7 +37,7 @@ def norm_kernel(x, out, epsilon):
 
 @kernel
 def mended_kernel(x, out, epsilon):
-    """The same, and all threads reach every barrier."""
+    """The same, but all threads reach every barrier."""
     partial = cuda.shared.array(BLOCK, float32)
     row, thread = cuda.blockIdx.x, cuda.threadIdx.x
     hidden = x.shape[1]
@@ -76,7 +76,7 @@ CASE = Case(
     broken=norm_kernel,
     mended=mended_kernel,
     examine=examine,
-    guilty="cuda.syncthreads()  # the sums of this step",
+    guilty="cuda.syncthreads()  # this step's sums",
     solution="The barrier stands in a branch that only a part of the threads takes. A barrier waits for all threads of the block, and "
     "those that left the loop early never come to it. What happens then is undefined: the hardware counts arrivals of warps, "
     "so it may wait for ever, or take an arrival at another barrier for one at this, and let threads read sums that are not "

@@ -1,4 +1,4 @@
-"""A matrix-vector product that asks for the right bytes and is slow all the same."""
+"""A GEMV that loads the right bytes and is slow all the same."""
 
 import numpy as np
 from numba import cuda, float32
@@ -14,7 +14,7 @@ NEIGHBOURS = 4  # sectors of 32 bytes that a request of 32 neighbouring float32 
 
 @kernel
 def matrix_vector_kernel(matrix, vector, out):
-    """out[row] = matrix[row] . vector, a thread a row; matrix [rows, columns]. Blocks of 32 threads, more of them than rows need."""
+    """out[row] = matrix[row] . vector, one thread per row; matrix [rows, columns]. Blocks of 32 threads, more than the rows need."""
     row = cuda.blockIdx.x * 32 + cuda.threadIdx.x
     if row < matrix.shape[0]:
         total = float32(0.0)
@@ -25,7 +25,7 @@ def matrix_vector_kernel(matrix, vector, out):
 
 @kernel
 def mended_kernel(matrix, vector, out):
-    """The same, a warp a row."""
+    """The same, with one warp per row."""
     lane = cuda.threadIdx.x
     row = cuda.blockIdx.x
     if row < matrix.shape[0]:
@@ -41,7 +41,7 @@ def mended_kernel(matrix, vector, out):
 
 
 def examine(kernel):
-    """A matrix of 64 rows of 64 numbers; the sectors that its rows are read in are counted."""
+    """A matrix of 64 rows of 64 numbers; counts the sectors that reads of its rows touch."""
     random = np.random.default_rng(0)
     matrix, vector = (random.standard_normal(shape).astype(np.float32) for shape in ((64, 64), 64))
     out = unwritten((64,), np.float32)
@@ -61,7 +61,7 @@ CASE = Case(
     name="idle_bytes",
     lesson=4,
     title="All bytes are needed, and still too many move",
-    story="A matrix-vector product reads every element of the matrix once. By the roofline it ought to run as fast as a copy. It does "
+    story="A GEMV reads every element of the matrix once. By the roofline it ought to run as fast as a copy. It does "
     "not come near, while the profiler shows a memory system that is busy all the time. The arithmetic cannot be the limit: it "
     "is two operations for four bytes.",
     hint="Memory moves sectors of 32 bytes. Take the 32 threads of a warp in their first step of the loop: which 32 addresses do they "

@@ -1,4 +1,4 @@
-"""Rows are scaled in shared memory and sent out by the copy engine, and some of them are not the ones that were meant."""
+"""Rows are scaled in shared memory and stored by TMA, and some of them are the wrong ones."""
 
 import numpy as np
 from numba import cuda, float32
@@ -22,7 +22,7 @@ ROW = 4 * WARP  # float32
 
 @kernel
 def scale_rows_kernel(x, out, factor):
-    """out = factor * x, both [rows * ROW], flat; one warp takes row after row, and one bulk copy sends each."""
+    """out = factor * x, both [rows * ROW], flat; one warp takes row after row, and one bulk copy stores each."""
     tile = cuda.shared.array(ROW, float32, 128)
     lane = cuda.threadIdx.x
     for first in range(0, x.shape[0], ROW):
@@ -32,7 +32,7 @@ def scale_rows_kernel(x, out, factor):
         if lane == 0:
             cp_async_bulk_global_shared(out, first, shared_address(tile, 0), 4 * ROW)
             cp_async_bulk_commit_group()
-            cp_async_bulk_wait_group_read_0()  # the copy has read the tile, which may be written again
+            cp_async_bulk_wait_group_read_0()  # the copy has read the tile, which may be overwritten
         cuda.syncthreads()
     if lane == 0:
         cp_async_bulk_wait_group_0()
@@ -77,10 +77,10 @@ CASE = Case(
     mended=mended_kernel,
     examine=examine,
     guilty="tile[lane + WARP * i] = factor * x[first + lane + WARP * i]",
-    solution="The copy engine is no thread. It reads shared memory through a proxy of its own, the async proxy, and stores of threads "
-    "need not have reached that when the barrier is passed. The copy may still find what was there before: the last row. Each "
-    "thread that stored has to execute fence.proxy.async, and then the barrier tells the one that starts the copy that all "
-    "have. The other way round nothing is missing: the wait for the read lets the threads write again. Nearly always the "
-    "stores arrive in time, which is why this bug is found by reading, or by a simulator that keeps both views of shared "
-    "memory.",
+    solution="The unit that executes bulk copies, TMA, is not a thread. It reads shared memory through the async proxy, and the "
+    "threads' stores need not be visible there after the barrier. The copy may still read the old contents: the previous row. Each "
+    "thread that stored has to execute fence.proxy.async before the barrier, which then tells the thread that starts the copy "
+    "that all have done so. In the other direction nothing is missing: the wait for the read lets the threads write again. Nearly "
+    "always the stores arrive in time, which is why this bug is found by reading, or by a simulator that keeps both views of "
+    "shared memory.",
 )

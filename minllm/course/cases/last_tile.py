@@ -1,4 +1,4 @@
-"""A row is added up tile by tile while the next tile is on its way; the last tile is sometimes another."""
+"""A row is summed tile by tile while the next tile is in flight; the last tile is sometimes wrong."""
 
 import numpy as np
 from numba import cuda, float32
@@ -11,12 +11,12 @@ from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
 
 WARP = 32
-TILE = 4 * WARP  # float32 of a tile: 16 bytes a thread
+TILE = 4 * WARP  # float32 per tile: 16 bytes per thread
 
 
 @kernel
 def tiled_sum_kernel(x, out):
-    """out[0] = sum of x, by one warp; x [tiles * TILE]. Two buffers take turns: one is read while the other is filled."""
+    """out[0] = sum of x, by one warp; x [tiles * TILE]. Double buffering: one buffer is read while the other is filled."""
     buffers = cuda.shared.array((2, TILE), float32, 128)
     lane = cuda.threadIdx.x
     tiles = x.shape[0] // TILE
@@ -27,7 +27,7 @@ def tiled_sum_kernel(x, out):
         if tile + 1 < tiles:
             cp_async_16(shared_address(buffers, (tile + 1) % 2 * TILE + 4 * lane), x, (tile + 1) * TILE + 4 * lane, 16)
             cp_async_commit_group()
-        cp_async_wait_group_1()  # all copies but the newest have arrived: this tile is here, the next one may be on its way
+        cp_async_wait_group_1()  # all copies but the newest have arrived: this tile is here, the next one may be in flight
         cuda.syncthreads()
         for i in range(4):
             total += buffers[tile % 2, lane + WARP * i]
@@ -39,7 +39,7 @@ def tiled_sum_kernel(x, out):
 
 @kernel
 def mended_kernel(x, out):
-    """The same, and every step closes a group, be it an empty one."""
+    """The same, but every step commits a group, even an empty one."""
     buffers = cuda.shared.array((2, TILE), float32, 128)
     lane = cuda.threadIdx.x
     tiles = x.shape[0] // TILE
@@ -75,14 +75,14 @@ CASE = Case(
     story="Tiles are copied asynchronously, and two buffers take turns, so that one tile is added up while the next arrives. On an "
     "H200 the sum of 64 tiles is wrong in every run, always by the same amount: it has the last tile but two twice, and the last "
     "one not at all. A sister of this kernel that computes more on each tile is right for years, and then wrong on a faster GPU.",
-    hint="`cp_async_wait_group_1` waits until at most one group of copies is under way. Count the groups that are under way in each "
+    hint="`cp_async_wait_group_1` waits until at most one group of copies is in flight. Count the groups in flight in each "
     "step. Which one may still be, in the last step?",
     broken=tiled_sum_kernel,
     mended=mended_kernel,
     examine=examine,
     guilty="cp_async_wait_group_1()",
     solution="The newest group is the next tile's as long as there is a next tile. In the last step no group is committed, so the "
-    "newest is the tile that is wanted now, and nobody waits for it. The buffer may still hold what was there two tiles ago. "
+    "newest is the tile that is needed now, and the wait does not cover it. The buffer may still hold what was there two tiles ago. "
     "Usually the copy has long arrived, since a step takes longer than a copy. Commit a group in every step: an empty one is "
-    "done at once, and the count is right again. The simulator lets a copy take effect only when somebody waits for it.",
+    "done at once, and the count is right again. The simulator lets a copy take effect only when a thread waits for it.",
 )

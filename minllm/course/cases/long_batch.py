@@ -1,4 +1,4 @@
-"""A kernel that forbids tokens by a mask, and forbids the wrong ones once the batch is large."""
+"""A kernel that bans tokens by a mask, and bans the wrong ones once the batch is large."""
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -15,7 +15,7 @@ MINUS_INFINITY = -np.inf
 
 @kernel
 def forbid_kernel(logits, rows, allowed, vocabulary, out):
-    """out = logits [requests, tokens], -inf where row rows[request] of `allowed`, flat [rows * vocabulary], holds 0; a block a row."""
+    """out = logits [requests, tokens], -inf where row rows[request] of `allowed`, flat [rows * vocabulary], is 0; one block per row."""
     request, token = cuda.blockIdx.x, cuda.threadIdx.x
     first = int32(rows[request] * vocabulary)  # 32-bit arithmetic is cheaper
     while token < logits.shape[1]:
@@ -25,7 +25,7 @@ def forbid_kernel(logits, rows, allowed, vocabulary, out):
 
 @kernel
 def mended_kernel(logits, rows, allowed, vocabulary, out):
-    """The same in 64 bits, which is what Numba makes of a product of two 32-bit numbers by itself."""
+    """The same in 64 bits, Numba's default for the product of two 32-bit numbers."""
     request, token = cuda.blockIdx.x, cuda.threadIdx.x
     first = rows[request] * vocabulary
     while token < logits.shape[1]:
@@ -34,7 +34,7 @@ def mended_kernel(logits, rows, allowed, vocabulary, out):
 
 
 def examine(kernel):
-    """Two rows of a mask with 32,769: the first and the last. The mask is 4 GB of zeros, of which hardly a page is ever touched."""
+    """The first and the last row of a mask with 32,769. The mask is 4 GB of zeros, whose pages are almost all untouched."""
     rows = np.int64([0, 32_768])
     allowed = np.zeros((32_769) * VOCABULARY, np.uint8)
     allowed[:50:2] = 1

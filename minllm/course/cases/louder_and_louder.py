@@ -1,4 +1,4 @@
-"""Keys are stored in 8 bits with a scale for each; after the first request they come back too large or too small."""
+"""Keys are stored in 8 bits with one scale each; after the first request they are read back too large or too small."""
 
 import numpy as np
 from numba import cuda, float32, int32, uint8
@@ -14,7 +14,7 @@ LEVELS = 255  # the largest code
 
 @kernel
 def append_kernel(key, slot_mapping, codes, scales):
-    """Quantise key [tokens, HEAD_DIM] to codes [slots, HEAD_DIM] with scales [slots, 2], (scale, zero); a thread a token."""
+    """Quantise key [tokens, HEAD_DIM] to codes [slots, HEAD_DIM] with scales [slots, 2], (scale, zero); one thread per token."""
     token = cuda.threadIdx.x
     slot = slot_mapping[token]
     low, high = key[token, 0], key[token, 0]
@@ -28,7 +28,7 @@ def append_kernel(key, slot_mapping, codes, scales):
 
 @kernel
 def mended_kernel(key, slot_mapping, codes, scales):
-    """The same, with the scale beside the codes that were made with it."""
+    """The same, with each scale stored beside its own codes."""
     token = cuda.threadIdx.x
     slot = slot_mapping[token]
     low, high = key[token, 0], key[token, 0]
@@ -42,7 +42,7 @@ def mended_kernel(key, slot_mapping, codes, scales):
 
 @kernel
 def scores_kernel(query, codes, scales, slots, scores):
-    """scores[t] = query . key of slot slots[t], the key as code * scale + zero; a thread a key. It is right."""
+    """scores[t] = query . key of slot slots[t], the key as code * scale + zero; one thread per key. It is right."""
     t = cuda.threadIdx.x
     slot = slots[t]
     total = float32(0.0)
@@ -52,11 +52,11 @@ def scores_kernel(query, codes, scales, slots, scores):
 
 
 def examine(kernel):
-    """A prompt of three tokens and then three steps of one token each; then a query looks at all six keys."""
+    """A prompt of three tokens and then three steps of one token each; then a query reads all six keys."""
     random = np.random.default_rng(0)
-    sizes = np.float32([1, 4, 0.5, 2, 8, 1])[:, None]  # keys of different size, so that their scales differ
+    sizes = np.float32([1, 4, 0.5, 2, 8, 1])[:, None]  # keys of different magnitude, so that their scales differ
     keys, query = random.standard_normal((6, HEAD_DIM)).astype(np.float32) * sizes, random.standard_normal(HEAD_DIM).astype(np.float32)
-    slots = np.int32([0, 1, 2, 3, 8, 9])  # the second block is not the neighbour of the first
+    slots = np.int32([0, 1, 2, 3, 8, 9])  # the second block is not adjacent to the first
     codes, scales = np.zeros((12, HEAD_DIM), np.uint8), unwritten((12, 2), np.float32)
     for new in ([0, 1, 2], [3], [4], [5]):
         kernel.simulate[1, len(new)](keys[new], slots[new], codes, scales)

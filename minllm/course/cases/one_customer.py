@@ -1,4 +1,4 @@
-"""A matrix-vector product that loads ahead, and crashes for one customer."""
+"""A GEMV that prefetches, and crashes for one customer."""
 
 import numpy as np
 from numba import cuda, float32
@@ -14,13 +14,13 @@ WARP = 32
 
 @kernel
 def prefetching_kernel(weight, x, out):
-    """out[row] = weight[row] . x, a warp a row; weight [rows, K], K a multiple of 32."""
+    """out[row] = weight[row] . x, one warp per row; weight [rows, K], K a multiple of 32."""
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     total = float32(0.0)
     following = weight[row, lane]
     for first in range(0, weight.shape[1], WARP):
         current = following
-        following = weight[row, first + WARP + lane]  # on its way while the product below is computed
+        following = weight[row, first + WARP + lane]  # in flight while the product below is computed
         total += current * x[first + lane]
     total = warp_sum(total)
     if lane == 0:
@@ -29,7 +29,7 @@ def prefetching_kernel(weight, x, out):
 
 @kernel
 def mended_kernel(weight, x, out):
-    """The same, and the last step loads nothing ahead."""
+    """The same, but the last step prefetches nothing."""
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     total = float32(0.0)
     following = weight[row, lane]

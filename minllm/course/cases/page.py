@@ -1,4 +1,4 @@
-"""A detective case on a page: the story and the broken kernel; closed until they are wanted, a hint, the finding and the solution."""
+"""A detective case on a page: the story and the broken kernel; hint, finding and solution are collapsed."""
 
 from minllm.course.cases import find
 from minllm.course.cases.case import Case, Finding, finding
@@ -8,7 +8,7 @@ from minllm.runtime.kernel import Kernel
 
 
 class CasePage:
-    """Shows itself as Markdown."""
+    """A case that displays itself as Markdown."""
 
     def __init__(self, case: Case):
         self.case = case
@@ -33,11 +33,11 @@ class CasePage:
 
 
 def show_case(name: str) -> CasePage:
-    """The detective case of this name. Raises ExerciseError where there is none."""
+    """The detective case of this name. Raises ExerciseError for an unknown one."""
     return CasePage(find(name))
 
 
 def investigate(name: str, kernel: Kernel | None = None) -> Finding:
-    """What the simulator finds in the case's kernel, or in a reader's. Raises ExerciseError for a name that is none."""
+    """The simulator's finding for the case's kernel, or for a reader's. Raises ExerciseError for an unknown name."""
     case = find(name)
     return finding(case, case.broken if kernel is None else kernel)

@@ -1,4 +1,4 @@
-"""A block adds up a row, and its sum is not always the same."""
+"""A block sums a row, and the result varies."""
 
 import numpy as np
 from numba import cuda, float32
@@ -13,7 +13,7 @@ BLOCK = 256
 
 @kernel
 def row_sum_kernel(x, out):
-    """out[row] = sum of x[row], a block a row; x [rows, columns], out [rows]."""
+    """out[row] = sum of x[row], one block per row; x [rows, columns], out [rows]."""
     partial = cuda.shared.array(BLOCK, float32)
     row, thread = cuda.blockIdx.x, cuda.threadIdx.x
     total = float32(0.0)
@@ -48,7 +48,7 @@ def mended_kernel(x, out):
     while distance > 0:
         if thread < distance:
             partial[thread] += partial[thread + distance]
-        cuda.syncthreads()  # all sums of this step are there before the next one reads them
+        cuda.syncthreads()  # this step's sums are written before the next step reads them
         distance //= 2
     if thread == 0:
         out[row] = partial[0]

@@ -1,4 +1,4 @@
-"""Online softmax that is right or wrong by the order of the keys."""
+"""Online softmax that is right or wrong depending on the order of the keys."""
 
 import numpy as np
 from numba import cuda, float32
@@ -16,14 +16,14 @@ TILE = 4  # keys
 
 @kernel
 def online_softmax_kernel(scores, values, out):
-    """out = softmax(scores) @ values, TILE keys at a time, a thread a component; scores [keys], values [keys, head_dim]."""
+    """out = softmax(scores) @ values, TILE keys at a time, one thread per component; scores [keys], values [keys, head_dim]."""
     i = cuda.threadIdx.x
     maximum, total, result = float32(MINUS_INFINITY), float32(0.0), float32(0.0)
     for first in range(0, scores.shape[0], TILE):
         new_maximum = maximum
         for key in range(first, min(first + TILE, scores.shape[0])):
             new_maximum = max(new_maximum, scores[key])
-        correction = ex2((maximum - new_maximum) * float32(LOG2_E))  # weights so far were measured from the old maximum
+        correction = ex2((maximum - new_maximum) * float32(LOG2_E))  # earlier weights are relative to the old maximum
         total = total * correction
         for key in range(first, min(first + TILE, scores.shape[0])):
             weight = ex2((scores[key] - new_maximum) * float32(LOG2_E))
@@ -35,7 +35,7 @@ def online_softmax_kernel(scores, values, out):
 
 @kernel
 def mended_kernel(scores, values, out):
-    """The same, and the result is rescaled too."""
+    """The same, but the output is rescaled too."""
     i = cuda.threadIdx.x
     maximum, total, result = float32(MINUS_INFINITY), float32(0.0), float32(0.0)
     for first in range(0, scores.shape[0], TILE):
@@ -54,7 +54,7 @@ def mended_kernel(scores, values, out):
 
 
 def examine(kernel):
-    """The same keys in three orders: of falling scores, as they come, of rising scores."""
+    """The same keys in three orders: falling scores, original order, rising scores."""
     random = np.random.default_rng(0)
     scores, values = (random.standard_normal(shape).astype(np.float32) for shape in (9, (9, 8)))
     weights = np.exp(np.float64(scores))

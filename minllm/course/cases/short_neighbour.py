@@ -1,4 +1,4 @@
-"""Attention in splits that is right for each sequence alone, and NaN for a short one beside a long one."""
+"""Split attention that is right for each sequence alone, and NaN for a short one beside a long one."""
 
 import numpy as np
 from numba import cuda, float32
@@ -11,13 +11,13 @@ from minllm.sim import unwritten
 
 LOG2_E = 1.4426950408889634
 MINUS_INFINITY = -np.inf
-SPLIT = 8  # keys of a split
+SPLIT = 8  # keys per split
 HEAD_DIM = 8
 
 
 @kernel
 def split_kernel(scores, values, context_lens, maxima, sums, parts):
-    """Softmax of each split by itself, a block a (split, sequence), a thread a component.
+    """Softmax of each split by itself, one block per (split, sequence), one thread per component.
 
     scores [sequences, keys], values [sequences, keys, head_dim]; maxima, sums [sequences, splits], parts [sequences, splits, head_dim].
     """
@@ -41,7 +41,7 @@ def split_kernel(scores, values, context_lens, maxima, sums, parts):
 
 @kernel
 def mended_kernel(scores, values, context_lens, maxima, sums, parts):
-    """The same, and a split without keys says so: the sum and the part of nothing are 0, its maximum is -inf."""
+    """The same, but a split without keys writes the empty state: sum and part 0, maximum -inf."""
     split, sequence, i = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     first = split * SPLIT
     stop = min(first + SPLIT, context_lens[sequence])
@@ -60,7 +60,7 @@ def mended_kernel(scores, values, context_lens, maxima, sums, parts):
 
 @kernel
 def merge_kernel(maxima, sums, parts, out):
-    """out [sequences, head_dim] = the splits of a sequence, brought to one maximum and added up. It is right."""
+    """out [sequences, head_dim] = the splits of a sequence, rescaled to one maximum and added. It is right."""
     sequence, i = cuda.blockIdx.x, cuda.threadIdx.x
     maximum = float32(MINUS_INFINITY)
     for split in range(maxima.shape[1]):
@@ -74,7 +74,7 @@ def merge_kernel(maxima, sums, parts, out):
 
 
 def examine(kernel):
-    """A context of 20 keys beside one of 5: three splits, of which the short one fills one."""
+    """A context of 20 keys beside one of 5: three splits, only one of them used by the short context."""
     random = np.random.default_rng(0)
     scores, values = (random.standard_normal(shape).astype(np.float32) for shape in ((2, 24), (2, 24, HEAD_DIM)))
     context_lens = np.int32([20, 5])

@@ -1,4 +1,4 @@
-"""Prompts whose beginning is in the cache already are not computed again, and now and then an answer belongs to somebody else."""
+"""Prompts whose beginning is in the prefix cache are not recomputed, and sometimes an answer belongs to another user."""
 
 import numpy as np
 from numba import cuda
@@ -8,12 +8,12 @@ from minllm.course.checks.mismatch import expect
 from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
 
-BLOCK_SIZE = 4  # tokens of a block
+BLOCK_SIZE = 4  # tokens per block
 
 
 @kernel
 def plan_kernel(prompt_lens, found_blocks, first_new):
-    """first_new[s]: the first token of prompt s that has to be computed, where `found_blocks[s]` full blocks are in the cache."""
+    """first_new[s]: the first token of prompt s to compute, if `found_blocks[s]` full blocks are in the cache."""
     sequence = cuda.threadIdx.x
     if sequence < prompt_lens.shape[0]:
         found = found_blocks[sequence] * BLOCK_SIZE
@@ -22,7 +22,7 @@ def plan_kernel(prompt_lens, found_blocks, first_new):
 
 @kernel
 def mended_kernel(prompt_lens, found_blocks, first_new):
-    """The same, and the last token of a prompt is always computed: its whole block is, because blocks are shared whole."""
+    """The same, but a prompt's last token is always computed, with its whole block, because only whole blocks are shared."""
     sequence = cuda.threadIdx.x
     if sequence < prompt_lens.shape[0]:
         usable = (prompt_lens[sequence] - 1) // BLOCK_SIZE
@@ -32,20 +32,20 @@ def mended_kernel(prompt_lens, found_blocks, first_new):
 
 @kernel
 def last_rows_kernel(hidden, query_start, out):
-    """out[s] = the hidden state after the last new token of sequence s, from which its next token is chosen. It is right."""
+    """out[s] = the hidden state after the last new token of sequence s, which determines its next token. It is right."""
     sequence = cuda.blockIdx.x
     out[sequence] = hidden[query_start[sequence + 1] - 1]
 
 
 def examine(kernel):
-    """Three prompts in a batch; all of the second one, two full blocks, was seen before."""
+    """Three prompts in a batch; all of the second one, two full blocks, is cached."""
     prompts = [[11, 12, 13, 14, 15], [21, 22, 23, 24, 25, 26, 27, 28], [31, 32]]
     prompt_lens, found_blocks = np.int32([5, 8, 2]), np.int32([1, 2, 0])
     first_new = unwritten((3,), np.int32)
     kernel.simulate[1, 32](prompt_lens, found_blocks, first_new)
     new = [prompt[first:] for prompt, first in zip(prompts, first_new)]
     query_start = np.cumsum([0, *map(len, new)]).astype(np.int32)
-    hidden = np.concatenate(new).astype(np.float32)  # a hidden state of one number: the token it belongs to
+    hidden = np.concatenate(new).astype(np.float32)  # a hidden state of one number: its token
     out = unwritten((3,), np.float32)
     last_rows_kernel.simulate[3, 1](hidden, query_start, out)
     expect("the token that is continued", out, np.float32([prompt[-1] for prompt in prompts]), ("request",))

@@ -1,4 +1,4 @@
-"""Two kernels in a row, the second of which is launched to overlap the first, and adds numbers of the step before."""
+"""Two consecutive kernels, the second launched to overlap the first; it adds numbers of the previous step."""
 
 import numpy as np
 from numba import cuda, float32
@@ -14,7 +14,7 @@ BLOCK = 32
 
 @kernel
 def hidden_kernel(x, hidden):
-    """hidden = 2 * x, a thread an element: what runs before. It is right."""
+    """hidden = 2 * x, one thread per element: the preceding kernel. It is right."""
     i = cuda.grid(1)
     if i < x.shape[0]:
         hidden[i] = float32(2.0) * x[i]
@@ -22,18 +22,18 @@ def hidden_kernel(x, hidden):
 
 @kernel(dependent_launch=True)
 def scale_kernel(hidden, weight, out):
-    """out = hidden * weight, a thread an element; its blocks are set up while the kernel before still runs."""
+    """out = hidden * weight, one thread per element; its blocks are set up while the preceding kernel still runs."""
     griddepcontrol_launch_dependents()  # the next kernel may be set up, too
     i = cuda.grid(1)
     if i < out.shape[0]:
         scaled = hidden[i] * weight[i]
-        griddepcontrol_wait()  # all that was launched before has ended now
+        griddepcontrol_wait()  # all earlier kernels have ended
         out[i] = scaled
 
 
 @kernel(dependent_launch=True)
 def mended_kernel(hidden, weight, out):
-    """The same, and only the weight, which no kernel writes, is loaded before the wait."""
+    """The same, but only the weight, which no kernel writes, is loaded before the wait."""
     griddepcontrol_launch_dependents()
     i = cuda.grid(1)
     factor = weight[i] if i < out.shape[0] else float32(0.0)
@@ -58,7 +58,7 @@ CASE = Case(
     story="To save a few microseconds a step, small kernels are launched so that they overlap their predecessors. Every kernel passes "
     "its tests. Now the engine sometimes writes a word twice, and only when steps are replayed from a graph. With a profiler "
     "attached, which runs kernels one after another, all is well.",
-    hint="Which of the three arrays does somebody else write, and when does this kernel look at it?",
+    hint="Which of the three arrays does another kernel write, and when does this kernel read it?",
     broken=scale_kernel,
     mended=mended_kernel,
     examine=examine,

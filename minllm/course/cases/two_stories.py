@@ -8,15 +8,15 @@ from minllm.course.checks.mismatch import expect
 from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
 
-BLOCK_SIZE = 4  # tokens of a block
+BLOCK_SIZE = 4  # tokens per block
 
 
 @kernel
 def write_kernel(tokens, context_lens, block_tables, holders, free_blocks, cache):
-    """The next token of each sequence goes to its slot, and a new block is taken where the last one is full; a thread a sequence.
+    """Write each sequence's next token to its slot; if the last block is full, take a new one. One thread per sequence.
 
-    tokens, context_lens [S]; block_tables [S, 4]; holders [blocks]: sequences that hold a block; free_blocks: a list whose first element
-    is how many of its blocks are taken; cache [blocks, BLOCK_SIZE].
+    tokens, context_lens [S]; block_tables [S, 4]; holders [blocks]: number of sequences that hold a block; free_blocks: a list whose first
+    element is the number of its blocks already taken; cache [blocks, BLOCK_SIZE].
     """
     s = cuda.threadIdx.x
     index, offset = context_lens[s] // BLOCK_SIZE, context_lens[s] % BLOCK_SIZE
@@ -27,7 +27,7 @@ def write_kernel(tokens, context_lens, block_tables, holders, free_blocks, cache
 
 @kernel
 def mended_kernel(tokens, context_lens, block_tables, holders, free_blocks, cache):
-    """The same, and a block that others hold too is copied before it is written: all of its holders but the last take a copy."""
+    """The same, but a shared block is copied before it is written: all of its holders except the last take a copy."""
     s = cuda.threadIdx.x
     index, offset = context_lens[s] // BLOCK_SIZE, context_lens[s] % BLOCK_SIZE
     if offset == 0:
@@ -41,12 +41,12 @@ def mended_kernel(tokens, context_lens, block_tables, holders, free_blocks, cach
             block_tables[s, index] = own
             holders[own] = 1
         else:
-            cuda.atomic.add(holders, shared, 1)  # it stays its only holder
+            cuda.atomic.add(holders, shared, 1)  # the last holder keeps it
     cache[block_tables[s, index], offset] = tokens[s]
 
 
 def examine(kernel):
-    """A prompt of six tokens, continued by two sequences that hold the same two blocks, each with two tokens of its own."""
+    """A prompt of six tokens, continued by two sequences that share its two blocks, each with two tokens of its own."""
     cache = unwritten((6, BLOCK_SIZE), np.int32)
     cache[3], cache[1, :2] = [1, 2, 3, 4], [5, 6]
     block_tables = np.int32([[3, 1, 0, 0], [3, 1, 0, 0]])

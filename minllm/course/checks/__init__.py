@@ -1,4 +1,4 @@
-"""Checks of the exercises: `check(my_kernel)` or `check("matmul.naive", my_kernel)`, and ladders, a module for each part of the engine."""
+"""Checks of the exercises: `check(my_kernel)` or `check("matmul.naive", my_kernel)`, and ladders, one module per part of the engine."""
 
 from minllm.course.checks.doors import check, check_file
 from minllm.course.checks.ladder import Report

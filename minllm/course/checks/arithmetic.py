@@ -1,4 +1,4 @@
-"""Ladders of the maths as code: bytes, operations and floors, against numbers worked out by hand and the simulator's count."""
+"""Ladders of cost formulas as code: bytes, FLOPs and lower bounds, against numbers worked out by hand and the simulator's count."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from minllm.course.exercise import Exercise, Rung
 
 @dataclass(frozen=True)
 class Shape:
-    """What costs.py reads of a model's configuration."""
+    """The part of a model's configuration that costs.py reads."""
 
     hidden_size: int = 8
     intermediate_size: int = 16
@@ -33,7 +33,7 @@ class Shape:
 
 
 def expect_number(name, got, expected, suspects=(), unit=""):
-    """Raise Mismatch unless `got` is `expected`, to nine digits. suspects: (mistake, the number it gives)."""
+    """Raise Mismatch unless `got` is `expected`, to nine digits. suspects: (mistake, number that it gives)."""
     if got is None:
         raise Mismatch(f"{name}: expected {expected:,.6g}{unit}, got None\nLikely cause: nothing is returned; write `return`.")
     if abs(got - expected) <= 1e-9 * abs(expected):
@@ -43,7 +43,7 @@ def expect_number(name, got, expected, suspects=(), unit=""):
 
 
 def floor(cost_class, moved, flops, bandwidth, tflops=None):
-    """Cost.floor_ms against bytes / bandwidth and operations / rate."""
+    """Check Cost.floor_ms against bytes / bandwidth and FLOPs / rate."""
     memory, compute = 1e3 * moved / (bandwidth * 1e12), 1e3 * flops / (tflops * 1e12) if tflops else 0.0
     suspects = [
         ("these are seconds; a millisecond is a thousandth of one.", max(memory, compute) / 1e3),
@@ -95,7 +95,7 @@ def projected(decode_stages, batch=1, itemsize=4, matrix_itemsize=None, bias=Fal
 
 
 def against_the_trace(decode_stages):
-    """The bytes are the ones that the simulator sees a matrix product touch, in all layers together."""
+    """The bytes equal those that the simulator sees a GEMM touch, over all layers."""
     from minllm.kernels.matmul.naive import matmul_naive
     from minllm.sim import detecting, tracing
 
@@ -111,7 +111,7 @@ def against_the_trace(decode_stages):
 
 
 def cached(kv_bytes_per_token, layers, kv_heads, heads, head_dim, itemsize):
-    """Bytes of a token in the cache."""
+    """Bytes per token in the cache."""
     shape = Shape(num_hidden_layers=layers, num_key_value_heads=kv_heads, num_attention_heads=heads, head_dim=head_dim)
     right = 2 * layers * kv_heads * head_dim * itemsize
     suspects = [
@@ -122,7 +122,7 @@ def cached(kv_bytes_per_token, layers, kv_heads, heads, head_dim, itemsize):
         ("every layer has a cache of its own.", right // layers),
         ("these are numbers; each takes itemsize bytes.", right // itemsize),
     ]
-    expect_number("bytes a token", kv_bytes_per_token(shape, itemsize), right, suspects, " bytes")
+    expect_number("bytes per token", kv_bytes_per_token(shape, itemsize), right, suspects, " bytes")
 
 
 EXERCISES = (

@@ -1,4 +1,4 @@
-"""Batches for the attention ladders: a paged cache whose pages are shuffled, and all that is not to be read unwritten."""
+"""Batches for the attention ladders: a paged cache with shuffled pages, and poison in everything that must not be read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ OTHER_BASE = "the exponentials are to another base than the scores: ex2(x) is 2^
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Sequence b brings query_lens[b] new tokens and sees context_lens[b] keys, these included."""
+    """Sequence b has query_lens[b] new tokens and sees context_lens[b] keys, including the new ones."""
 
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
@@ -23,8 +23,8 @@ class AttentionCase:
     head_dim: int = 8
     block_size: int = 4
     dtype: object = np.float32
-    magnitude: float = 1.0  # of queries and keys
-    window: int = 0  # keys that a row sees at most, or 0 for all
+    magnitude: float = 1.0  # magnitude of queries and keys
+    window: int = 0  # the most keys that a row sees, or 0 for all
 
 
 @dataclass
@@ -39,17 +39,17 @@ class AttentionArrays:
     context_lens: np.ndarray
     block_tables: np.ndarray
     scale: float
-    keys: list[np.ndarray]  # a sequence's [context, kv_heads, head_dim]
+    keys: list[np.ndarray]  # per sequence [context, kv_heads, head_dim]
     values: list[np.ndarray]
 
     def arguments(self) -> tuple:
-        """What an attention launcher takes."""
+        """The arguments of an attention launcher."""
         caches = self.query, self.key_cache, self.value_cache, self.out
         return *caches, self.query_start, self.context_lens, self.block_tables, self.scale
 
 
 def make(case: AttentionCase, seed: int = 0) -> AttentionArrays:
-    """Random arrays; pages of nobody, and slots beyond a context, count as unwritten."""
+    """Random arrays; unowned pages, and slots beyond a context, count as unwritten."""
     random, dtype = np.random.default_rng(seed), np.dtype(case.dtype)
     pages = [-(-context // case.block_size) for context in case.context_lens]
     order = random.permutation(sum(pages) + SPARE_PAGES).astype(np.int32)
@@ -84,9 +84,9 @@ def attend(
     window: int | None = None,
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Attention in float64, a row and head at a time; or, for suspects, with another scale, `last` keys more, heads, or softmax.
+    """Attention in float64, one row and head at a time; for suspects with another scale, `last` more keys, other heads, or softmax.
 
-    value_head_of, query_head_of: where these come from other heads. dims: of the head, that the scores are made of.
+    value_head_of, query_head_of: take these from other heads. dims: the components of the head that scores use.
     combine(scores [keys], values [keys, head_dim]) -> [head_dim].
     """
     scale = arrays.scale if scale is None else scale
@@ -113,7 +113,7 @@ def softmax_times(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def without_rescale(tile: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """What online softmax over tiles gives when nothing is rescaled after a new maximum."""
+    """The result of online softmax over tiles if nothing is rescaled after a new maximum."""
 
     def combine(scores, values):
         maximum, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
@@ -127,7 +127,7 @@ def without_rescale(tile: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[str, np.ndarray]]:
-    """Mistakes that any attention kernel can make."""
+    """Mistakes that are possible in any attention kernel."""
     found = [
         ("the scores were not multiplied by scale, 1 / sqrt(head_dim).", attend(case, arrays, scale=1.0)),
         ("the scores were multiplied by scale twice: the softmax does it.", attend(case, arrays, scale=arrays.scale**2)),
@@ -159,11 +159,11 @@ def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[
 
 
 def undivided(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Softmax without its division."""
+    """Softmax without the division."""
     return np.exp(scores - scores.max()) @ values
 
 
 def judge(case: AttentionCase, arrays: AttentionArrays, suspects: list[tuple[str, np.ndarray]] | None = None) -> None:
-    """Compare what a kernel wrote into `arrays.out`."""
+    """Check what a kernel wrote into `arrays.out`."""
     suspects = [*(suspects or []), *common_suspects(case, arrays)]
     expect("out", arrays.out, attend(case, arrays), ("token", "head", "dim"), suspects, tolerance=1e-4)

@@ -1,4 +1,4 @@
-"""Ladders of attention as one writes it first: scores, softmax, weighted values; and of online softmax."""
+"""Ladders of attention as one would first write it: scores, softmax, weighted values; and of online softmax."""
 
 import numpy as np
 
@@ -8,18 +8,18 @@ from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 
 IN_PLACE = "the result was not written into scores: work in place."
-TILE = 32  # keys of FlashAttention-1's tiles
+TILE = 32  # keys per tile of FlashAttention-1
 
 
 def run(attention, case, suspects=None, **options):
-    """Launch on a case's arrays, and compare; suspects(case, arrays) adds some."""
+    """Launch on a case's arrays, and compare; suspects(case, arrays) adds to the common ones."""
     arrays = make(case)
     attention(*arrays.arguments(), **options, **({"sliding_window": case.window} if case.window else {}))
     judge(case, arrays, suspects and suspects(case, arrays))
 
 
 def ladder(small, long, suspects=None, **options):
-    """The rungs that every attention kernel climbs; small and long: cases with few keys, and with more than a tile."""
+    """The rungs common to every attention kernel; small and long: cases with few keys, and with more than a tile."""
 
     def rung(**sizes):
         return lambda attention: [run(attention, AttentionCase(**case), suspects, **options) for case in cases_of(sizes)]
@@ -44,7 +44,7 @@ def ladder(small, long, suspects=None, **options):
 
 
 def plain_rungs():
-    """For the three kernels of the first rung."""
+    """Rungs for the three kernels of the first rung."""
 
     def suspects(case, arrays):
         def slots_by_division(scores, values):
@@ -70,7 +70,7 @@ def plain_rungs():
 
 
 def flash_rungs():
-    """For FlashAttention-1, with one warp."""
+    """Rungs for FlashAttention-1, with one warp."""
 
     def suspects(case, arrays):
         forgot = "what was summed before a larger maximum came was not scaled by exp(old maximum - new maximum)."
@@ -92,7 +92,7 @@ def flash_rungs():
 
 
 def divided_by_a_lane(scores, values):
-    """One tile of keys, where lane i holds element i of the output and divides it by the weight of key i."""
+    """One tile of keys, with lane i holding element i of the output and dividing it by the weight of key i."""
     weights = np.exp(scores - scores.max())
     mine = np.zeros(max(len(weights), values.shape[1]))
     mine[: len(weights)] = weights
@@ -100,7 +100,7 @@ def divided_by_a_lane(scores, values):
 
 
 def without_kept_sum(scores, values):
-    """Tiles whose new sum is that of their own weights, while the row is kept divided by the sum."""
+    """Tiles whose new sum omits the old one, while the row is kept divided by the sum."""
     maximum, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
     for first in range(0, len(scores), TILE):
         new = max(maximum, scores[first : first + TILE].max())
@@ -111,7 +111,7 @@ def without_kept_sum(scores, values):
 
 
 def softmax(softmax_in_place, scores):
-    """Compare, in place, with float64."""
+    """Compare in-place softmax with float64."""
     scores = np.asarray(scores, np.float32)
     exact = scores.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -126,7 +126,7 @@ def softmax(softmax_in_place, scores):
             ("these are powers of 2; take exp, powers of e.", powers_of_2 / powers_of_2.sum(-1, keepdims=True)),
             ("the maximum of each column was subtracted; every row has its own: axis=-1.", by_column / by_column.sum(-1, keepdims=True)),
         ]
-        if scores.max() > 88:  # which is too much for exp in float32
+        if scores.max() > 88:  # too large for exp in float32
             naive = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
             suspects.append(("exp of a large score is infinite, and inf / inf is not a number: subtract the row's maximum first.", naive))
     mine = scores.copy()
@@ -136,7 +136,7 @@ def softmax(softmax_in_place, scores):
 
 
 def merged(merge_reference, first, second):
-    """Merge two states and compare with the algebra in float64."""
+    """Merge two states and compare with the formula in float64."""
     states = [tuple(np.asarray(part, np.float64) for part in state) for state in (first, second)]
     (m1, l1, o1), (m2, l2, o2) = states
     m = np.maximum(m1, m2)
@@ -165,7 +165,7 @@ def merged(merge_reference, first, second):
 
 
 def some_states(maxima, seed=0):
-    """A state for each maximum: m, l [rows], o [rows, 3]."""
+    """One state per maximum: m, l [rows], o [rows, 3]."""
     random = np.random.default_rng(seed)
     return np.float64(maxima), random.uniform(1, 2, len(maxima)), random.standard_normal((len(maxima), 3))
 
@@ -204,7 +204,7 @@ EXERCISES = (
     Exercise(
         name="attention.weighted_values",
         lesson=3,
-        title="out = P V, one thread an element of the head",
+        title="out = P V, one thread per element of the head",
         module="minllm.kernels.attention.first_rungs.materialized",
         entry="attention",
         stage="attention",

@@ -10,7 +10,7 @@ from minllm.course.exercise import Exercise, Rung
 from minllm.kernels.arguments import ceil_div
 from minllm.sim import unwritten
 
-SHARE = 8  # keys of a split in the cases below
+SHARE = 8  # keys per split in the cases below
 
 
 def states(splits, head_dim=4, maxima=None, seed=0):
@@ -26,7 +26,7 @@ def merge(make_merge_kernel, m, l, o, context, step=SHARE):  # noqa: E741
     merge_kernel, threads = make_merge_kernel(o.shape[3])
     out = unwritten((1, 1, o.shape[3]), np.float32)
     merge_kernel.simulate[(1, 1), threads](m, l, o, out, np.int32([0, 1]), np.int32([context]), 0, step)
-    share = ceil_div(ceil_div(context, m.shape[2]), step) * step  # keys of a split
+    share = ceil_div(ceil_div(context, m.shape[2]), step) * step  # keys per split
     used = ceil_div(context, share)
     m, l, o = m[0, 0, :used].astype(np.float64), l[0, 0, :used].astype(np.float64), o[0, 0, :used].astype(np.float64)  # noqa: E741
     weight = np.exp2(m - m.max())
@@ -49,7 +49,7 @@ def merge(make_merge_kernel, m, l, o, context, step=SHARE):  # noqa: E741
 
 
 def one_split(make_merge_kernel):
-    """Out of one split: o / l."""
+    """A single split: o / l."""
     merge(make_merge_kernel, np.float32([[[3]]]), np.float32([[[2]]]), np.float32([[[[4, 6, 8, 10]]]]), context=5)
 
 
@@ -59,7 +59,7 @@ def two_splits(make_merge_kernel):
 
 
 def other_maxima(make_merge_kernel):
-    """Maxima that differ."""
+    """Different maxima."""
     merge(make_merge_kernel, *states(3), context=3 * SHARE)
 
 
@@ -75,7 +75,7 @@ def many_splits(make_merge_kernel):
 
 
 def empty_splits(make_merge_kernel):
-    """Splits without keys have m = -inf, l = 0, and an o that nobody wrote."""
+    """Splits without keys have m = -inf, l = 0, and an unwritten o."""
     m, l, written = states(4)  # noqa: E741
     m[..., 2:], l[..., 2:] = -np.inf, 0
     o = unwritten(written.shape, np.float32)
@@ -94,7 +94,7 @@ def budget(make_merge_kernel):
 
 
 def decode(attention, case, splits=2):
-    """A decode step with one warp a block, two keys of each subgroup at a time."""
+    """A decode step with one warp per block, two keys of each subgroup at a time."""
     arrays = make(case)
     attention(*arrays.arguments(), splits=splits, warps=1, keys_each=2)
     mistakes = (
@@ -109,10 +109,10 @@ def decode(attention, case, splits=2):
 
 
 def by_subgroups(sums=True, outputs=True, relative=True):
-    """Softmax as the kernel forms it, for the sizes of `decode`; what is False is left out.
+    """Softmax as the kernel computes it, for the sizes of `decode`; arguments that are False leave a step out.
 
-    With 8 float32 a head, a key takes 2 lanes, so that a warp has 16 subgroups: each takes every sixteenth key, two in a step, and holds
-    a state. sums, outputs: are scaled to each new maximum. relative: weights are 2^(score - maximum).
+    With 8 float32 per head, a key takes 2 lanes, so that a warp has 16 subgroups: each takes every sixteenth key, two per step, and holds
+    a state. sums, outputs: rescaled to each new maximum. relative: weights are 2^(score - maximum).
     """
 
     def combine(scores, values):

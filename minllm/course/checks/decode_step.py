@@ -1,4 +1,4 @@
-"""Ladders of the decode step that a graph replays: moving a batch on by a token, and telling which steps one graph serves."""
+"""Ladders of the decode step that a graph replays: advancing a batch by one token, and deciding which steps one graph serves."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ AT_LIMIT = "a row whose next position is its limit has no room for it: it goes o
 
 
 def advanced(advance, positions, limits, block_size=4, counts=False):
-    """A decode batch moved on by a token; block tables with pages in no order."""
+    """Advance a decode batch by one token; block tables have pages in random order."""
     rows = len(positions)
     tables = np.random.default_rng(0).permutation(rows * 8).reshape(rows, 8).astype(np.int32)
     tokens = np.arange(10, 10 + rows, dtype=np.int32)
@@ -79,7 +79,7 @@ def steps(rows=2, pages=4, shift=0, temperature=0.0, penalty=0.0):
 
 
 def same_graph(graph_key, other, wanted, cause, reads=(False, False)):
-    """Whether `steps()` and `steps(**other)` may be replayed from one graph; cause: what is wrong with a key that says otherwise."""
+    """Whether `steps()` and `steps(**other)` may be replayed from one graph; cause: the mistake of a key that says otherwise."""
     first, second = graph_key(*steps(), reads[0]), graph_key(*steps(**other), reads[1])
     for key in (first, second):
         try:
@@ -93,7 +93,7 @@ def same_graph(graph_key, other, wanted, cause, reads=(False, False)):
 
 
 def short(key) -> str:
-    """A key in a line."""
+    """A key on one line."""
     text = repr(key)
     return text if len(text) <= 120 else f"{text[:117]}..."
 

@@ -1,4 +1,4 @@
-"""Two of the checker's three doors: a file (`minllm check`, and the test beside a skeleton), and a kernel in a notebook's cell."""
+"""Two of the checker's three entry points: a file (`minllm check`, and the test beside a skeleton), and a kernel in a notebook's cell."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from minllm.errors import ExerciseError
 
 
 def check_file(path: str | Path, name: str | None = None, seconds: float = SECONDS) -> Report:
-    """Check a reader's file. name: the exercise, if the file's markers are not to be asked. Raises ExerciseError for a file without one."""
+    """Check a reader's file. name: the exercise, overriding the file's markers. Raises ExerciseError for a file without one."""
     from minllm.course.exercises import EXERCISES, find
 
     path = Path(path)
@@ -21,11 +21,11 @@ def check_file(path: str | Path, name: str | None = None, seconds: float = SECON
 
 
 def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, seconds: float = SECONDS) -> Report:
-    """Check a kernel, a device function, a factory or a plain function; prints the report, and returns it.
+    """Check a kernel, a device function, a factory or a plain function; prints and returns the report.
 
-    check(my_kernel) finds the exercise by the function's name, which is the package's; check("matmul.naive", my_kernel) takes any name.
-    What is given stands in the package's module for the function of which the exercise is a part, or for its launcher.
-    Raises ExerciseError where no exercise, or more than one, has a function of that name.
+    check(my_kernel) finds the exercise by the function's name, that in the package; check("matmul.naive", my_kernel) takes any name.
+    The given function replaces, in the package's module, the function that contains the exercise, or its launcher.
+    Raises ExerciseError if no exercise, or more than one, has a function of that name.
     """
     from minllm.course.exercises import find
 
@@ -44,14 +44,14 @@ def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, se
 
 
 def entry_with(exercise: Exercise, thing: Callable) -> Callable:
-    """The entry of an exercise with a reader's function in it; the function itself if it is called as the entry is."""
+    """The entry of an exercise with a reader's function in it; the function itself if it has the entry's signature."""
     if name_of(thing) == exercise.entry_place[1]:
         return thing
     return entry_of(exercise, with_replacement(exercise, thing))
 
 
 def exercise_with(name: str) -> Exercise:
-    """The one exercise that is a part of a function of this name."""
+    """The one exercise inside a function of this name."""
     from minllm.course.exercises import EXERCISES
 
     found = [exercise for exercise in EXERCISES if name in (holder(exercise.source, exercise.name), exercise.entry_place[1])]
@@ -62,7 +62,7 @@ def exercise_with(name: str) -> Exercise:
 
 
 def source_file(thing: Callable) -> str:
-    """The file in which a function was written."""
+    """The file that defines a function."""
     plain = getattr(thing, "function", thing)
     plain = getattr(plain, "py_func", plain)
     plain = getattr(plain, "__wrapped__", plain)

@@ -1,4 +1,4 @@
-"""Ladders of a first kernel: one thread an element, and a block that walks a row."""
+"""Ladders of a first kernel: one thread per element, and a block that walks a row."""
 
 import functools
 
@@ -15,7 +15,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def gate(silu, gate_up):
-    """silu(gate) * up, where gate_up holds both halves; an odd number of elements takes the kernel for any size."""
+    """silu(gate) * up, where gate_up holds both halves; an odd number of elements selects the kernel for any size."""
     out = unwritten((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     silu(gate_up, out)
     wide = gate_up.astype(np.float64)
@@ -42,20 +42,20 @@ def gates(tokens, intermediate, dtype=np.float32):
 
 
 def gate_sizes(silu):
-    """Around the block's 64 threads."""
+    """Sizes around the block's 64 threads."""
     for intermediate in (1, 63, 65, 129):
         gate(silu, gates(1, intermediate))
 
 
 def gate_budget(silu):
-    """Two reads and a write an element."""
+    """Two reads and one write per element."""
     gate_up, out = gates(2, 67), unwritten((2, 67), np.float32)
     run = functools.partial(silu, gate_up, out)
     expect_bytes(run, {"gate_up": gate_up.nbytes}, {"out": out.nbytes}, "the gate is read twice; keep it in a variable.")
 
 
 def rows_of(embedding, token_ids, vocabulary, hidden, with_positions=False, dtype=np.float32):
-    """Look rows up; an odd number of elements takes the kernel for any size."""
+    """Look rows up; an odd number of elements selects the kernel for any size."""
     random = np.random.default_rng(0)
     table, places = (random.standard_normal((vocabulary, hidden)).astype(dtype) for _ in range(2))
     token_ids = np.int32(token_ids)
@@ -74,13 +74,13 @@ def rows_of(embedding, token_ids, vocabulary, hidden, with_positions=False, dtyp
 
 
 def row_sizes(embedding):
-    """Around the block's 256 threads."""
+    """Sizes around the block's 256 threads."""
     for hidden in (1, 255, 257, 515):
         rows_of(embedding, [3, 0], 4, hidden)
 
 
 def row_budget(embedding):
-    """Each element of the wanted rows is read once."""
+    """Each element of the requested rows is read once."""
     table, out = np.ones((9, 67), np.float32), unwritten((2, 67), np.float32)
     run = functools.partial(embedding, np.int32([4, 8]), table, out)
     expect_bytes(run, {"embedding": out.nbytes}, {"out": out.nbytes}, "each thread copies every 256th element, and no other.")
@@ -90,7 +90,7 @@ EXERCISES = (
     Exercise(
         name="activation.silu",
         lesson=2,
-        title="your first kernel: silu(gate) * up, one thread an element",
+        title="your first kernel: silu(gate) * up, one thread per element",
         module="minllm.kernels.activation.silu",
         entry="silu_and_multiply",
         task="If this thread's element i exists (i < intermediate): read the gate, gate_up[token, i], and up, which lies `intermediate` "

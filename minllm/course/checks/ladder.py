@@ -1,6 +1,6 @@
-"""Climbing a ladder: its rungs one after the other until one fails, and a report in words.
+"""Climb a ladder: run its rungs one after the other until one fails, and report in words.
 
-Rungs run with all of the simulator's detectors on. Whatever a reader's code raises is turned into a message: where in the file, and
+Rungs run with all of the simulator's detectors on. Any exception of a reader's code becomes a message: where in the file, and
 what that usually means.
 """
 
@@ -17,12 +17,12 @@ from minllm.course.exercise import Exercise, Rung
 from minllm.errors import ExerciseError, SimulationError
 from minllm.sim import detecting
 
-EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # of messages that need no more
+EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # in messages that explain themselves
 FIRST = "this is the smallest case: go through your lines with its numbers, by hand."
 NEW_HERE = "all cases above passed, so suspect what this one adds to them."
-SECONDS = 30  # of computing that a rung may take: the solutions take less than one
+SECONDS = 30  # CPU-time limit per rung; the reference solutions take less than one second
 
-# What the simulator's findings usually mean, by a part of their text.
+# The usual meanings of the simulator's findings, by part of their text.
 MEANINGS = (
     ("out of bounds",
      "compare the index with the array's size before you use it, as the last block reaches beyond the edge; or two indices are exchanged."),
@@ -34,7 +34,7 @@ MEANINGS = (
     ("has overflowed", "the index needs more than 32 bits: compute it as int64."),
 )
 
-# What Python's and NumPy's own errors usually mean in an exercise: a type, a part of its text, the meaning.
+# The usual meanings of Python's and NumPy's own errors in an exercise: type, part of the text, meaning.
 ERRORS = (
     (TypeError, "NoneType", "something is None here, as an argument with the default None may be: test it before you reckon with it."),
     (TypeError, "'method'", "a method is named there and not called: add its arguments in parentheses."),
@@ -50,7 +50,7 @@ ERRORS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a rung: "passed", "FAILED", "skipped" or "not reached", and a message: of one that passed, what it found out."""
+    """The result of a rung: "passed", "FAILED", "skipped" or "not reached", and a message; for a passed rung, its remark."""
 
     rung: Rung
     status: str
@@ -59,7 +59,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of all rungs of an exercise; str() is the whole of it."""
+    """The results of all rungs of an exercise; str() gives the full text."""
 
     exercise: Exercise
     results: tuple[Result, ...]
@@ -98,7 +98,7 @@ LOADS = Rung("your code loads", "Python reads the file, and finds in it what the
 
 
 def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS) -> Report:
-    """Run the exercise's rungs on the entry that `make_entry` gives, until one fails. file: the reader's, for messages."""
+    """Run the exercise's rungs on the entry from `make_entry`, until one fails. file: the reader's, for messages."""
     made = []
     results = [tried(LOADS, lambda: made.append(make_entry()), file, seconds)]
     for rung in exercise.rungs:
@@ -113,7 +113,7 @@ def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = ""
 
 
 def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: str = "") -> Result:
-    """What became of one rung. look: where to look for a cause that no message knows."""
+    """The result of one rung. look: where to look if no message knows the cause."""
     remarks = []
     message = complaint(lambda: remarks.append(run()), file, seconds, detect=not rung.needs_gpu)
     if message is not None:
@@ -123,7 +123,7 @@ def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: 
 
 
 def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool = True) -> str | None:
-    """None if `run` comes to its end, else what stopped it, in words."""
+    """None if `run` completes, else what stopped it, in words."""
     try:
         with detecting(detect), warnings.catch_warnings(), limited(seconds):
             warnings.simplefilter("ignore", RuntimeWarning)  # a wrong kernel may overflow; its numbers are judged below
@@ -148,7 +148,7 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
 
 
 def advice(error: Exception, file: str) -> str:
-    """What an error of Python's or NumPy's usually means here, on a line of its own; "" for one of which nothing can be said."""
+    """The usual meaning of a Python or NumPy error here, on its own line; "" if unknown."""
     text = str(error)
     if isinstance(error, TypeError) and ("positional argument" in text or "unexpected keyword" in text):
         return f"\nThe check calls functions of {file} as the package does: keep their parameters."
@@ -159,7 +159,7 @@ def advice(error: Exception, file: str) -> str:
 
 
 def place(error: BaseException, file: str) -> str:
-    """Where in the reader's file an error came up: " (FILE:line in function: `source line`)"; where in any file, if not in that."""
+    """The place of an error in the reader's file: " (FILE:line in function: `source line`)"; in another file if it is not there."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == file] or [frame for frame in frames if "ipykernel" in frame.filename]
     if not own:

@@ -1,4 +1,4 @@
-"""Ladders of what a language model's numbers mean: log-probabilities, and perplexity."""
+"""Ladders of a language model's numbers: log-probabilities, and perplexity."""
 
 import numpy as np
 
@@ -43,13 +43,13 @@ def perplexity(scorer_class, log_likelihoods, window=None, stride=None):
     tokens = list(range(len(log_likelihoods) + 1))
 
     class Scripted(scorer_class):
-        """A scorer whose model is a script."""
+        """A scorer with scripted log-likelihoods."""
 
         def __init__(self):
             pass
 
         def log_likelihoods(self, token_ids, first_target=1):
-            """Of tokens first_target and on, which are named after their place in the text."""
+            """Log-likelihoods of tokens from first_target on; token ids are positions in the text."""
             return log_likelihoods[[token - 1 for token in token_ids[first_target:]]]
 
     exact = log_likelihoods.astype(np.float64)
@@ -79,7 +79,7 @@ def perplexity(scorer_class, log_likelihoods, window=None, stride=None):
 
 
 def overlapping(scorer_class):
-    """Windows of 4 tokens, 2 apart: 9 tokens are counted once each."""
+    """Windows of 4 tokens, 2 apart: 9 tokens, each counted once."""
     perplexity(scorer_class, -np.linspace(0.1, 2, 9), window=4, stride=2)
 
 

@@ -1,6 +1,6 @@
-"""A reader's file, or a kernel out of a notebook, put in the place of the package's own.
+"""Substitute a reader's file, or a kernel from a notebook, for the package's own.
 
-A reader's file is the package's file with one region written again, so its imports are the package's. Where the launcher lives in
+A reader's file is the package's file with one region rewritten, so its imports are the package's. If the launcher lives in
 another file, a fresh copy of that file is made whose imports find the reader's module instead of the package's.
 """
 
@@ -20,10 +20,10 @@ loaded_count = iter(range(sys.maxsize))
 
 
 def run_source(text: str, path: str | Path, name: str) -> types.ModuleType:
-    """A new module from a source text; whatever the text raises goes on to the caller."""
+    """A new module from a source text; exceptions of the text propagate to the caller."""
     module = types.ModuleType(f"minllm_reader_{next(loaded_count)}_{name}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look their own module up
+    sys.modules[module.__name__] = module  # dataclasses look up their own module
     exec(compile(text, str(path), "exec"), module.__dict__)
     return module
 
@@ -39,7 +39,7 @@ def read(path: Path) -> str:
 
 
 def exercise_of(path: Path, text: str, exercises) -> Exercise:
-    """The exercise that a file solves, by its markers; where they name several, by the file's name."""
+    """The exercise that a file solves, by its markers; if they name several, by the file's name."""
     try:
         marked = set(regions(text))
     except ExerciseError as error:
@@ -54,14 +54,14 @@ def exercise_of(path: Path, text: str, exercises) -> Exercise:
 
 
 def with_replacement(exercise: Exercise, replacement: Callable) -> types.ModuleType:
-    """A fresh copy of the exercise's module in which `replacement` stands for the function that holds the exercise."""
+    """A fresh copy of the exercise's module with `replacement` for the function that contains the exercise."""
     module = run_source(exercise.source, exercise.path, exercise.name.replace(".", "_"))
     setattr(module, holder(exercise.source, exercise.name), replacement)
     return module
 
 
 def entry_of(exercise: Exercise, module: types.ModuleType) -> Callable:
-    """The function that the rungs call, built on the reader's module."""
+    """The function that the rungs call, using the reader's module."""
     return entry_module(exercise, module).__dict__[exercise.entry_place[1]]
 
 
@@ -80,7 +80,7 @@ def copy_with(place: str, name: str, replacement: types.ModuleType) -> types.Mod
         return replacement
     own = importlib.import_module(name)
     path = Path(importlib.import_module(place).__file__)
-    # What the reader's file defines, and whatever else the package's own holds.
+    # The reader's definitions, and everything else from the package's own module.
     stand_in = types.ModuleType(name)
     stand_in.__dict__.update({**own.__dict__, **replacement.__dict__})
     sys.modules[name] = stand_in

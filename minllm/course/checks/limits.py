@@ -1,4 +1,4 @@
-"""An end for code that may have none: after so many seconds of computing, an exception is raised wherever it is."""
+"""A time limit for code that may not end: after a number of CPU seconds, an exception is raised wherever the code is."""
 
 import ctypes
 import threading
@@ -6,16 +6,16 @@ import time
 from contextlib import contextmanager
 
 LOOK_EVERY = 0.05  # seconds
-WAITING_FACTOR = 10  # seconds on the clock for each second of computing: a loop may sleep, and others may use the machine
+WAITING_FACTOR = 10  # wall-clock seconds per CPU second: a loop may sleep, and the machine may be busy
 
 
 class StillRunning(BaseException):
-    """Raised inside code that has used up its time; no `except Exception` of a reader's stops it."""
+    """Raised inside code whose time is up; a reader's `except Exception` does not stop it."""
 
 
 @contextmanager
 def limited(seconds: float):
-    """What runs inside has so many seconds of processor time, and ten times as many on the clock; then StillRunning is raised in it."""
+    """Limit the code inside to `seconds` of CPU time, and ten times as much wall-clock time; then StillRunning is raised in it."""
     ended, target, lock = threading.Event(), threading.get_ident(), threading.Lock()
     computing, clock = time.process_time(), time.monotonic()
 

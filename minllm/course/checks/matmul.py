@@ -1,4 +1,4 @@
-"""Ladders of the matrix product: each kernel computes out [M, N] = x [M, K] @ weight [N, K].T + bias [N]."""
+"""Ladders of GEMM: each kernel computes out [M, N] = x [M, K] @ weight [N, K].T + bias [N]."""
 
 import functools
 
@@ -15,7 +15,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TRANSPOSED = "you read weight[k, n]; it is [out_features, in_features], so element k of output feature n is weight[n, k]."
 ROW_BIAS = "bias[m] was added, the token's; it belongs to the output feature: bias[n]."
 NO_BIAS = "the bias was not added; where it is not None, bias[n] belongs to every out[m, n]."
-SMALL_TILE = (8, 4, 2)  # of outputs, of k, outputs a thread: 16 threads
+SMALL_TILE = (8, 4, 2)  # outputs, step of k, outputs per thread: 16 threads
 LAST_ONLY = "the result is the last product alone: add the products up with +=."
 OTHER_LENGTH = "the sum has as many terms as x has rows; it has K = x.shape[1]."
 ONE_TOO_FEW = "the last element of each row was left out: k runs from 0 to K - 1."
@@ -28,7 +28,7 @@ def operands(m, n, k, dtype=np.float32, seed=0):
 
 
 def multiply(matmul, x, weight, bias=None, **options):
-    """Run the reader's product into an array of poison, and compare."""
+    """Run the reader's GEMM into an array of poison, and compare."""
     out = unwritten((len(x), len(weight)), x.dtype)
     matmul(x, weight, out, bias, **options)
     wide_x, wide_weight = x.astype(np.float64), weight.astype(np.float64)
@@ -48,7 +48,7 @@ def multiply(matmul, x, weight, bias=None, **options):
 
 
 def tile_suspects(x, weight, tile, tile_k, per_thread):
-    """What mistakes of a tiled product give: (mistake, [M, N])."""
+    """Results of mistakes in a tiled GEMM: (mistake, [M, N])."""
     across, (rows, columns) = tile // per_thread, np.indices((len(x), len(weight)))
     row_tile, column_tile = rows // tile * tile, columns // tile * tile
     ty, i, tx, j = rows % across, rows % tile // across, columns % across, columns % tile // across
@@ -83,13 +83,13 @@ def tile_suspects(x, weight, tile, tile_k, per_thread):
 
 
 def picked(x, weight, rows, columns):
-    """[M, N]: the product of row rows[m, n] of x and row columns[m, n] of weight, zero where one of them lies beyond the edge."""
+    """[M, N]: the product of row rows[m, n] of x and row columns[m, n] of weight, zero if either is beyond the edge."""
     inside = (rows < len(x)) & (columns < len(weight))
     return np.where(inside, (x @ weight.T)[np.minimum(rows, len(x) - 1), np.minimum(columns, len(weight) - 1)], 0)
 
 
 def one_element(matmul, **options):
-    """3 * 4 = 12, for which all other threads of the block have nothing to do."""
+    """3 * 4 = 12, computed by one thread; all others of the block have nothing to do."""
     multiply(matmul, np.float32([[3]]), np.float32([[4]]), **options)
 
 
@@ -121,7 +121,7 @@ def long_sum(matmul, terms, **options):
 
 
 def budget(matmul, m, n, k, times, advice, **options):
-    """Each operand is read `times` (x, weight) over, the output written once."""
+    """Each operand is read `times` (x, weight) times, the output written once."""
     x, weight, _ = operands(m, n, k)
     out = unwritten((m, n), np.float32)
     read = {"x": times[0] * x.nbytes, "weight": times[1] * weight.nbytes}
@@ -129,7 +129,7 @@ def budget(matmul, m, n, k, times, advice, **options):
 
 
 def correct(sizes, **options):
-    """The rungs that ask for nothing but the right numbers."""
+    """The rungs that check only the numbers."""
     rung = functools.partial(functools.partial, **options)
     return (
         Rung("one element by hand", "3 * 4 = 12: one thread is enough, and the others of its block must keep out.", rung(one_element)),
@@ -144,7 +144,7 @@ EXERCISES = (
     Exercise(
         name="matmul.naive",
         lesson=5,
-        title="a matrix product, one thread an output element",
+        title="a GEMM, one thread per output element",
         module="minllm.kernels.matmul.naive",
         entry="matmul_naive",
         stage="matmul",
@@ -171,7 +171,7 @@ EXERCISES = (
     Exercise(
         name="matmul.tiled",
         lesson=5,
-        title="a matrix product through tiles in shared memory",
+        title="a GEMM through tiles in shared memory",
         module="minllm.kernels.matmul.tiled",
         entry="matmul_tiled",
         stage="matmul",
@@ -181,7 +181,7 @@ EXERCISES = (
         "total[i, j] += x_tile[k, ty + i * across] * weight_tile[k, tx + j * across]; and wait again before the next copy.",
         hints=(
             "x_tile gets rows of x from first_row on, weight_tile rows of weight from first_column on.",
-            "Two barriers a step: nobody multiplies before all have copied, and nobody copies while others multiply.",
+            "Two barriers per step: no thread multiplies before all have copied, and none copies while others multiply.",
             "A thread has per_thread x per_thread outputs: read per_thread values of x for each k into a local array, then each value of "
             "the weight once.",
         ),

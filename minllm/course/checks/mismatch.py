@@ -1,7 +1,7 @@
-"""The first wrong element of an array, in words: where it is, what was expected, what was found, and what the likely cause is.
+"""The first wrong element of an array, in words: where it is, what was expected, what was found, and the likely cause.
 
-A suspect is an array that a certain mistake would give. Where the result is equal to it, the mistake is named. Else, what stands out
-in the numbers is told (pattern.py).
+A suspect is the array that a certain mistake would give. If the result equals it, the mistake is named; otherwise pattern.py
+describes what stands out in the numbers.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ import numpy as np
 
 from minllm.course.checks.pattern import what_stands_out
 
-TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}  # of the largest expected number
+TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}  # relative to the largest expected number
 UNWRITTEN = "nobody wrote this element. Does the grid cover it, and does a guard leave it out by mistake?"
 NOT_A_NUMBER = (
     "NaN comes from inf / inf, 0 / 0 or -inf - -inf, or from memory that nobody wrote or that is not yours to read: here that is all NaN."
@@ -18,7 +18,7 @@ NOT_A_NUMBER = (
 
 
 class Mismatch(Exception):
-    """A result is not what it should be; the text says where, and why that may be."""
+    """A wrong result; the text says where it is wrong, and the likely cause."""
 
 
 def expect(
@@ -29,9 +29,9 @@ def expect(
     suspects: Iterable[tuple[str, np.ndarray]] = (),
     tolerance: float | None = None,
 ) -> None:
-    """Raise Mismatch at the first element of `got` that is not `expected`, to within `tolerance` of the largest expected number.
+    """Raise Mismatch at the first element of `got` that differs from `expected` by more than `tolerance` times the largest expected number.
 
-    axes: what each axis counts. suspects: (a mistake, what it would give), the likeliest first.
+    axes: what each axis counts. suspects: (mistake, its result), the likeliest first.
     """
     if got is None:
         raise Mismatch(f"{name} is None.\nLikely cause: the function ends without `return`.")
@@ -66,7 +66,7 @@ def differing(got: np.ndarray, expected: np.ndarray, tolerance: float | None = N
 
 
 def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) -> str:
-    """The suspect whose numbers were found (NaN where it says so), or what can be said of the element itself; "" if nothing."""
+    """The suspect whose numbers were found (NaN if it predicts that), or a remark about the element itself; "" if none."""
     for mistake, array in suspects:
         array = np.asarray(array)
         if array.shape == got.shape and not (differing(got, array, tolerance) & ~both_nan(got, array)).any():
@@ -82,14 +82,14 @@ def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) 
 
 
 def untouched(got: np.ndarray) -> int:
-    """How many elements of a floating-point array nobody has written."""
+    """Number of unwritten elements of a floating-point array."""
     if got.dtype.kind in "iub" or got.ndim == 0:
         return 0
     return int((np.ascontiguousarray(got).view(np.uint8).reshape(got.size, -1) == 0xFF).all(axis=1).sum())
 
 
 def seen_in(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: list[str], tolerance: float | None) -> str:
-    """What stands out in a wrong array, in a sentence, or ""."""
+    """What stands out in a wrong array, as a sentence, or ""."""
     tolerance = TOLERANCE.get(got.dtype.name, 1e-6) if tolerance is None else tolerance
     numbers = got.astype(np.float64), expected.astype(np.float64)
     return what_stands_out(*numbers, wrong, axes[: got.ndim], lambda a, b: not differing(a, b, tolerance).any())
@@ -101,5 +101,5 @@ def both_nan(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def number(value) -> str:
-    """A number to six digits."""
+    """A number with six digits."""
     return str(value) if isinstance(value, (np.integer, np.bool_)) else f"{float(value):.6g}"

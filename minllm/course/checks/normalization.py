@@ -54,7 +54,7 @@ def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
 
 
 def squares_of_a_vector(wide, dtype):
-    """For each element the sum of the squares of its 16-byte vector, which is what one thread of a short row holds."""
+    """For each element the sum of squares of its 16-byte vector, which is what one thread of a short row holds."""
     width = 16 // np.dtype(dtype).itemsize
     return np.repeat((wide**2).reshape(len(wide), -1, width).sum(2), width, axis=1)
 
@@ -77,24 +77,24 @@ def ragged(rms_norm):
 
 
 def several_pieces(rms_norm):
-    """A row of which a thread holds more than one vector."""
+    """A row for which a thread holds more than one vector."""
     normalise(rms_norm, *rows(1, 4 * (THREADS + 1))[:2])
 
 
 def with_epsilon(rms_norm):
-    """Numbers so small that epsilon counts."""
+    """Numbers so small that epsilon matters."""
     x, weight, _ = rows(1, 8)
     normalise(rms_norm, x * np.float32(0.1), weight, epsilon=0.5)
 
 
 def with_residual(rms_norm):
-    """The sum is kept and normalised."""
+    """The sum is stored and normalised."""
     x, weight, residual = rows(2, 36)
     normalise(rms_norm, x, weight, residual)
 
 
 def as_rounded(rms_norm):
-    """bfloat16: what is kept in memory, rounded, is what is normalised; squares are added in float32."""
+    """bfloat16: the stored, rounded sum is normalised; squares are added in float32."""
     x, weight, residual = rows(2, 264, BFLOAT16)
     normalise(rms_norm, (x.astype(np.float32) * 100).astype(BFLOAT16), weight, residual)
 

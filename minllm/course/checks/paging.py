@@ -1,4 +1,4 @@
-"""Ladders of the paged cache: what blocks take, how a known beginning is found, and the copy in copy on write."""
+"""Ladders of the paged cache: memory of blocks, prefix lookup, and the copy in copy on write."""
 
 import functools
 
@@ -44,14 +44,14 @@ def other_policy(batch_bytes):
 
 
 def known(chain_class):
-    """An index that knows the two full blocks of TEXT, in blocks 7 and 3."""
+    """An index with the two full blocks of TEXT, in blocks 7 and 3."""
     chain = chain_class(BLOCK_SIZE)
     chain.insert(TEXT[:8], "", [7, 3])
     return chain
 
 
 def found(chain_class, asked, right, tenant="", suspects=(), prepare=lambda chain: None):
-    """What `find` gives for those tokens."""
+    """The result of `find` for these tokens."""
     chain = known(chain_class)
     prepare(chain)
     got = chain.find(asked, tenant)
@@ -65,7 +65,7 @@ def found(chain_class, asked, right, tenant="", suspects=(), prepare=lambda chai
 
 
 def a_hole(chain_class):
-    """The first block is not known any more; the second one, behind it, is."""
+    """The first block is gone from the index; the second one, after it, is still there."""
     suspects = [("a block is of use only if all before it are there: stop at the first that is unknown.", [3])]
     found(chain_class, TEXT, [], suspects=suspects, prepare=lambda chain: chain.remove(7))
 
@@ -77,7 +77,7 @@ def same_block_later(chain_class):
 
 
 def copied(copy_blocks, copies, shape=(1, 6, 3, 5)):
-    """Copy blocks [layers, blocks, ...] whose size is not a whole number of vectors, so that the exercise's kernel runs."""
+    """Copy blocks [layers, blocks, ...] whose size is not a whole number of vectors, which selects the exercise's kernel."""
     cache = np.random.default_rng(0).integers(0, 200, shape).astype(np.uint8).reshape(*shape[:2], -1)
     before, expected, backwards, shifted, only_first, first_layer = (cache.copy() for _ in range(6))
     copy_blocks(cache, np.int32(copies))
@@ -100,7 +100,7 @@ def copied(copy_blocks, copies, shape=(1, 6, 3, 5)):
 
 
 def copy_budget(copy_blocks):
-    """A copy."""
+    """The budget of a copy."""
     cache = np.ones((2, 4, 1029), np.uint8)
     run = functools.partial(copy_blocks, cache, np.int32([(0, 2), (1, 3)]))
     expect_bytes(run, {"cache": 2 * 2 * 1029}, {"to": 2 * 2 * 1029}, "each byte of a block is copied by one thread.")

@@ -1,6 +1,6 @@
-"""What a wrong array has in common with the right one: for mistakes that no suspect foretells, what stands out in the numbers.
+"""Compare a wrong array with the right one: what stands out in the numbers, for mistakes that no suspect predicts.
 
-A missing factor, a sign, a place that is off by one, an index that is not used and an edge each leave a mark that can be seen without
+A missing factor, a wrong sign, an offset of one, an unused index and a wrong edge each leave a mark that is visible without
 knowing the kernel.
 """
 
@@ -12,7 +12,7 @@ Same = Callable[[np.ndarray, np.ndarray], bool]
 
 
 def what_stands_out(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: Sequence[str], same: Same) -> str:
-    """A sentence about `got` where it differs from `expected`, or "". wrong: a mask of what differs; same(a, b): whether all of a is b."""
+    """A sentence about `got` where it differs from `expected`, or "". wrong: mask of differences; same(a, b): whether all of a equals b."""
     if got.ndim == 0 or wrong.sum() < 2 or not (np.isfinite(got[wrong]).all() and np.isfinite(expected[wrong]).all()):
         return ""
     for find in (_constant, _factor, _moved, _unused_index, _region):
@@ -32,7 +32,7 @@ def _constant(got, expected, wrong, axes, same) -> str:
 
 
 def _factor(got, expected, wrong, axes, same) -> str:
-    """All elements are so many times, or so much more than, what they should be."""
+    """All elements are off by the same factor or the same offset."""
     peak = int(np.argmax(np.abs(expected)))
     if not wrong.flat[peak] or wrong.sum() < 3 or (expected == expected.flat[0]).all():
         return ""
@@ -48,7 +48,7 @@ def _factor(got, expected, wrong, axes, same) -> str:
 
 
 def _moved(got, expected, wrong, axes, same) -> str:
-    """Along some axis every element stands a place too far, or the order is reversed, or two axes are exchanged."""
+    """Along some axis every element is shifted by one, or the order is reversed, or two axes are exchanged."""
     for axis, name in enumerate(axes):
         size = got.shape[axis]
         if size < 3:
@@ -68,7 +68,7 @@ def _moved(got, expected, wrong, axes, same) -> str:
 
 
 def _unused_index(got, expected, wrong, axes, same) -> str:
-    """All slices along some axis are the same."""
+    """All slices along some axis are equal."""
     for axis, name in enumerate(axes):
         first = got.take([0], axis)
         alike = same(expected, np.broadcast_to(expected.take([0], axis), got.shape))
@@ -96,5 +96,5 @@ def _region(got, expected, wrong, axes, same) -> str:
 
 
 def _up_to(name: str, last: int, what: str) -> str:
-    """The places 0 to `last`, in words."""
+    """The indices 0 to `last`, in words."""
     return f"{name} 0 is {what}" if last == 0 else f"{name} 0 to {last} are {what}"

@@ -8,7 +8,7 @@ from minllm.kernels.quantization.formats import kv_format
 
 
 def quantized(quantize, x, name="int8", group_size=None):
-    """Codes and pairs of x [..., head_dim], by the equations, a group after the other."""
+    """Codes and pairs of x [..., head_dim], by the equations, group by group."""
     x = np.asarray(x, np.float32)
     form = kv_format(name, x.shape[-1], group_size)
     groups = x.reshape(-1, form.group_size).astype(np.float64)
@@ -41,7 +41,7 @@ def check_pairs(got, pairs, groups, form, shape):
 
 
 def check_codes(got, pairs, groups, form, shape):
-    """Codes that were made with the rounded pairs."""
+    """Codes computed from the rounded pairs."""
     if got.dtype != np.uint8:
         raise Mismatch(f"codes are {got.dtype}; a code is a byte, uint8.")
     scale, zero = pairs[:, :1].astype(np.float64), pairs[:, 1:].astype(np.float64)
@@ -68,7 +68,7 @@ def check_codes(got, pairs, groups, form, shape):
 
 
 def random_heads(*shape):
-    """Heads as they are: some components much larger than others, none around 0."""
+    """Realistic heads: some components much larger than others, none around 0."""
     random = np.random.default_rng(0)
     return random.standard_normal(shape) * random.uniform(0.2, 5, shape[-1]) + random.uniform(-3, 3, shape[-1])
 

@@ -32,7 +32,7 @@ def greedy(argmax, logits):
 
 
 def places(argmax):
-    """The largest logit at the first, the last, and other threads' and warps' places."""
+    """The largest logit first, last, and in other threads and warps."""
     for vocabulary, place in ((5, 4), (130, 129), (1000, 997), (1000, 31), (4100, 4099)):
         logits = np.random.default_rng(vocabulary).uniform(0, 1, (1, vocabulary)).astype(np.float32)
         logits[0, place], logits[0, place // 2] = 2, -1
@@ -48,7 +48,7 @@ def ties(argmax):
 
 
 def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
-    """Logits after penalties, by the definition; of_rows: the penalties of each row, where they differ."""
+    """Logits after penalties, by the definition; of_rows: the penalties of each row, if they differ."""
     logits = np.asarray(logits, np.float32)
     vocabulary, rows = logits.shape[1], len(logits)
     of_rows = of_rows or [penalties] * rows
@@ -57,7 +57,7 @@ def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
     penalize(logits, sampling, out)
 
     def by_definition(divide_all=False, repeats=None, times=None, present=None):
-        """Or with one rule changed: which logits are divided, what is a repetition, how often one counts, how much of it is present."""
+        """With one rule changed if given: which logits are divided, what is a repetition, how often one counts, what is present."""
         repeats, times, present = repeats or (lambda n, prompt: n or prompt), times or (lambda n: n), present or (lambda n, prompt: n > 0)
         expected = logits.astype(np.float64)
         for row, own in enumerate(of_rows):
@@ -111,7 +111,7 @@ EXERCISES = (
     Exercise(
         name="sampling.penalties",
         lesson=12,
-        title="repetition, frequency and presence penalties, a thread a token",
+        title="repetition, frequency and presence penalties, one thread per token",
         module="minllm.kernels.sampling.penalties",
         entry="penalize",
         task="For a token inside the vocabulary: a token that was generated (count > 0) or is in the prompt has its logit divided by the "

@@ -1,7 +1,7 @@
-"""The last rung: how fast a reader's kernel is on the reader's own GPU, beside the package's own kernel and what the machine can do.
+"""The last rung: the speed of a reader's kernel on the reader's own GPU, relative to the package's kernel and the machine's ceiling.
 
-Both run on the same arrays, one after the other, and are timed as `minllm bench kernels` times. The share of the machine's ceiling is told;
-what is asked for is half of the package's speed in the same run, so that the rung means the same on every GPU.
+Both run on the same arrays, one after the other, and are timed as `minllm bench kernels` times. The share of the machine's ceiling is
+reported; the rung requires half of the package's speed in the same run, so that it means the same on every GPU.
 """
 
 import functools
@@ -18,15 +18,15 @@ from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Rung
 from minllm.weights.formats import plain_linear
 
-ASKED = 0.5  # of the package's own speed
-ROWS = 16  # of the result that are compared
-TOLERANCE = 3e-2  # of the largest number: two orders of summation in bfloat16
-PRODUCT = 4096  # rows, columns and depth of the product that shows what the tensor cores do
+ASKED = 0.5  # relative to the package's own speed
+ROWS = 16  # rows of the result that are compared
+TOLERANCE = 3e-2  # relative to the largest number: two orders of summation in bfloat16
+PRODUCT = 4096  # rows, columns and depth of the GEMM that measures the tensor cores
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays in place: launcher(*arguments, **options) writes `out`. Its work is bytes, or operations where `counts_flops`."""
+    """Arrays in place: launcher(*arguments, **options) writes `out`. Its work is bytes, or FLOPs if `counts_flops`."""
 
     arguments: tuple
     out: Any
@@ -36,7 +36,7 @@ class Problem:
 
 
 class Machine:
-    """This GPU: where arrays live, the clock, and what it can do at best."""
+    """This GPU: memory for arrays, the clock, and the ceilings."""
 
     def __init__(self):
         from minllm.ops.cuda_ops import CudaOps
@@ -44,19 +44,19 @@ class Machine:
         self.ops, self.clock = CudaOps(), CudaClock()
 
     def poison(self, array) -> None:
-        """NaN in every element that the next kernel does not write."""
+        """Fill with NaN, which remains in every element that the next kernel does not write."""
         array.fill_bytes(0xFF)
 
     @functools.cached_property
     def copy_tb_s(self) -> float:
-        """Of a large copy, read plus written."""
+        """TB/s of a large copy, read plus written."""
         from minllm.bench.ceilings import copy_tb_s
 
         return copy_tb_s(2**29)
 
     @functools.cached_property
     def tensor_core_tflops(self) -> float:
-        """Of the package's fastest product of large matrices in bfloat16."""
+        """TFLOP/s of the package's fastest large GEMM in bfloat16."""
         noise = Noise()
         x, weight = (self.ops.array(noise.array((PRODUCT, PRODUCT), self.ops.dtype)) for _ in range(2))
         return 2 * PRODUCT**3 / median_seconds([lambda: self.ops.linear(x, plain_linear(weight))], self.clock) / 1e12
@@ -76,7 +76,7 @@ def this_machine() -> Machine:
 
 
 def rung(place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> Rung:
-    """The rung for a launcher. place: "module:name" of the package's own. prepare(ops, noise) -> Problem. advice: what usually costs."""
+    """The rung for a launcher. place: the package's own, as "module:name". prepare(ops, noise) -> Problem. advice: the usual cost."""
     return Rung(
         "share of the roofline",
         "right is not yet fast: on your GPU, at least half of the speed of the package's own kernel in the same run.",
@@ -86,7 +86,7 @@ def rung(place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> R
 
 
 def fast_enough(entry: Callable, place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> str:
-    """What was reached, in words. Raises Mismatch for a wrong result, or for less than half of the package's own speed."""
+    """The speed reached, in words. Raises Mismatch for a wrong result, or for less than half of the package's own speed."""
     machine, (module, name) = this_machine(), place.split(":")
     problem = prepare(machine.ops, Noise())
     own_result, own_seconds = run(machine, getattr(import_module(module), name), problem)
@@ -99,7 +99,7 @@ def fast_enough(entry: Callable, place: str, prepare: Callable[[Any, Noise], Pro
 
 
 def run(machine: Machine, launcher: Callable, problem: Problem) -> tuple[np.ndarray, float]:
-    """(the first rows of the result, seconds of a launch)."""
+    """(the first rows of the result, seconds per launch)."""
 
     def launch():
         launcher(*problem.arguments, **problem.options, stream=machine.ops.stream)

@@ -1,7 +1,7 @@
-"""What the kernels of the exercises are timed on: arrays far larger than a cache, of shapes that the exercise's own kernel takes.
+"""Problems for timing the exercises' kernels: arrays far larger than a cache, in shapes that select the exercise's own kernel.
 
-Where the package has a faster kernel for rows of whole vectors, the rows here are no whole vectors, so that both run the kernel of the
-exercise. Bytes are those of the kernels' docstrings; all arrays are bfloat16 unless a kernel takes another dtype.
+If the package has a faster kernel for rows of whole vectors, rows here are not whole vectors, so that both sides run the exercise's
+kernel. Bytes are those of the kernels' docstrings; all arrays are bfloat16 unless a kernel needs another dtype.
 """
 
 import math
@@ -26,7 +26,7 @@ def silu(ops, noise, tokens=2048, intermediate=14337):
 
 
 def embedding(ops, noise, tokens=8192, hidden=4097):
-    """Another row for each token."""
+    """A different row for each token."""
     ids = noise.random.permutation(2 * tokens)[:tokens].astype(np.int32)
     table, out = ops.array(noise.array((2 * tokens, hidden), BFLOAT16)), ops.empty((tokens, hidden), BFLOAT16)
     return Problem((ops.array(ids), table, out), out, 2 * out.nbytes)
@@ -40,7 +40,7 @@ def rms_norm(ops, noise, tokens=8192, hidden=4096):
 
 
 def rope(ops, noise, tokens=8192, heads=32, head_dim=128):
-    """Interleaved pairs; a position for each token."""
+    """Interleaved pairs; each token has its own position."""
     table = rope_table(tokens, head_dim, 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim))
     x, out = ops.array(noise.array((tokens, heads, head_dim), BFLOAT16)), ops.empty((tokens, heads, head_dim), BFLOAT16)
     return Problem((x, ops.array(np.arange(tokens, dtype=np.int32)), ops.array(table), out, True), out, 2 * out.nbytes + table.nbytes)
@@ -62,7 +62,7 @@ def argmax(ops, noise, rows=256, vocabulary=151936):
 
 
 def product(size):
-    """A product of square matrices."""
+    """A GEMM of square matrices."""
 
     def prepare(ops, noise):
         x, weight = (ops.array(noise.array((size, size), BFLOAT16)) for _ in range(2))
@@ -73,10 +73,10 @@ def product(size):
 
 
 def attention(variant, sequences, query_len, context, heads=32, kv_heads=8, head_dim=128):
-    """New tokens at the end of a context, over a cache whose blocks lie in a random order; a decode step counts the cache's bytes."""
+    """New tokens at the end of a context, over a cache with blocks in random order; a decode step counts the cache's bytes."""
 
     def prepare(ops, noise):
-        blocks = math.ceil(context / BLOCK_SIZE)  # of a sequence
+        blocks = math.ceil(context / BLOCK_SIZE)  # blocks per sequence
         caches = [ops.array(noise.array((sequences * blocks, BLOCK_SIZE, kv_heads, head_dim), BFLOAT16)) for _ in range(2)]
         tables = noise.random.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks)
         query = noise.array((sequences * query_len, heads, head_dim), BFLOAT16)

@@ -1,9 +1,9 @@
-"""Which thread of a warp touches which bytes of global memory, and which sectors move for it: coalescing as a picture.
+"""Coalescing as a picture: which thread of a warp accesses which bytes of global memory, and which sectors are moved.
 
     accesses(trace.example("global", "x"), "Reading x")
 
-The request comes from a trace of the simulator. A row is 128 bytes of the array, a cell 4 of them; a number is the lane that asked, a frame
-a sector of 32 bytes that moves, and an empty cell in a frame moves for nobody.
+The request comes from a trace of the simulator. A row is 128 bytes of the array, a cell 4 of them; a number is the lane that accessed it, a
+frame a moved sector of 32 bytes, and an empty cell in a frame is moved but not used.
 """
 
 from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label
@@ -17,7 +17,7 @@ CELL = (WIDTH - LEFT) / WORDS
 
 
 def accesses(request: Request, title: str, caption: str = "", series: int = 0) -> Figure:
-    """One request of a warp; of its rows the first eight."""
+    """One request of a warp; at most the first eight of its rows."""
     words = words_of(request.lanes)
     sectors = sorted({word // WORDS_A_SECTOR for word in words})
     lines = sorted({word // WORDS for word in words})
@@ -41,7 +41,7 @@ def accesses(request: Request, title: str, caption: str = "", series: int = 0) -
 
 
 def cells(asked: list[tuple[int, int]], y: float, series: int) -> list[str]:
-    """Coloured cells of a row, each with the number of the lane that asked for it, or of the first one; asked: (column, lane)."""
+    """Coloured cells of a row, each with the number of the first lane that accessed it; asked: (column, lane)."""
     size = CELL - 2
     path = "".join(f"M{LEFT + column * CELL + 1:.1f} {y + 1:.1f}h{size:.1f}v{size:.1f}h-{size:.1f}z" for column, _ in asked)
     numbers = "".join(element("text", str(lane), x=LEFT + (column + 0.5) * CELL, y=y + CELL / 2 + 4) for column, lane in asked)

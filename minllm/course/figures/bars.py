@@ -11,7 +11,7 @@ WIDTH, ROW, BAR = 640.0, 26.0, 16.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its name, its value, a remark that stands behind the value, and which colour (0 to 4)."""
+    """One bar: its name, its value, a remark after the value, and the colour (0 to 4)."""
 
     name: str
     value: float
@@ -24,7 +24,7 @@ def bars(
 ) -> Figure:
     """Bars one below another, with `limit` as a dashed line.
 
-    log: a logarithmic axis, for a ladder whose rungs differ by orders of magnitude; it begins a little below the smallest value.
+    log: a logarithmic axis, for values that differ by orders of magnitude; it begins a little below the smallest value.
     """
     name_width = min(250.0, 1.15 * max(text_width(item.name) for item in items) + 10)  # digits are wider than most letters
     value_width = max(text_width(f"{short(item.value)} {unit} {item.remark}") for item in items) + 14

@@ -18,9 +18,9 @@ def curves(
     log_y: bool = False,
     caption: str = "",
 ) -> Figure:
-    """One line for each of `series`, name -> [(x, y), ...]. A linear axis of values begins at 0.
+    """One line per entry of `series`, name -> [(x, y), ...]. A linear axis of values begins at 0.
 
-    log_x, log_y: logarithmic axes, which take positive values only.
+    log_x, log_y: logarithmic axes, for positive values only.
     """
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]

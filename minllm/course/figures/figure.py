@@ -1,4 +1,4 @@
-"""A figure as inline SVG, drawn for a light and a dark page at once: text takes the page's colour, marks take the site's variables.
+"""A figure as inline SVG, for light and dark pages at once: text takes the page's colour, marks take the site's variables.
 
 Inline SVG is small (a chart is 2 to 10 kB), sharp at every size, and searchable; a notebook shows it as the site does.
 """
@@ -6,7 +6,7 @@ Inline SVG is small (a chart is 2 to 10 kB), sharp at every size, and searchable
 import html
 from collections.abc import Iterable
 
-# The site sets the variables, each scheme its own; the colours behind them serve notebooks, and can be read on white and on black.
+# The site sets the variables per colour scheme; the fallback colours serve notebooks, and are readable on white and on black.
 COLOURS = (
     "var(--course-1, #3b8fd4)",
     "var(--course-2, #d9772b)",
@@ -16,18 +16,18 @@ COLOURS = (
 )
 MUTED = "var(--course-muted, #7d8590)"
 GRID = "var(--course-grid, #80808055)"
-PAGE = "var(--course-page, transparent)"  # what lies behind
+PAGE = "var(--course-page, transparent)"  # the page's background
 FONT_SIZE = 13
-CHARACTER = 0.56 * FONT_SIZE  # about the mean width of one, to leave room for labels
+CHARACTER = 0.56 * FONT_SIZE  # the approximate mean width of a character, to leave room for labels
 
 
 def colour(index: int) -> str:
-    """The colour of series `index`; after five they come again."""
+    """The colour of series `index`; colours repeat after five."""
     return COLOURS[index % len(COLOURS)]
 
 
 def text_width(text: str) -> float:
-    """About how wide `text` will be; Chinese characters count twice."""
+    """The approximate width of `text`; Chinese characters count twice."""
     return CHARACTER * sum(2 if ord(character) > 0x2E80 else 1 for character in text)
 
 
@@ -54,18 +54,18 @@ def label(x: float, y: float, text: str, anchor: str = "start", **attributes: ob
 
 
 def over_lines(x: float, y: float, text: str, anchor: str = "start", **attributes: object) -> str:
-    """A line of text that lines of the figure may cross: it has a rim in the page's colour (none in a notebook)."""
+    """A line of text that lines of the figure may cross: it is outlined in the page's colour (not in a notebook)."""
     rim = {"paint_order": "stroke", "stroke": PAGE, "stroke_width": 4, "stroke_linejoin": "round"}
     return label(x, y, text, anchor, **rim, **attributes)
 
 
 def titled(mark: str, tooltip: str) -> str:
-    """A mark that says `tooltip` when the pointer rests on it."""
+    """A mark that shows `tooltip` when the pointer rests on it."""
     return f"<g><title>{html.escape(tooltip, quote=False)}</title>{mark}</g>"
 
 
 class Figure:
-    """A picture with a caption. As the last expression of a cell it shows itself; `alternative` says in words what it shows."""
+    """A picture with a caption. It displays itself as the last expression of a cell; `alternative` describes it in words."""
 
     def __init__(self, width: float, height: float, elements: Iterable[str], alternative: str, caption: str = ""):
         self.alternative, self.caption = alternative, caption

@@ -8,7 +8,7 @@ from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour,
 from minllm.course.figures.scale import short
 
 WIDTH, TOP, LARGEST_CELL = 640.0, 30.0, 34.0
-MOST_TOLD = 400  # cells: the values of more are not told on hovering, which would make a page heavy
+MOST_TOLD = 400  # cells; with more, values are not shown on hovering, which would make a page heavy
 
 
 def heat_map(

@@ -1,8 +1,8 @@
-"""The roofline: what a machine allows at each arithmetic intensity, and kernels as dots below it.
+"""The roofline: attainable speed of a machine at each arithmetic intensity, and kernels as dots below it.
 
-    attainable(I) = min(peak, bandwidth * I)          I in FLOP a byte
+    attainable(I) = min(peak, bandwidth * I)          I in FLOPs per byte
 
-Left of the ridge the slope of memory bounds a kernel, right of it the flat roof of arithmetic does (Williams, Waterman and Patterson, CACM
+Left of the ridge a kernel is memory-bound (the slope), right of it compute-bound (the flat roof) (Williams, Waterman and Patterson, CACM
 52 (2009), section 3).
 """
 
@@ -16,7 +16,7 @@ from minllm.course.figures.scale import short
 
 @dataclass(frozen=True)
 class Dot:
-    """A kernel or a step: arithmetic intensity in FLOP a byte, speed in TFLOP/s.
+    """A kernel or a step: arithmetic intensity in FLOPs per byte, speed in TFLOP/s.
 
     `measured` False draws a ring, for a prediction; the name "" draws no label.
     """
@@ -29,17 +29,17 @@ class Dot:
 
     @classmethod
     def of_bandwidth(cls, name: str, intensity: float, tb_s: float, **options) -> "Dot":
-        """From a speed in TB/s: TFLOP/s are TB/s times FLOP a byte."""
+        """From a speed in TB/s: TFLOP/s are TB/s times FLOPs per byte."""
         return cls(name, intensity, tb_s * intensity, **options)
 
 
 def attainable(intensity: float, bandwidth_tb_s: float, peak_tflops: float) -> float:
-    """The most TFLOP/s at an arithmetic intensity."""
+    """The highest TFLOP/s at an arithmetic intensity."""
     return min(peak_tflops, bandwidth_tb_s * intensity)
 
 
 def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, title: str, caption: str = "") -> Figure:
-    """The roof of one machine with `dots` below it, both axes logarithmic."""
+    """The roofline of one machine with `dots` below it, both axes logarithmic."""
     ridge = peak_tflops / bandwidth_tb_s
     x_low = min([0.1, *(dot.intensity / 2 for dot in dots)])
     x_high = max([ridge * 30, *(dot.intensity * 2 for dot in dots)])
@@ -69,7 +69,7 @@ def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, tit
 
 
 def dot_names(dots: Sequence[Dot], plane: Plane) -> list[str]:
-    """The names of the dots beside them, each moved down until it is clear of those before it."""
+    """The names of the dots beside them, each moved down until it does not overlap earlier ones."""
     drawn, taken = [], []
     for dot in sorted((dot for dot in dots if dot.name), key=lambda one: -one.tflops):
         px, py = plane.x(dot.intensity), plane.y(dot.tflops) + 4

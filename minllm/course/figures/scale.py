@@ -1,4 +1,4 @@
-"""Axes: from values to places on the page, linear or logarithmic, with ticks at round numbers."""
+"""Axes: from values to page coordinates, linear or logarithmic, with ticks at round numbers."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of `value`; beyond the ends it stops there."""
+        """The coordinate of `value`, clamped to the ends."""
         if self.log:
             share = math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
         else:
@@ -25,7 +25,7 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """About five round numbers; powers of ten on a logarithmic axis, not every one where there are many."""
+        """About five round numbers; powers of ten on a logarithmic axis, with gaps if there are many."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             step = 1 + max(0, last - first) // 6
@@ -39,7 +39,7 @@ class Scale:
 
 
 def short(value: float) -> str:
-    """A number for people: 4,096 or 0.31 or 12.5; 1.2M above a hundred thousand."""
+    """A number as short text: 4,096 or 0.31 or 12.5; 1.2M above a hundred thousand."""
     for size, prefix in PREFIXES:
         if abs(value) >= max(size, 1e5):
             return f"{value / size:.3g}{prefix}"

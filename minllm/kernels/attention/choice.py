@@ -1,4 +1,4 @@
-"""Which variant of attention serves a call: every rule of it is on this page.
+"""All rules that choose the attention variant for a call.
 
                         decode step, one new token per sequence        prompts, whole or in chunks
     a plain cache       one short sequence on Hopper: split_cluster    16 bits, on Hopper: flash_attention_3
@@ -8,9 +8,9 @@
                         blocks of broken chunks:
                         flash_attention_2_quantized
 
-`choose` knows what does not change from layer to layer: new tokens, dtype and GPU. It takes the fastest variant or, where that one cannot
-serve the call, its stand-in (variants.py). A launcher knows its arrays too: flash_attention_3 leaves blocks that the TMA cannot gather to
-its stand-in, split_tensor_core a short sequence to split_cluster.
+`choose` knows what is the same in all layers: new tokens, dtype and GPU. It takes the fastest variant or, if that one cannot
+serve the call, its stand-in (variants.py). Launchers also know their arrays: flash_attention_3 leaves blocks that TMA cannot gather to
+its stand-in, and split_tensor_core leaves a short sequence to split_cluster.
 """
 
 import functools
@@ -24,7 +24,7 @@ LONGEST_CLUSTER_CONTEXT = 4096  # keys; at 8192 split_tensor_core is faster than
 
 @functools.cache
 def choose(max_query_len, dtype="bfloat16", capability=None):
-    """The fastest variant's name for a plain cache. capability: of the GPU; None serves the simulator, and GPUs of any kind."""
+    """The fastest variant's name for a plain cache. capability: the GPU's; None for the simulator, and for GPUs of any kind."""
     return VARIANTS.serving(FASTEST_STEP if max_query_len == 1 else FASTEST_PROMPT, max_query_len, str(dtype), capability)
 
 
@@ -37,7 +37,7 @@ def choose_quantized(max_query_len, key_cache):
 def suits_clusters(sizes, capability):
     """Whether split_tensor_core leaves a decode step to split_cluster, if its clusters fit: one sequence of few keys, on Hopper.
 
-    Several sequences have contexts of different lengths, and fair shares suit them better. A cluster lives within one group of some 16
-    SMs, and where eight are taken half of the GPU stays idle: long contexts lose more bandwidth than the merge saves.
+    Several sequences have contexts of different lengths, and equal shares suit them better. A cluster runs within one GPC, a group of some
+    16 SMs, and with eight blocks per cluster half of the GPU is idle: long contexts lose more bandwidth than the merge saves.
     """
     return sizes.sequences == 1 and sizes.max_context_len <= LONGEST_CLUSTER_CONTEXT and capability == HOPPER

@@ -1,6 +1,6 @@
-"""The table of attention's variants: a line registers one (minllm/kernels/variants.py), choice.py chooses among them.
+"""The table of attention variants: each line registers one (minllm/kernels/variants.py), and choice.py chooses among them.
 
-What a variant cannot serve, by new tokens, dtype, GPU or arrays, its stand_in serves: the chains of fallbacks are in this table.
+If a variant cannot serve a call, because of its new tokens, dtype, GPU or arrays, its stand_in does: the table shows all fallbacks.
 """
 
 from minllm.kernels.variants import HALF_DTYPES as HALF
@@ -24,6 +24,6 @@ VARIANTS = Variants(
     Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
     Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),
     Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
-    # A rung for benchmarks: a batch of the engine does not say which keys its sequences share.
+    # Only for benchmarks: a batch of the engine does not say which keys its sequences share.
     Variant("split_cascade", ".split_tensor_core.cascade", most_rows=ONE, dtypes=HALF, reads=SHARED_PREFIX),
 )

@@ -2,7 +2,7 @@
 
     q, k, v = split(qkv);  q, k = rms_norm(q) * q_norm, rms_norm(k) * k_norm;  q, k = rope(q), rope(k)      as in qkv_rope_append.py
     codes, scales = quantize((k - mean) * factor), quantize(v)           query = q / factor
-        recent_key[recent_slot], recent_value[recent_slot] = (k - mean) * factor, v       with a residual window, in full precision
+    recent_key[recent_slot], recent_value[recent_slot] = (k - mean) * factor, v       with a residual window, in full precision
 
 T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs per element of q and k and 6 per element of k and v;
 T N D b bytes read; T heads D b written as queries, 2 T kv_heads bytes_per_head (formats.py) to the cache, and with a residual window

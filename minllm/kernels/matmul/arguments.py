@@ -6,7 +6,7 @@ import numpy as np
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 
 FLOAT32 = np.dtype(np.float32)
-MOST_ROWS_OF_GEMV, MOST_ROWS_OF_FLAT = 8, 256  # of x
+MOST_ROWS_OF_GEMV, MOST_ROWS_OF_FLAT = 8, 256  # rows of x
 HALF_DTYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 

@@ -1,12 +1,12 @@
-"""Which variant of the matrix product serves a call: every rule of it is on this page.
+"""All rules that choose the GEMM variant for a call.
 
     rows of x      16 bits                                              float32
     few            gemv                                                 gemv, up to 8 rows
     some           flat, from a number of rows on that was measured     vectorized
     many           wgmma on Hopper, else tensor_core                    vectorized
 
-How many rows are few, some or many is in dataflow.py's table of the GPU. float32 never meets tensor cores, which would round its inputs to
-10 bits. A launcher whose loads of 16 bytes do not fit the rows of x and weight hands them to its stand-in (variants.py).
+The GPU's table in dataflow.py says how many rows are few, some or many. float32 never uses tensor cores, which would round its inputs to
+10 bits. A launcher passes rows of x and weight that do not fit 16-byte loads to its stand-in (variants.py).
 """
 
 import numpy as np
@@ -18,15 +18,15 @@ from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.device import current_device, describe_device
 from minllm.runtime.kernel import check
 
-FEWEST_ROWS_OF_WGMMA = 65  # fewer would leave half of every tile of 128 rows empty
+FEWEST_ROWS_OF_WGMMA = 65  # fewer rows would leave half of every tile of 128 rows empty
 
 
 def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None = None, hopper: bool = False) -> str:
     """The variant for x [m, k] and weight [n, k] of `dtype`.
 
-    gpu: the driver's name of the GPU; None is one that nobody has measured. hopper: it has wgmma, and the arrays are aligned for it.
+    gpu: the driver's name of the GPU; None for one without measurements. hopper: the GPU has wgmma, and the arrays are aligned for it.
 
-    Half precision takes what the table of the GPU says for m rows; flat only if rows of k elements can begin on multiples of 16 bytes.
+    Half precision follows the GPU's table for m rows; flat needs rows of k elements that can begin on multiples of 16 bytes.
     """
     dataflow = choose_dataflow(m, n, k, table_of(gpu))
     if np.dtype(dtype) in HALF_DTYPES and dataflow == "flat" and k % 8 == 0:
@@ -35,20 +35,20 @@ def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None
 
 
 def choose_for_many_rows(m: int, dtype: np.dtype | type | str, hopper: bool = False) -> str:
-    """The variant for calls that operations bound, not memory."""
+    """The variant for compute-bound calls."""
     if np.dtype(dtype) not in HALF_DTYPES:
         return "vectorized"
     return "wgmma" if hopper and m >= FEWEST_ROWS_OF_WGMMA else "tensor_core"
 
 
 def choose_for(x, weight) -> str:
-    """The variant for arrays, on the machine that holds them."""
+    """The variant for these arrays, on the device that holds them."""
     (m, k), n = x.shape, weight.shape[0]
     return choose(m, n, k, x.dtype, gpu_name(x), can_use_wgmma(x, weight))
 
 
 def can_use_wgmma(x, weight) -> bool:
-    """Whether wgmma may be chosen for these arrays: not in the simulator, where tensor_core runs faster."""
+    """Whether wgmma may be chosen for these arrays; not in the simulator, where tensor_core runs faster."""
     on_hopper = not isinstance(x, np.ndarray) and current_device().compute_capability == HOPPER
     return on_hopper and vectors_per_row(x.shape[1], x, weight) > 0
 
@@ -59,7 +59,7 @@ def gpu_name(array) -> str | None:
 
 
 def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:
-    """Write x @ weight.T + bias into `out`, by the variant named, or chosen by shape.
+    """Write x @ weight.T + bias into `out`, with the named variant or one chosen by shape.
 
     x [M, K], weight [N, K]: one dtype of float32, float16, bfloat16. out [M, N] and bias [N]: that dtype or float32. NumPy arrays run in
     the simulator, device arrays on the GPU. Raises KernelArgumentError for an unknown variant and for shapes or dtypes that do not fit

@@ -1,6 +1,6 @@
-"""The table of the matrix product's variants: a line registers one (minllm/kernels/variants.py), choice.py chooses among them.
+"""The table of GEMM variants: each line registers one (minllm/kernels/variants.py), and choice.py chooses among them.
 
-A variant whose loads of 16 bytes do not fit the rows of x and weight leaves the call to its stand_in.
+If the rows of x and weight do not fit a variant's 16-byte loads, its stand_in serves the call.
 """
 
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV

@@ -2,11 +2,11 @@
 
     int8      value = code * scale + zero, codes 0 to 255, a (scale, zero) for each head of each token
     int4      the same with codes 0 to 15, a (scale, zero) for each 32 components
-        fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale per KV head and layer
+    fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale per KV head and layer
     fp8_e5m2  the same with 5 bits of exponent and 2 of fraction, largest 57344
     kivi_int4 values as int4; of keys, 32 tokens share a (scale, zero) for each component, a channel of the head
 
-kivi_int4 is KIVI's format: some key channels are large in every token, and their own scale keeps them from coarsening their neighbours'.
+kivi_int4 is KIVI's format: some key channels are large in every token, and their own scale keeps them from coarsening their neighbours.
 A group is quantised once its last token has come, so the newest tokens stay in full precision, in a residual window
 (kernels/attention/residual_window/reference.py). The other formats may have such a window too. Recorded as "KV cache accuracy" in
 docs/results/h200.json: fp8_e4m3 costs 0.30 % of perplexity without a window and 0.04 % with one of 256 tokens.

@@ -1,7 +1,7 @@
 """Quantisation in NumPy: the equations, and the oracle of every kernel that reads or writes a quantised cache.
 
     integers    scale = (max - min) / (2^bits - 1)    zero = min    code = round((x - zero) / scale)    x' = code * scale + zero
-        floats      code = float8(x / scale), clamped to the largest float8                                 x' = float(code) * scale
+    floats      code = float8(x / scale), clamped to the largest float8                                 x' = float(code) * scale
 
 max and min are those of the group. scale and zero are rounded to float16 before the codes are computed, so that codes match the stored
 scales; all else is float32. |x - x'| is at most half a step, plus the rounding error of zero, 2**-11 of it. A group of equal numbers has

@@ -3,7 +3,7 @@
 All three rules keep the most probable tokens, so each is a threshold on the logit, and their combination is the largest of the three:
 
     top-k:   the k-th largest logit (ties with it are kept)
-                    top-p:   the smallest set of most probable kept tokens with Σ p_v ≥ p, p_v ∝ exp((x_v - max x) / T) (ties are kept)
+    top-p:   the smallest set of most probable kept tokens with Σ p_v ≥ p, p_v ∝ exp((x_v - max x) / T) (ties are kept)
     min-p:   max x + T · log(min_p)
 
 The k-th largest logit and the one at which the probability reaches p are found by radix selection (radix_select.py), not by sorting.

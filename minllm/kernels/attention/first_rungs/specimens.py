@@ -7,14 +7,14 @@ from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 
 
 def specimens():
-    """All of them."""
+    """All kernels of the first rungs."""
     for dtype in FLOAT_DTYPES:
         yield from materialized_specimens(dtype.name)
         yield from flash_attention_1_specimens(dtype.name)
 
 
 def materialized_specimens(dtype):
-    """The first rung, and the lesson's decoder: simple kernels of 128 threads, 8 blocks of which give an SM half of its warps."""
+    """The first rung, and the lesson's decoder: simple kernels of 128 threads; 8 blocks give half of an SM's warps."""
     vector, table, scores = array(INT32, 1), array(INT32, 2), array(FLOAT32, 3)
     rows, cache, weight = array(dtype, 3), array(dtype, 4), array(dtype, 2)
     kernels = {
@@ -26,12 +26,12 @@ def materialized_specimens(dtype):
         "project": (materialized_projection.project_latest_kernel, (rows, vector, weight, weight, weight, rows, cache, cache)),
     }
     for name, (kernel, arguments) in kernels.items():
-        if name != "softmax" or dtype == "float32":  # scores are float32 always
+        if name != "softmax" or dtype == "float32":  # scores are always float32
             yield Specimen(f"attention/materialized/{name}/{dtype}", kernel, arguments, materialized.THREADS, blocks=8)
 
 
 def flash_attention_1_specimens(dtype):
-    """One row of queries per warp, the state in memory."""
+    """One query row per warp, the state in memory."""
     for head_dim in (64, 128, 256):
         kernel, threads, shared_bytes = flash_attention_1.make_kernel(head_dim, BLOCK_SIZE)
         arguments = (*inputs(dtype), *states(2), array(dtype, 3), *BATCH, FLOAT32, INT32)

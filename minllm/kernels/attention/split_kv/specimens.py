@@ -8,16 +8,16 @@ from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 
 
 def specimens():
-    """All of them."""
+    """All kernels of split_kv."""
     for dtype in FLOAT_DTYPES:
         yield from split_kv_specimens(dtype.name)
 
 
 def split_kv_specimens(dtype):
-    """Decoding: as many blocks per SM as splits are chosen for, and the merge of the splits."""
+    """Decoding: the blocks per SM for which splits are chosen, and the merge of the splits."""
     for head_dim, group in ((40, 1), (64, 1), (64, 4), (128, 4), (128, 8), (256, 8)):
         kernel, threads, _, _ = split_kv.make_split_kernel(dtype, head_dim, BLOCK_SIZE, group)
-        # A lane holds its elements of every query head of a group: the largest leave room for two blocks only.
+        # A lane holds its elements of every query head of a group: the largest groups leave room for only two blocks.
         blocks = 2 if head_dim * group >= 1024 else BLOCKS_PER_SM
         arguments = (*inputs(dtype), *states(3), *BATCH, FLOAT32, INT32)
         name = f"attention/split_kv/{head_dim}/group_{group}/{dtype}"
