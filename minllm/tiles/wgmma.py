@@ -68,7 +68,7 @@ def make_operand(tile: SharedTile, major: str, halves: bool):
 
     @cuda.jit(device=True, forceinline=True)
     def advance_half(operand, step):
-        return uint64(uint32(operand + offset(step) // 16)) | uint64(high_bits) << uint64(32)
+        return uint64(uint32(uint32(operand) + offset(step) // 16)) | uint64(high_bits) << uint64(32)
 
     return (lower_half, advance_half) if halves else (whole, advance_whole)
 
