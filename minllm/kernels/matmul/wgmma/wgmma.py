@@ -43,7 +43,7 @@ from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma, warpgroup
-from minllm.tiles.pipeline import Pipeline, make_pipeline
+from minllm.tiles.pipeline import Pipeline, PipelineState, make_pipeline
 from minllm.tiles.shared import first_tile_address, make_clear_rows
 from minllm.tiles.warpgroup import ROWS, THREADS
 from minllm.tiles.wgmma import make_wgmma
@@ -110,12 +110,12 @@ def make_produce(tiling: WgmmaTiling, gated: bool, pipeline: Pipeline):
         row, column = corner(int32(cuda.blockIdx.x // cluster), grid, rank, 0)
         steps = int32(min(grid.k_steps, stages))
         for step in range(steps):
-            stage = pipeline.stage(ring, pipeline.state(step))
+            stage = pipeline.stage(ring, PipelineState(uint32(step), uint32(0)))
             expect(stage, grid)
             load_weight(stage, weight_map, int32(step * TILE_K), column, n, rank)
         ptx.griddepcontrol_wait()
         for step in range(steps):
-            load_x(pipeline.stage(ring, pipeline.state(step)), x_map, int32(step * TILE_K), row, grid)
+            load_x(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), x_map, int32(step * TILE_K), row, grid)
         return steps
 
     @cuda.jit(device=True, forceinline=True)
