@@ -58,9 +58,8 @@ def require_suite(root: Path = ROOT) -> None:
 
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-With --exhaustive tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU
-seconds are recorded too, because other load on the machine stretches only the former. Needs a clone of the repository and what
-`make test` installs.
+    """The command, run in the repository's root."""
+    return [sys.executable, "-m", "pytest", "--exhaustive", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
 
 
 def child_seconds() -> float | None:
