@@ -58,7 +58,7 @@ def require_suite(root: Path = ROOT) -> None:
 
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    """The command, to be run in the repository's root."""
+    """The command, run in the repository's root."""
     return [sys.executable, "-m", "pytest", "--exhaustive", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
 
 
