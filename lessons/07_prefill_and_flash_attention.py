@@ -549,7 +549,7 @@ show_source(
         "while True": "The walk over tiles of keys. Those of a tile of queries come from the last to the first.",
         "begins = left == 0": "The first scores of another tile of queries come beside the last output of the one before.",
         "wait_for_turn(consumer)": "Ping-pong: only one consumer starts products at a time.",
-        "output_gemm.multiply(acc": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are on their way now.",
+        "start_output(acc, weights": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are on their way now.",
         "pass_turn(consumer)": "The other consumer may start its own.",
         "wgmma_wait_group_1": "All products but the newest are done: the scores are here, and P V is still being computed ...",
         "weigh_tile(scores, rows, from_origins": "... while the softmax goes on.",

@@ -1,10 +1,10 @@
 """The suite of simulated kernels, timed: every kernel at odd shapes, under all detectors, and the tests of the simulator itself.
 
-    pytest tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
+    pytest --exhaustive tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
 
-tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU seconds are recorded
-too, because other load on the machine stretches only the former. Needs a clone of the repository
-and what `make test` installs.
+With --exhaustive tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU
+seconds are recorded too, because other load on the machine stretches only the former. Needs a clone of the repository and what
+`make test` installs.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ def require_suite(root: Path = ROOT) -> None:
 
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    """The command, to be run in the repository's root."""
-    return [sys.executable, "-m", "pytest", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
+    """The command, run in the repository's root."""
+    return [sys.executable, "-m", "pytest", "--exhaustive", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
 
 
 def child_seconds() -> float | None:

@@ -102,7 +102,7 @@ def argument_type(value):
 
 
 def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """Compile `function` for `compute_capability` (major, minor): from the disk cache if it is there, else by Numba.
+    """The CompiledKernel of a function for a target, from the disk cache if possible.
 
     Raises KernelCompilationError with the kernel, its argument types and the compiler's message.
     """

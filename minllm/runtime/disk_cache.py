@@ -1,4 +1,4 @@
-"""Cubins on disk, and their disassembly, so that a kernel is compiled once per machine and not once per process."""
+"""Cubins and disassembly on disk: a kernel is compiled once per machine."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ def entry(key, kind="cubin"):
 
 
 def read_cached(key, make):
-    """make(cubin=..., **fields) from the entry `key`; None if there is no entry, or a damaged one."""
+    """make(cubin=..., **fields) for the entry of `key`, or None if it is missing or damaged."""
     try:
         header, _, cubin = entry(key).read_bytes().partition(b"\n")
         fields = json.loads(header)
@@ -52,7 +52,7 @@ def making(key):
 
 
 def cached_text(key, kind, make):
-    """The text kept under `key`, else make(), which is then kept. A text that does not end with a newline is damaged."""
+    """The text of an entry, or else make(), which is then written."""
     path = entry(key, kind)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if (text := path.read_text(encoding="utf-8")).endswith("\n"):
@@ -63,7 +63,7 @@ def cached_text(key, kind, make):
 
 
 def write(path, contents):
-    """Write a file atomically: whole or not at all. An OSError leaves it unwritten."""
+    """Write a file atomically; if that fails, do nothing."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -113,7 +113,7 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
     @cuda.jit(device=True, forceinline=True)
     def operand(first, state):
         """The wgmma operand of a tile in the state's stage; first: of the same tile in the first stage."""
-        return uint32(first + state.slot * (stage_bytes // 16))
+        return first + state.slot * (stage_bytes // 16)
 
     @cuda.jit(device=True, forceinline=True)
     def producer_acquire(ring, state):

@@ -5,8 +5,7 @@
     wgmma.wait(sums)                                              # all that the warpgroup has started is complete
 
 The right operand is a tile in shared memory, [N, K], or [K, N] with right_major "mn". The left one is another, or words in registers. An
-operand in shared memory is named by the lower half of its matrix descriptor, an address in units of 16 bytes: a step along K adds a
-constant, and the upper half is the same for all tiles of a layout. Computed as one number of 64 bits, it took two instructions for one.
+operand in shared memory is its matrix descriptor, 64 bits, to which a step along K adds a constant; adding 1 moves it by 16 bytes.
 
 PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
 """
@@ -44,36 +43,47 @@ class Wgmma(NamedTuple):
     wait: Any  # wait(sums): until all multiplications of this warpgroup are complete
 
 
-def make_operand(tile: SharedTile, major: str):
-    """(operand, descriptor) of a tile: from its shared address, and for the step-th 16 of its depth."""
-    leading = 16 if major == "k" else tile.panel_bytes
-    bits = int(ptx.matrix_descriptor.py_func(0, leading, 8 * tile.swizzle, tile.swizzle))
-    low_bits, high_bits = bits & 0xFFFFFFFF, bits >> 32
-    steps_per_panel, panel, row = tile.panel_columns // DEPTH, tile.panel_bytes // 16, tile.swizzle // 16  # in units of 16 bytes
+def make_operand(tile: SharedTile, major: str, halves: bool):
+    """(operand, descriptor): a tile's operand from its shared address, and the descriptor of the step-th 16 of its depth."""
+    leading, stride, swizzle = 16 if major == "k" else tile.panel_bytes, 8 * tile.swizzle, tile.swizzle
+    low_bits, high_bits = (int(ptx.matrix_descriptor.py_func(0, leading, stride, swizzle)) >> shift & 0xFFFFFFFF for shift in (0, 32))
+    steps_per_panel, panel_bytes, step_bytes = tile.panel_columns // DEPTH, tile.panel_bytes, DEPTH * tile.swizzle
 
     @cuda.jit(device=True, forceinline=True)
-    def operand(address):
+    def whole(address):
+        return ptx.matrix_descriptor(address, leading, stride, swizzle)
+
+    @cuda.jit(device=True, forceinline=True)
+    def lower_half(address):
         return uint32(low_bits | (address >> 4))
 
     @cuda.jit(device=True, forceinline=True)
-    def along_columns(operand, step):
-        low = uint32(operand + step // steps_per_panel * panel + step % steps_per_panel * 2)
-        return uint64(low) | uint64(high_bits) << uint64(32)
+    def offset(step):
+        """Bytes from the tile's start to the step-th 16 of its depth."""
+        return step // steps_per_panel * panel_bytes + step % steps_per_panel * 32 if major == "k" else step * step_bytes
 
     @cuda.jit(device=True, forceinline=True)
-    def along_rows(operand, step):
-        return uint64(uint32(operand + step * DEPTH * row)) | uint64(high_bits) << uint64(32)
+    def advance_whole(operand, step):
+        return ptx.advance_descriptor(operand, offset(step))
 
-    return operand, along_columns if major == "k" else along_rows
+    @cuda.jit(device=True, forceinline=True)
+    def advance_half(operand, step):
+        return uint64(uint32(operand + offset(step) // 16)) | uint64(high_bits) << uint64(32)
+
+    return (lower_half, advance_half) if halves else (whole, advance_whole)
 
 
-def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, right_major: str = "k") -> Wgmma:
-    """The operations for sums [64, n] of tiles of `dtype`; left None: that operand is in registers, 4 words per 16 of the depth."""
+def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, right_major: str = "k", halves: bool = False) -> Wgmma:
+    """The operations for sums [64, n] of tiles of `dtype`; left None: that operand is in registers, 4 words per 16 of the depth.
+
+    halves: operands are the lower halves of descriptors, which keep_register holds over a loop; the upper half is the same for all tiles of
+    a layout. Only for that: FlashAttention-3 takes 56 instructions more with halves that are not kept.
+    """
     n, depth = (right.rows, right.columns) if right_major == "k" else (right.columns, right.rows)
     steps, registers = -(-depth // DEPTH), n // 2
     instruction = ptx.make_wgmma(n, DTYPES[dtype], a="shared" if left else "registers", b_major=right_major)
-    left_operand, left_at = make_operand(left or right, "k")
-    right_operand, right_at = make_operand(right, right_major)
+    left_operand, left_at = make_operand(left or right, "k", halves)
+    right_operand, right_at = make_operand(right, right_major, halves)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_shared(sums, left, right, add):

@@ -31,6 +31,8 @@ from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
 from tests.bench.tiny_cases import TINY_CASES, name_of
 
+pytestmark = pytest.mark.results_only
+
 LAUNCHERS = {
     "matmul": set(MATMUL),
     "attention": {*ATTENTION, "fill_new_key_value", "project_latest"},

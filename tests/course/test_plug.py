@@ -21,6 +21,8 @@ from minllm.ops.simulated_stage import SimulatedStageOps
 from minllm.weights.formats import plain_linear
 from tests.engine.models import model_directory
 
+pytestmark = pytest.mark.results_only
+
 PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
 PROMPT = [5, 3]
 

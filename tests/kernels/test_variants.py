@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ from minllm.kernels.attention.variants import QUANTIZED
 from minllm.kernels.variants import Variant, Variants
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 
+ROOT = Path(__file__).parents[2]
 BFLOAT16, HOPPER = ml_dtypes.bfloat16, (9, 0)
 TOY = Variant("toy", "tests.kernels.toy_attention")
 TABLES = [attention.VARIANTS, matmul.VARIANTS]
@@ -107,8 +109,8 @@ def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others():
     """The parameters of the tests come from the table: with one more line in it they hold the toy too, and it passes them."""
     names = ("kernels/attention/test_attention_ladder", "compile/test_machine_code", "bench/test_kernel_benchmarks")
     files = [f"tests/{name}.py" for name in names]
-    options = ["-p", "tests.kernels.register_toy", "-p", "no:cacheprovider", "-q", "-rA", "-k", "toy"]
-    run = subprocess.run([sys.executable, "-m", "pytest", *options, *files], capture_output=True, text=True)
+    options = ["-p", "tests.kernels.register_toy", "-p", "no:cacheprovider", "-q", "-rA", "--exhaustive", "-k", "toy"]
+    run = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]
     for test in (
         "test_prompts[toy-1of1-",

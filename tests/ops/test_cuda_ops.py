@@ -17,6 +17,8 @@ from tests.kernels.sampling.cases import RULES, parameters
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
 
+pytestmark = pytest.mark.results_only
+
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 6e-3}
 
 

@@ -14,6 +14,8 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from tests.ops import small_models
 
+pytestmark = pytest.mark.results_only
+
 WINDOW, BLOCK_SIZE, RING, TABLE = 32, 32, 1, np.array([[2, 0, 3]], np.int32)
 SHAPE = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=128)
 

@@ -10,6 +10,8 @@ from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
 from tests.sim.every_kernel import ROUNDED, ROWS, kernels_of_the_package
 
+pytestmark = pytest.mark.results_only
+
 
 @pytest.mark.parametrize("name", ROWS)
 def test_counted_bytes_are_those_of_the_formula(name):

@@ -32,7 +32,7 @@ def make_kernel(columns, row_tiles, padded, fused, dtype="bfloat16"):
                     acc[at] = x[rows.position(row, lane), 8 * block + rows.column(lane) + i]
         for row in range(row_count):
             where = rows.position(row, lane)
-            rows.mask(acc, row, int32(first[where] - rows.column(lane)), int32(last[where] - rows.column(lane)))
+            rows.mask(acc, row, rows.column(lane), first[where], last[where])
             maximum = rows.maximum(acc, row, float32(-1e30))
             total = rows.sum(rows.exponentials(acc, row, maximum, scale, float32(0)))
             rows.scale(acc, row, float32(2))

@@ -7,10 +7,10 @@ import pytest
 
 from minllm.cli.inspection import has_nvdisasm
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
-from minllm.kernels.attention.flash_attention_3.producer import WORK_SLOTS, WORK_WORDS
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.specimens import flash_attention_3_specimens
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
+from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
 from minllm.machine.devices import missing_compilers
 from tests.kernels.attention.case_lists import BFLOAT16, HOPPER_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant

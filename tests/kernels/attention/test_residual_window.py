@@ -50,7 +50,7 @@ def test_decode_steps(device, case):
 
 
 @pytest.mark.parametrize("shape", [SplitShape(2, 32, 2, 1, tensor_copies=True, turns=2), SplitShape(1, 32, 3, 1, turns=2)], ids=str)
-def test_tiles_that_the_copy_engine_fetches(device, monkeypatch, shape):
+def test_tiles_that_tma_fetches(device, monkeypatch, shape):
     """Of heads of 128; the sliding window begins within a group."""
     monkeypatch.setattr(split_quantized, "shape_of", lambda *_: shape)
     run_window(device, WindowCase(ROWS[:2], (131, 170), heads=4, kv_heads=1, head_dim=128, sliding_window=150, dtype=BFLOAT16))

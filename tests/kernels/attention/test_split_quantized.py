@@ -113,15 +113,15 @@ def test_what_it_does_not_take():
         split_quantized.attention(**inputs_of(replace(case, block_size=5), "int8"))
 
 
-def test_whole_lines_are_fetched_by_the_copy_engine():
+def test_whole_lines_are_fetched_by_tma():
     """On Hopper (which the simulator stands for), where lines hold whole keys and boxes whole repeats of the swizzle."""
 
-    def by_engine(name, head_dim, block_size):
+    def by_tma(name, head_dim, block_size):
         form = kv_format(name, head_dim)
         return shape_of(AttentionSizes(1, 32, 8, head_dim, block_size, 1, 10), form).tensor_copies
 
-    assert by_engine("int8", 128, 8) and by_engine("int4", 128, 16) and by_engine("fp8_e4m3", 64, 4096)
-    assert not any((by_engine("int8", 96, 16), by_engine("int4", 128, 8), by_engine("int8", 256, 16), by_engine("int8", 128, 20)))
+    assert by_tma("int8", 128, 8) and by_tma("int4", 128, 16) and by_tma("fp8_e4m3", 64, 4096)
+    assert not any((by_tma("int8", 96, 16), by_tma("int4", 128, 8), by_tma("int8", 256, 16), by_tma("int8", 128, 20)))
 
 
 def test_shapes_fit_a_hopper_block():

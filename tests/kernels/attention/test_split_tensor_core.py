@@ -95,11 +95,11 @@ def test_what_it_does_not_take():
 def test_whole_boxes_are_fetched_by_tensor_copies():
     """On Hopper (which the simulator stands for), where blocks and heads consist of whole boxes; never for the unified maximum."""
 
-    def by_engine(head_dim, block_size, unified=False):
+    def by_tma(head_dim, block_size, unified=False):
         return shape_of(AttentionSizes(1, 32, 8, head_dim, block_size, 1, 10), unified=unified).tensor_copies
 
-    assert by_engine(64, 16) and by_engine(128, 4096)
-    assert not any((by_engine(80, 16), by_engine(128, 8), by_engine(128, 1000), by_engine(128, 16, unified=True)))
+    assert by_tma(64, 16) and by_tma(128, 4096)
+    assert not any((by_tma(80, 16), by_tma(128, 8), by_tma(128, 1000), by_tma(128, 16, unified=True)))
 
 
 def test_shapes_fit_a_hopper_block():

@@ -58,6 +58,7 @@ def test_random_numbers_are_within_the_error_bound(case, device):
     check_product(case, device)
 
 
+@pytest.mark.results_only
 @pytest.mark.covering("case.variant + case.dtype + case.out_dtype", "case.variant + case.options")
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_products_that_are_exact_are_exact(case, device):
@@ -86,6 +87,7 @@ def test_no_rows_and_no_columns_launch_nothing_and_no_k_gives_the_bias(variant, 
     np.testing.assert_array_equal(product(small(variant, 3, 5, 0), x, weight, None, device), np.zeros((3, 5), BFLOAT16))
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("k", [16, 19])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_infinities_and_nans_stay_in_their_row_and_column(variant, k, device):
@@ -97,6 +99,7 @@ def test_infinities_and_nans_stay_in_their_row_and_column(variant, k, device):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_results_beyond_the_dtype_overflow_to_infinity_and_fit_float32(variant, device):
     x, weight = np.full((2, 16), 200, FLOAT16), np.full((3, 16), [[200], [-200], [1]], FLOAT16)
@@ -117,6 +120,7 @@ def test_arrays_that_are_not_aligned_to_16_bytes_are_multiplied_too(variant):
     np.testing.assert_allclose(out.astype(np.float32), matmul_reference(x, weight, out_dtype=np.float32), rtol=2**-7, atol=1e-4)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())

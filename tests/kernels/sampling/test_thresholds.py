@@ -48,6 +48,7 @@ THRESHOLD_CASES = [(kind, 111, rule) for kind in LOGITS for rule in (4, 8)] + [(
 THRESHOLD_CASES += [("normal", 2047, rule) for rule in RESTRICTED] + [("ties", 16387, 4), ("ties", 16387, 8)]
 
 
+@pytest.mark.results_only
 @pytest.mark.covering("kind", "vocab", "rule")
 @pytest.mark.parametrize(("kind", "vocab", "rule"), THRESHOLD_CASES)
 def test_kernel_agrees_with_the_reference(kind, vocab, rule):

@@ -90,9 +90,10 @@ def make_float32_rows(columns, column_threads):
         return int32(lane)
 
     @cuda.jit(device=True)
-    def mask(acc, row, first, last):
+    def mask(acc, row, number, first, last):
         for j in range(each):
-            if column_threads * j > last or column_threads * j < first:
+            column = int32(number + column_threads * j)
+            if column > last or column < first:
                 acc[row * each + j] = float32(-math.inf)
 
     @cuda.jit(device=True)

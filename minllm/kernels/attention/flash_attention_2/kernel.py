@@ -148,9 +148,8 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
         """Scores of keys that a row may not see become -inf; first_position: that of the first of the rows that `lanes` threads share."""
         for row in range(row_count):
             position = int32(first_position + score_rows.position(row, lane))
-            start = int32(first_key + score_rows.column(lane))
             first, last = first_key_of(position, sliding_window), last_key_of(position)
-            score_rows.mask(scores, row, int32(first - start), int32(last - start))
+            score_rows.mask(scores, row, first_key + score_rows.column(lane), first, last)
 
     @cuda.jit(device=True)
     def fold(scores, state, scale):

@@ -112,16 +112,18 @@ def make_source(tiles, dtype, kv_format, block_size):
         key_tiles.store(buffers, keys_at)
         cuda.syncthreads()  # this tile of K is there, and nobody reads the last tile of V any more
         if by_channel:
-            if first_key + key_tile < context.stop:
-                channels.copy(context, int32(first_key + key_tile), buffers.shared)
+            next_key = int32(first_key + key_tile)
+            if next_key < context.stop:
+                channels.copy(context, next_key, buffers.shared)
             cp_async_commit_group()
         value_tiles.fetch(context.values, context.value_scales, context, first_key, buffers)
 
     @cuda.jit(device=True)
     def arrive_values(context, first_key, buffers):
         value_tiles.store(buffers, values_at)
-        if first_key + key_tile < context.stop:
-            key_tiles.fetch(context.keys, context.key_scales, context, int32(first_key + key_tile), buffers)
+        next_key = int32(first_key + key_tile)
+        if next_key < context.stop:
+            key_tiles.fetch(context.keys, context.key_scales, context, next_key, buffers)
         if by_channel:
             cp_async_wait_group_0()
         cuda.syncthreads()  # this tile of V is there, and the next scales of K, and nobody reads this tile of K any more

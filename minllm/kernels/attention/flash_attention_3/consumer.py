@@ -130,17 +130,35 @@ def make_consume(dtype, shape):
     wait_for_turn, pass_turn = make_turns(shape.consumers)
     clear_unseen = make_clear_unseen(shape)
 
+    @cuda.jit(device=True, forceinline=True)
+    def start_scores(scores, query, rings, item, state, consumer):
+        """S = Q K^T"""
+        query_rows = left_of(query, rings.queries, queries.state(item), consumer * rows_bytes)
+        score_gemm.multiply(scores, query_rows, score_gemm.right(cache.stage(rings.keys, state).tiles), 0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def start_output(acc, weights, rings, state, more):
+        """O += P V, or = if `more` is 0; values have arrived."""
+        cache.consumer_wait(rings.values, state)
+        output_gemm.multiply(acc, weights, output_gemm.right(cache.stage(rings.values, state).tiles), more)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_item(acc, shared, out, item, own):
+        """The rows of a work item. `opaque` hides own and item from the compiler: it would keep addresses made of them over the walk."""
+        opaque = cuda.local.array(2, int32)
+        opaque[0], opaque[1] = own, item
+        ptx.keep_registers(opaque, 2)
+        store_rows(acc, shared, out, opaque[1], opaque[0])
+
     @cuda.jit(device=True)
     def consume(rings, shared, out, own, scale, window):
         """A warpgroup's 64 rows of every work item: out = sum of weights times values, over the sum of weights."""
         consumer = uniform(int32(own // 128))
-        keys, values = score_gemm.right(rings.keys.stages), output_gemm.right(rings.values.stages)
         query = cuda.local.array(query_count, uint32)
         scores = cuda.local.array(score_count, float32)
         weights = cuda.local.array(weight_count, uint32)
         acc = cuda.local.array(out_count, float32)
         rows = Rows(cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32))
-        opaque = cuda.local.array(2, int32)
 
         item, at, tile = int32(0), int32(0), int32(0)  # items and tiles that went by; where the item in hand is described
         queries.consumer_wait(rings.queries, queries.state(0))
@@ -151,7 +169,7 @@ def make_consume(dtype, shape):
             start_rows(rows)
             load_queries(query, rings.queries, queries.state(0), own)
             cache.consumer_wait(rings.keys, cache.state(0))
-            score_gemm.multiply(scores, left_of(query, rings.queries, queries.state(0), consumer * rows_bytes), keys, 0)
+            start_scores(scores, query, rings, 0, cache.state(0), consumer)
             score_gemm.wait(scores)
             cache.consumer_release(rings.keys, cache.state(0))
             if not in_registers and left == 0:
@@ -178,10 +196,8 @@ def make_consume(dtype, shape):
                 tile = int32(tile + 1)
                 cache.consumer_wait(rings.keys, now)
                 wait_for_turn(consumer)
-                query_rows = left_of(query, rings.queries, queries.state(item), consumer * rows_bytes)
-                score_gemm.multiply(scores, query_rows, cache.operand(keys, now), 0)
-                cache.consumer_wait(rings.values, before)
-                output_gemm.multiply(acc, weights, cache.operand(values, before), more)
+                start_scores(scores, query, rings, item, now, consumer)
+                start_output(acc, weights, rings, before, more)
                 pass_turn(consumer)
                 ptx.wgmma_wait_group_1()
                 ptx.keep_registers(scores, score_count)
@@ -193,10 +209,7 @@ def make_consume(dtype, shape):
                 ptx.keep_registers(weights, weight_count)  # the GEMM that has just ended was reading them
                 cache.consumer_release(rings.values, before)
                 if begins:
-                    # Addresses are computed from these afresh: ptxas would keep them in registers that the walk needs.
-                    opaque[0], opaque[1] = own, int32(item - 1)
-                    ptx.keep_registers(opaque, 2)
-                    store_rows(acc, shared, out, opaque[1], opaque[0])
+                    store_item(acc, shared, out, int32(item - 1), own)
                 else:
                     rescale(acc, rows)
                 more = int32(0 if begins else 1)
@@ -204,12 +217,8 @@ def make_consume(dtype, shape):
                 if begins or left == 0:
                     clear_unseen(rings.values, shared, at, tile, first_key, own)
 
-            last = cache.state(tile)
-            cache.consumer_wait(rings.values, last)
-            output_gemm.multiply(acc, weights, cache.operand(values, last), more)
+            start_output(acc, weights, rings, cache.state(tile), more)
             output_gemm.wait(acc)
-            opaque[0], opaque[1] = own, int32(item - 1)
-            ptx.keep_registers(opaque, 2)
-            store_rows(acc, shared, out, opaque[1], opaque[0])
+            store_item(acc, shared, out, int32(item - 1), own)
 
     return consume

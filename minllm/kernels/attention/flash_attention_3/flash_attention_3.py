@@ -20,7 +20,7 @@ tile's sums were stored before it (`leave_sums`); it kept addresses and column n
 they were computed afresh where they are needed (`opaque`); and it computed wgmma's descriptors in every lane, until it was told that a
 warp's lanes share them (`uniform`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
 
-If TMA cannot gather a tile, `why_not` says so, and flash_attention_2 computes instead.
+`why_not` says why TMA cannot gather a tile; flash_attention_2 serves such arrays.
 """
 
 import functools

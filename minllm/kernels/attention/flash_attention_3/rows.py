@@ -108,7 +108,7 @@ def make_rows(dtype, shape):
             row_position = int32(first_position + own // 32 * 16 + own % 32 // 4)
             for half in range(2):
                 last = int32(row_position + 8 * half - first_key - score_rows.column(own % 32))
-                score_rows.mask(scores, half, int32(last - window + 1 if window > 0 else -key_tile), last)
+                score_rows.mask(scores, half, 0, int32(last - window + 1 if window > 0 else -key_tile), last)
             if from_origins:
                 for half in range(2):
                     score_rows.subtract(scores, half, rows.origins[half])

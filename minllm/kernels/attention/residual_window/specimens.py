@@ -21,8 +21,6 @@ PARTS = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1
 HOPPER = ((9, 0),)
 FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
 LONG = 8192  # tokens of a prompt
-# Bytes per thread that nine warps spill: eight of them compute, and the ninth fetches by TMA.
-SPILLS = {("kivi_int4", 128, 8): {(9, 0): 16}}
 
 
 def specimens():
@@ -52,8 +50,7 @@ def code_specimens(form):
         shape = split_quantized.shape_for(form, GROUP, line_heads, tensor_copies=by_tma)
         kernel, threads, shared_bytes = split_quantized.make_kernel(form, DTYPE, BLOCK_SIZE, GROUP, None, shape, WINDOW)
         name = f"attention/residual_window/codes/step/{shape.blocks}x{shape.warps}x{shape.stages}/{details}"
-        spills = SPILLS.get((form.name, form.head_dim, shape.warps), {})
-        yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, spills=spills, targets=HOPPER)
+        yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, targets=HOPPER)
 
 
 def recent_specimens(head_dim):

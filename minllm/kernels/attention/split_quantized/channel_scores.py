@@ -1,10 +1,10 @@
-"""Scores of keys that are quantised by channel: the scales go to the query, and the zeros are a key of their own (split_quantized.py).
+"""Scores of keys quantised by channel: the query takes the scales.
 
 In a group of TOKEN_GROUP keys channel i of key j is k_ji = s_i c_ji + z_i, with the same s_i and z_i for all of them. So
 
     q . k_j = sum_i (q_i s_i) c_ji + sum_i q_i z_i
 
-A tile is one group. Its scales are multiplied into the query's operands, two channels per instruction, and codes are the other operand as
+A tile is one group. The query's operands are multiplied by its scales, two channels per instruction, and codes are the other operand as
 they are. The sum of zeros is the score of one more key, z, in all rows of its operand: the product leaves it in every lane that has
 a score of that head.
 

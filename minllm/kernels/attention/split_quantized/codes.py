@@ -1,8 +1,8 @@
-"""From 8- and 4-bit codes to operands of tensor cores, in registers: which channels, heads and groups a lane holds (split_quantized.py).
+"""From 8- and 4-bit codes to operands of tensor cores, in registers.
 
-ldmatrix moves 16-bit elements. Of codes it gives a lane words of four bytes, or eight nibbles, in place of two 16-bit numbers: of K (its
-rows as they lie) neighbouring channels of one key, of V (transposed) the same few channels of two keys. Any channel may go to any row or
-column of mma, if queries and output agree: so every word becomes operands where it is, without any exchange between lanes.
+ldmatrix moves 16-bit elements. A lane gets words of four bytes, or eight nibbles, in place of two 16-bit numbers: of K, whose rows it loads
+as they lie, neighbouring channels of one key; of V, which it transposes, the same few channels of two keys. Any channel may go to any row
+or column of mma, if queries and output agree: so every word becomes operands where it is, without any exchange between lanes.
 
 Integer keys are multiplied as integers, four in a word:
 
@@ -47,16 +47,13 @@ IN_ORDER, IN_TURN = 0x5410, 0x5140  # prmt: the two lower bytes of one word, the
 
 @dataclass(frozen=True)
 class CodeLanes:
-    """heads: per lane; columns: tiles of 8 heads; halves: heads per lane and tile, 1 or 2.
+    """Which heads and groups a lane holds."""
 
-    shared: whether the two columns of a head share its groups; lane_groups: groups of values that a lane's column has.
-    """
-
-    heads: int
-    columns: int
-    halves: int
-    shared: bool
-    lane_groups: int
+    heads: int  # per lane
+    columns: int  # tiles of 8 heads
+    halves: int  # heads per lane and tile, 1 or 2
+    shared: bool  # whether the two columns of a head share its groups
+    lane_groups: int  # groups of values per column
 
     @property
     def parts(self):
@@ -80,23 +77,19 @@ def lanes_of(kv_format, heads_here):
 class CodeOperands:
     """How one format's words become operands.
 
-    steps: mma steps of 16 channels in a chunk of 16 bytes. unit: what a value's code of 1 becomes; upper_factor: how many times as much
-    in the last step of a chunk. value_operands(a, words, at, part): for step `part` of a chunk, the four words of A from words[at] and
-    words[at + 1], of the first and the last eight keys. value_channel(step, half, lane): the channel of row lane // 4 + 8 * half of D.
-
-    Of 8-bit floats key_operands is like value_operands; query_channel(step, half, lane) is the first of the two channels that word
-    `half` of B holds. Of integers key_operands(a, words, part, parts) makes the four words of A for a product of 32 channels, number
-    `part` of `parts` that two chunks take, from their four words. Word i of B for a head has four channels: two from
-    query_channel(i, 0, lane) on and two from query_channel(i, 1, lane) on, in byte_order.
+    For 8-bit floats, key_operands is like value_operands, and query_channel(step, half, lane) the first of the two channels in word `half`
+    of B. For integers, key_operands(a, words, part, parts) makes the four words of A for a product of 32 channels, number `part` of the
+    `parts` that two chunks take, from their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and
+    two from query_channel(i, 1, lane) on, in byte_order.
     """
 
-    steps: int
-    unit: float
-    upper_factor: float
+    steps: int  # mma steps of 16 channels per chunk of 16 bytes
+    unit: float  # what a value's code of 1 becomes
+    upper_factor: float  # how many times as much it becomes in the last step of a chunk
     key_operands: Any
-    value_operands: Any
+    value_operands: Any  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1], of eight keys each
     query_channel: Any
-    value_channel: Any
+    value_channel: Any  # (step, half, lane): the channel of row lane // 4 + 8 * half of D
     byte_order: int = IN_ORDER
 
 
@@ -115,7 +108,7 @@ def make_byte_halves(even_pair, odd_pair):
 
 @cuda.jit(device=True)
 def e5m2_key_operands(a, words, at, part):
-    """A byte of zeros below each byte, two neighbours a word."""
+    """A byte of zeros below each byte, two neighbours per word."""
     for row in range(2):
         a[row] = prmt(words[at + row], uint32(0), uint32(0x1404))
         a[2 + row] = prmt(words[at + row], uint32(0), uint32(0x3424))

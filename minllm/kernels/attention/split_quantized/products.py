@@ -1,4 +1,4 @@
-"""What a warp does with a tile of quantised keys and values: tensor cores multiply the codes, and no key or value is ever made.
+"""Products of a tile of quantised keys and values: codes are multiplied.
 
 An integer key is k = s c + z: codes c, and a scale and a zero for every group of channels. Neither is applied to a number of K or V:
 

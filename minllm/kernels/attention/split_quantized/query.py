@@ -1,4 +1,4 @@
-"""The query heads as operands for products with codes of keys (split_quantized.py): float16 for 8-bit floats, two int8 for integers.
+"""Query heads as operands for products with codes: float16, or two int8.
 
 Integer codes are operands of integer tensor cores as they are. A query becomes integers too: a head's components are divided by a unit that
 makes the largest LARGEST_INTEGER, rounded, and split into an upper and a lower signed byte,

@@ -1,5 +1,4 @@
-"""A warp's own ring of quantised keys and values in shared memory: how a stage lies there, and a Source of walk.py that fills it by
-cp.async.
+"""A warp's own ring of quantised keys and values in shared memory.
 
 A stage holds the codes of `keys` keys and those of the same values. Behind the codes of all stages lie the scales of integers, those of a
 stage's keys and then of its values, a word of two float16 (scale, zero) for each key and group. Keys by channel have as many words, where

@@ -1,6 +1,6 @@
-"""Online softmax in the registers of the scores of quantised keys, and the state of a head brought to an end (split_quantized.py).
+"""Online softmax over scores of quantised keys: it rescales only when it must.
 
-A state rescales only when it must (FlashAttention-4 does the same): weights are taken to a maximum that may lag behind the largest score by
+As in FlashAttention-4, weights are taken to a maximum that may lag behind the largest score by
 a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The result is still
 the exact softmax, since whatever is subtracted from all scores cancels.
 

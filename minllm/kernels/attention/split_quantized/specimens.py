@@ -1,4 +1,4 @@
-"""split_quantized as it is launched: every format of a cache, filled by cp.async and by the TMA."""
+"""split_quantized as it is launched: every format, by cp.async and by TMA."""
 
 from numba.cuda import types
 
@@ -9,9 +9,6 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, Specimen, array
 from minllm.machine.occupancy import MULTIPROCESSORS
-
-# An int4 head keeps separate sums for each of its groups: with eight groups, or three and 16 heads, they do not fit into the registers.
-GROUP_SPILLS = {(256, 8): {(8, 0): 84, (8, 9): 100, (9, 0): 76}, (96, 3): {(9, 0): 12}}
 
 
 def specimens():
@@ -49,5 +46,4 @@ def split_quantized_specimen(form, dtype, group, shape, targets):
     copies = "UTMALDG.2D*" if shape.tensor_copies else "LDGSTS*128*"
     contains = (*TENSOR_CORES[:3], copies, "MUFU.EX2", "MOVM.16.MT88") + (() if form.is_float else ("IMMA.16832.U8.S8",))
     name = f"attention/split_quantized/{'engine/' * shape.tensor_copies}{details}/{dtype}"
-    spills = GROUP_SPILLS.get((form.head_dim, form.groups), {})
-    return Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, contains, spills=spills, targets=targets)
+    return Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, contains, targets=targets)

@@ -1,4 +1,4 @@
-"""Flash-Decoding over a quantised KV cache: codes are read from memory, and codes are what the tensor cores multiply.
+"""Flash-Decoding over a quantised KV cache: tensor cores multiply the codes.
 
 The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile and what is done with it differ, one idea per file:
 

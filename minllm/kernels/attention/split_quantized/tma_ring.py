@@ -1,8 +1,8 @@
-"""The rings of ring.py filled by TMA, which one more warp of the block keeps busy. For Hopper and later.
+"""The rings of ring.py filled by TMA, for which a warp works as producer.
 
-The codes of a cache are lines of 128 bytes to TMA, of one key or of several: a head's keys lie side by side. It fetches boxes of as many
-keys as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as a run of bytes. Codes
-arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding.
+For Hopper and later. The codes of a cache are lines of 128 bytes to TMA, of one key or of several: a head's keys lie side by side. It
+fetches boxes of as many keys as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as
+a run of bytes. Codes arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding.
 
 The producer, a warp behind those that compute, walks along the block's run of tiles ahead of them. A lane for each ring waits until a stage
 is free, has it filled and looks up where the next tile lies. Each stage has two mbarriers behind its ring: the copies report to the one

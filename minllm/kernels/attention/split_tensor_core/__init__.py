@@ -1,1 +1,1 @@
-"""Flash-Decoding on tensor cores: plan, rings of tiles, merge; clusters and cascades."""
+"""Flash-Decoding on tensor cores: plan, rings of tiles, merge."""

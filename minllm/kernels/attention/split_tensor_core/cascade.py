@@ -1,4 +1,4 @@
-"""Cascade attention: sequences that begin with the same prompt read its keys and values once, together.
+"""Cascade attention: sequences read the keys of a shared prefix once.
 
 The state of attention over a union of keys is the merge of the states over its parts (online_softmax.py). So if B sequences share a
 prefix, its keys are taken once for the query heads of all of them, as a prompt's kernel would, with B * group rows for each KV head; each

@@ -1,4 +1,4 @@
-"""Flash-Decoding of one sequence: the blocks that share a head form a cluster and merge through each other's shared memory.
+"""Flash-Decoding of one short sequence: a cluster of blocks per head.
 
 A sequence alone is the case in which every microsecond counts: its keys are read in 2 to 30. split_tensor_core.py cuts its heads among all
 SMs; their blocks leave their states in global memory, count themselves in, and the last to come reads them all: three trips to the L2
@@ -39,7 +39,7 @@ from minllm.kernels.attention.split_tensor_core.shape import (
 )
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import columns_of, make_parts, shape_for
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
-from minllm.kernels.attention.split_tensor_core.walk import Heads, make_steps
+from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
 from minllm.runtime.kernel import check, kernel, launch
@@ -151,9 +151,10 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
 
         ring = open_ring(block_tables, cuda.local.array(1, int32))
         now, _ = plan.begin(batch)
-        heads, visible = heads_of(now, batch), plan.visible_keys(now.sequence, batch)
+        heads = heads_of(now, batch)
         has_row = query_start[uint32(now.sequence + 1)] > heads.row
         position = int32((now.first + now.tile) * tile + ring.warp * keys)
+        span = Span(now.left, position, plan.visible_keys(now.sequence, batch))
         ahead, pipeline = fill(now, ring, batch, cache)
 
         operands = Operands(cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32))
@@ -162,7 +163,7 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
         softmax.clear(state, 0, True, now, heads, scale, ring)
         products.load_query(operands, query, Heads(heads.row, heads.first, heads.left if has_row else int32(0)), ring.lane)
         products.prepare(operands, state, now, cache, ring.lane)
-        take_tiles(now.left, position, visible, operands, state, True, ahead, ring, pipeline, batch, cache, scale)
+        take_tiles(span, operands, state, True, ahead, ring, pipeline, batch, cache, scale)
 
         softmax.share(state, operands, states, heads, ring)
         cuda.syncthreads()

@@ -1,4 +1,4 @@
-"""Merging attention states in one launch: those of a block's warps, and those of the blocks that share a head.
+"""Merging attention states of warps, and of blocks that share a head.
 
 A block that has taken all keys of a head writes the output. One that has taken a part leaves its state in memory and counts itself in; the
 last of the head's blocks to arrive merges all parts, in the order of the keys, so that the result is bitwise the same whichever block that

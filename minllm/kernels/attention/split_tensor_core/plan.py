@@ -1,4 +1,4 @@
-"""How a decode step's keys are divided among the blocks of a grid: a line of tiles, cut into fair shares.
+"""A decode step's keys divided among blocks: a line of tiles in fair shares.
 
 The visible keys of a sequence are taken in tiles. The tiles of all sequences and heads form one line: the heads of a sequence behind each
 other, then those of the next sequence. Each block takes a run of neighbouring tiles. A run may end in the middle of a head, where the next

@@ -1,7 +1,8 @@
-"""A warp's own ring of key and value tiles in shared memory, filled by cp.async or, on Hopper and later, by TMA: two Sources of walk.py.
+"""A warp's own ring of key and value tiles in shared memory.
 
-Only the warp that computes on a stage fills it, so nothing but the warp has to be waited for: no barrier of the block stands between memory
-and tensor cores. Keys that must not be seen become zeros: what lies there may be NaN, and 0 * NaN would spoil P V.
+cp.async fills it, or TMA on Hopper and later: two Sources of walk.py. Only the warp that computes on a stage fills it, so nothing but the
+warp has to be waited for: no barrier of the block stands between memory and tensor cores. Keys that must not be seen become zeros: what
+lies there may be NaN, and 0 * NaN would spoil P V.
 
 cp.async: a stage holds `keys` rows of K, then the same rows of V. A row is head_dim numbers, padded with zeros to a multiple of 16 and then
 by 16 bytes, so that the eight rows of an ldmatrix tile lie in different banks. Rows that must not be seen are filled with zeros and not

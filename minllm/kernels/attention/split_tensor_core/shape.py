@@ -1,4 +1,4 @@
-"""How large a decode step's blocks and grid are (split_tensor_core.py, split_quantized.py)."""
+"""How large a decode step's blocks and grid are."""
 
 import functools
 from dataclasses import dataclass
@@ -15,16 +15,14 @@ STATIC_BYTES = 48 * 1024  # static shared memory that a block can have: the stat
 
 @dataclass(frozen=True)
 class SplitShape:
-    """warps: per block; keys: of a warp's tile, a multiple of 16; stages: of a warp's ring, 2 to 4; blocks: per SM; tensor_copies: TMA
-    fills the rings, not cp.async; turns: heads whose warps' states a block keeps, 1 or 2: with two, one is written while the other is
-    read."""
+    """How a block works."""
 
     warps: int
-    keys: int
-    stages: int
-    blocks: int
-    tensor_copies: bool = False
-    turns: int = 1
+    keys: int  # of a warp's tile, a multiple of 16
+    stages: int  # of a warp's ring, 2 to 4
+    blocks: int  # per SM
+    tensor_copies: bool = False  # TMA fills the rings, not cp.async
+    turns: int = 1  # heads whose warps' states a block keeps: with two, one is written while the other is read
 
     @property
     def tile(self):

@@ -1,4 +1,4 @@
-"""split_tensor_core as it is launched, and the rungs made of its parts: a unified maximum, a cluster per head, a shared prefix."""
+"""split_tensor_core and the rungs made of its parts, as they are launched."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Flash-Decoding on tensor cores: the fastest kernel of decode steps, limited by memory bandwidth for long contexts.
+"""Flash-Decoding on tensor cores: the fastest kernel of decode steps.
 
 As in split_kv.py, the context is split over many blocks, each key is read once for all query heads of its KV head, and states are merged.
 What counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/s for a microsecond are 36 KB per SM), and to lose no time

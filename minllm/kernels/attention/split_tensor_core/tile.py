@@ -1,4 +1,4 @@
-"""What a warp does with a tile of keys on tensor cores when a few query heads share them: two matrix products, and softmax between them.
+"""A tile of keys for a few query heads: two matrix products, softmax between.
 
 Both products put the short side, the query heads, on the 8 columns of mma, and keys or head_dim on its 16 rows:
 

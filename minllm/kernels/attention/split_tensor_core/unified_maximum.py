@@ -1,4 +1,4 @@
-"""FlashDecoding++'s softmax with a unified maximum: split_tensor_core.py without the running maximum.
+"""FlashDecoding++'s softmax: a unified maximum in place of the running one.
 
     softmax(s)_j = exp(s_j - phi) / sum_i exp(s_i - phi)          for any phi
 

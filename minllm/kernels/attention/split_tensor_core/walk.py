@@ -1,4 +1,4 @@
-"""A block's walk over its run of tiles: the frame that all Flash-Decoding kernels on tensor cores share.
+"""A block's walk over its run of tiles: the frame of all split kernels here.
 
     begin the plan, start filling the rings
     for each head of the run, or part of a head:
@@ -49,6 +49,14 @@ class Heads(NamedTuple):
     row: int  # of query and out
     first: int
     left: int  # from `first` on: a group's last tile may be smaller
+
+
+class Span(NamedTuple):
+    """The tiles of one head that a block takes."""
+
+    tiles: int
+    position: int  # of this warp's first key
+    visible: Any  # (first, one past the last) visible key
 
 
 class Source(NamedTuple):
@@ -142,15 +150,16 @@ def make_steps(group, head_dim, shape, source, products, softmax):
         return ahead, filling(ring, stages - 1)
 
     @cuda.jit(device=True)
-    def take_tiles(tiles, position, visible, operands, state, running, ahead, ring, pipeline, batch, cache, scale):
-        """Fold `tiles` tiles of one head, whose first key of this warp is at `position`, into the state: (ahead, pipeline)."""
+    def take_tiles(span, operands, state, running, ahead, ring, pipeline, batch, cache, scale):
+        """Fold the tiles of a Span into the state: (ahead, pipeline)."""
         scores = cuda.local.array(score_count, float32)
-        for _ in range(tiles):
+        position = span.position
+        for _ in range(span.tiles):
             here = at(ring, pipeline)
             ahead = source.fetch(ahead, here, batch, cache)
-            source.wait(here, position, visible)
+            source.wait(here, position, span.visible)
             products.score(scores, operands, here)
-            products.mask(scores, position, visible, ring.lane)
+            products.mask(scores, position, span.visible, ring.lane)
             softmax.fold(scores, state, operands, running, scale, here)
             products.multiply_values(state, scores, here)
             source.release(here)
@@ -209,9 +218,9 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
         if load_early and now.left > 0:
             products.load_query(operands, query, heads_of(now, batch), ring.lane)
         while now.left > 0:  # a head, or a part of one
-            heads, visible = heads_of(now, batch), plan.visible_keys(now.sequence, batch)
-            tiles = int32(min(now.left, now.tiles - now.tile))
+            heads, tiles = heads_of(now, batch), int32(min(now.left, now.tiles - now.tile))
             position = int32((now.first + now.tile) * tile + ring.warp * keys)
+            span = Span(tiles, position, plan.visible_keys(now.sequence, batch))
             softmax.clear(state, origin, rescued, now, heads, scale, ring)
             if not load_early:
                 products.load_query(operands, query, heads, ring.lane)
@@ -219,7 +228,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
             following = plan.advance(now, tiles, batch)
             if load_early and following.left > 0:
                 products.load_query(operands, query, heads_of(following, batch), ring.lane)
-            ahead, pipeline = take_tiles(tiles, position, visible, operands, state, rescued, ahead, ring, pipeline, batch, cache, scale)
+            ahead, pipeline = take_tiles(span, operands, state, rescued, ahead, ring, pipeline, batch, cache, scale)
 
             states = WarpStates(all_max[turn], all_sum[turn], all_out[turn])
             softmax.share(state, operands, states, heads, ring)

@@ -103,8 +103,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pip
     @cuda.jit(device=True, forceinline=True)
     def consume(memory, sums_at, ring, share, thread):
         """memory[sums_at + token * (rows + PADDING) + row] = the sums of this block's part of K."""
-        weight = ptx.keep_register(wgmma.left(ring.stages + (thread >> 7) * ROWS * row_bytes))
-        x = ptx.keep_register(wgmma.right(ring.stages + weight_bytes))
+        weight, x = wgmma.left(ring.stages + (thread >> 7) * ROWS * row_bytes), wgmma.right(ring.stages + weight_bytes)
         sums = cuda.local.array(registers, float32)
         for i in range(registers):
             sums[i] = 0.0

@@ -1,4 +1,4 @@
-"""How the flat product of Hopper is divided among blocks: rows of weight, stages of the ring, and clusters; and the choice by shape."""
+"""How the flat GEMM of Hopper is divided among blocks: rows of weight, stages, clusters; and the choice by shape."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 
 
 class FlatWgmmaTiling(NamedTuple):
-    """`warpgroups` of 64 weight rows each a block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
+    """`warpgroups` of 64 weight rows each per block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
 
-    splits: blocks of a cluster that divide K. sharers: blocks with the same part of K and different rows of weight, which share tiles of x.
+    splits: blocks of a cluster that divide K (split-K). sharers: blocks with the same part of K and different rows of weight, which
+    share tiles of x.
     """
 
     warpgroups: int
@@ -38,7 +39,7 @@ class FlatWgmmaTiling(NamedTuple):
         return (self.rows + tokens) * LINE_BYTES
 
     def shared_bytes(self, tokens: int) -> int:
-        """The ring, or the sums that later lie in its place, two barriers a stage, and room to begin at a multiple of 1024."""
+        """The ring, or the sums that later lie in its place, two barriers per stage, and room to begin at a multiple of 1024."""
         return max(self.stages * self.stage_bytes(tokens), self.sums_bytes(tokens)) + 16 * self.stages + 1024
 
     def sums_bytes(self, tokens: int) -> int:
@@ -46,7 +47,7 @@ class FlatWgmmaTiling(NamedTuple):
         return tokens * (self.rows + PADDING) * 4
 
     def check(self, tokens: int) -> None:
-        """Raise KernelArgumentError unless it can be launched for so many padded rows of x."""
+        """Raise KernelArgumentError unless it can be launched for `tokens` padded rows of x."""
         check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
         room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
         check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
@@ -54,8 +55,8 @@ class FlatWgmmaTiling(NamedTuple):
 
 
 def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1) -> FlatWgmmaTiling:
-    """The tiling with as many stages as shared memory allows for `blocks` blocks a multiprocessor, but no more than 16."""
-    bytes_of_a_block = SHARED_BYTES_OF_A_BLOCK // blocks - 2048  # the start, barriers, and what the system takes
+    """The tiling with as many stages as shared memory allows for `blocks` blocks per SM, but no more than 16."""
+    bytes_of_a_block = SHARED_BYTES_OF_A_BLOCK // blocks - 2048  # alignment, barriers, and what CUDA reserves
     stage_bytes = FlatWgmmaTiling(warpgroups, 1).stage_bytes(tokens)
     return FlatWgmmaTiling(warpgroups, min(16, bytes_of_a_block // stage_bytes), splits)
 
@@ -63,8 +64,8 @@ def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1) -> FlatW
 def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling | FlatTiling:
     """The fastest of some thirty on an H200, or within 2 % of it, for `tokens` padded rows of x and n columns of out.
 
-    Where weight has so many rows that blocks follow one another, and tokens are few, cp.async is the faster way to copy. Where it has few,
-    one block a multiprocessor with all of its shared memory in flight is best, and blocks divide K if they would be less than a hundred.
+    If weight has more rows than fill the SMs once, and tokens are few, cp.async is faster than TMA. If it has few, one block per SM with
+    all of its shared memory in flight is best, and blocks divide K if they would be fewer than a hundred.
     """
     rows = 2 * n if gated else n
     if rows > 8192:

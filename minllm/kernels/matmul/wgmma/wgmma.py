@@ -150,7 +150,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
     """The device function of a consumer: a warpgroup that multiplies its 64 rows of every tile of a block, and writes them."""
     cluster, early, staging_bytes = tiling.cluster, tiling.early, tiling.staging_bytes
     x_bytes, row_bytes = tiling.x_tile.bytes, tiling.x_tile.swizzle
-    wgmma = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile)
+    wgmma = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile, halves=True)
     registers = wgmma.registers
     clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes, row_bytes, THREADS, 1)
     corner = make_corner(tiling, gated)
