@@ -177,11 +177,11 @@ def test_doctor_exits_with_what_it_finds(monkeypatch):
     from minllm.machine import devices as machine
 
     healthy = machine.Machine(python=(3, 12), system="Linux", driver_error="libcuda.so.1 does not load")
-    monkeypatch.setattr(machine, "look", lambda: healthy)
+    monkeypatch.setattr(machine, "look", lambda try_kernel: healthy)
     result = run("doctor")
     assert result.exit_code == 0 and "NumPy" in result.stdout
     broken = machine.Machine(python=(3, 12), system="Linux", broken_requirements=[("numpy<2.5,>=2", "2.5.0")])
-    monkeypatch.setattr(machine, "look", lambda: broken)
+    monkeypatch.setattr(machine, "look", lambda try_kernel: broken)
     result = run("doctor")
     assert result.exit_code == 1 and "pip install 'numpy<2.5,>=2'" in result.stdout
 

@@ -16,7 +16,7 @@ FOUND = {
     "idle_bytes": (r"32 sectors of 32 bytes", ""),
     "one_customer": (r"index \[0, 96\] is out of bounds", "following = weight[row, first + WARP + lane]"),
     "last_tile": (r"cp.async that thread .* nobody has waited for that yet", "total += buffers[tile % 2"),
-    "hanging_norm": (r"meet at a block barrier from different places", "cuda.syncthreads()  # the sums of this step"),
+    "hanging_norm": (r"meet at a block barrier from different places", "cuda.syncthreads()  # this step's sums"),
     "rising_scores": (r"scores falling: right\n.*\nscores rising: out\[component 0\]: expected", ""),
     "lagging_rows": (r"a bulk store .* reads tile\[0\] .* no fence\.proxy\.async", "cp_async_bulk_wait_group_read_0()"),
     "long_batch": (r"array allowed has overflowed: it is 4294967296 without the 32-bit cast", "first = int32("),
