@@ -5,7 +5,7 @@ import pytest
 from minllm.kernels.specimens import all_specimens
 from minllm.machine.occupancy import multiprocessor_of, occupancy
 from minllm.runtime.device import check_driver, current_device
-from minllm.runtime.kernel import DEFAULT_SHARED_BYTES, LoadedKernel
+from minllm.runtime.kernel import LoadedKernel
 
 SPECIMENS = all_specimens()
 
@@ -19,7 +19,7 @@ def test_registers_and_occupancy_are_those_of_the_driver(name):
     loaded = LoadedKernel(compiled, device)
     registers = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
     assert check_driver(driver.cuKernelGetAttribute(registers, loaded.kernel, device.index), "ask for registers") == compiled.registers
-    if specimen.shared_bytes > DEFAULT_SHARED_BYTES:
+    if specimen.shared_bytes > loaded.shared_bytes_allowed:
         loaded.allow_shared_bytes(specimen.shared_bytes)
     question = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.function, specimen.threads, specimen.shared_bytes)
     shared_bytes = compiled.shared_bytes + specimen.shared_bytes
