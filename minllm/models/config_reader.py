@@ -4,16 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import CheckpointError, UnsupportedModelError
-from minllm.models.architectures import ARCHITECTURES, refuse_unknown_options
+from minllm.models.architectures import ARCHITECTURES
 from minllm.models.config import ModelConfig
+from minllm.models.config_keys import refuse_unknown_options
 from minllm.models.json_files import Fields, read_json
 
 
 def read_model_config(directory: Path | str) -> ModelConfig:
     """The ModelConfig of a Hugging Face model directory.
 
-    Raises CheckpointError where config.json is missing, damaged or contradicts itself, UnsupportedModelError where minllm would not compute
-    what it asks for.
+    Raises CheckpointError if config.json is missing, damaged or contradicts itself, UnsupportedModelError if minllm would not compute what
+    it asks for.
     """
     path = Path(directory) / "config.json"
     return parse_model_config(read_json(path), str(path))
@@ -35,7 +36,7 @@ def parse_model_config(values: dict[str, Any], source: str = "config.json") -> M
             + ", ".join(f"{name} ({architecture.model_type})" for name, architecture in ARCHITECTURES.items())
             + "."
         )
-    refuse_unknown_options(fields)
+    refuse_unknown_options(fields, architecture.keys)
     config = architecture.read(fields)
     _check(config, source)
     return config

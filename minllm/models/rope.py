@@ -36,11 +36,12 @@ class RopeConfig:
 def read_rope_config(fields: Fields) -> RopeConfig:
     """The rotary embedding that a config.json asks for, in its old keys (rope_theta, rope_scaling) or its new one (rope_parameters).
 
-    Raises UnsupportedModelError for a kind of scaling, or a partial rotation, that minllm does not compute.
+    If both are there, rope_scaling replaces rope_parameters altogether, its rope_theta included, as in transformers. Raises
+    UnsupportedModelError for a kind of scaling, or a partial rotation, that minllm does not compute.
     """
-    key = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
     scaling = Fields(fields.object(key), f"{key} of {fields.source}")
-    if scaling.values and all(isinstance(value, dict) for value in scaling.values.values()):
+    if any(isinstance(value, dict) for value in scaling.values.values()):
         raise UnsupportedModelError(f"{scaling.source} differs between kinds of layers, and minllm takes one rotation for all layers.")
     rope_theta = scaling.positive("rope_theta", fields.positive("rope_theta", 10000.0))
     rope_type = scaling.text("rope_type", scaling.text("type", "default"))
@@ -60,14 +61,14 @@ def _llama3(fields: Fields, scaling: Fields, rope_theta: float) -> RopeConfig:
     low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
     if high <= low:
         raise UnsupportedModelError(f"{scaling.source} says high_freq_factor {high} <= low_freq_factor {low}; it must be the greater one.")
-    # A few checkpoints keep the trained length beside rope_scaling instead of inside; without either it is the model's own.
-    outside = fields.integer("original_max_position_embeddings", fields.integer("max_position_embeddings", 2048))
-    original = scaling.integer("original_max_position_embeddings", outside)
+    # A few checkpoints keep the trained length beside rope_scaling, which then counts; without either it is the model's own.
+    inside = scaling.integer("original_max_position_embeddings", fields.integer("max_position_embeddings", 2048))
+    original = fields.integer("original_max_position_embeddings", inside)
     return RopeConfig(rope_theta, "llama3", scaling.positive("factor"), low, high, original)
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
-    """f_i for i < rotary_dim / 2, in radians a position: float64 [rotary_dim / 2]."""
+    """f_i for i < rotary_dim / 2, in radians per position: float64 [rotary_dim / 2]."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
     frequencies = rope.rope_theta**-exponents
     if rope.rope_type == "linear":

@@ -9,6 +9,14 @@ from minllm.models.json_files import Fields
 from minllm.models.rope import read_rope_config
 
 STORED_DTYPES = ("float32", "float16", "bfloat16")
+COMMON_KEYS = frozenset(("vocab_size", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "tie_word_embeddings"))
+LLAMA_SHAPE_KEYS = COMMON_KEYS | {
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+    "original_max_position_embeddings", "layer_types",
+    # Where a family's reader does not read it, transformers does not either: a surplus bias among the tensors is refused.
+    "attention_bias",
+}  # fmt: skip
 
 
 def common_fields(fields: Fields) -> dict[str, Any]:
@@ -69,7 +77,25 @@ def _silu(fields: Fields) -> str:
     return "silu"
 
 
-def refuse_layer_types(fields: Fields) -> None:
-    """Llama and Mistral have one kind of attention; a file that lists several kinds is another model."""
-    if len(set(map(str, fields.values.get("layer_types") or []))) > 1:
-        raise UnsupportedModelError(f"{fields.source} mixes kinds of attention (layer_types), which minllm computes for Qwen only.")
+def layer_windows(fields: Fields, layers: int, window: int, default: Callable[[int], bool]) -> tuple[int, ...]:
+    """Each layer's sliding window by layer_types, or if that is missing by `default(layer)`: whether the layer has one.
+
+    window: the size of all windows; 0 means that there are none, and then no layer may ask for one.
+    """
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        return tuple(window if default(layer) else 0 for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise CheckpointError(f"{fields.source} must list one of layer_types for each of its {layers} layers.")
+    unknown = set(map(str, kinds)) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise UnsupportedModelError(f"{fields.source} has layer_types {sorted(unknown)}; minllm has full_attention and sliding_attention.")
+    if "sliding_attention" in kinds and not window:
+        raise CheckpointError(f"{fields.source} has layer_types of sliding_attention and no sliding_window; it must say how many tokens.")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def sliding_window(fields: Fields) -> int:
+    """The size of the window: 4096 if the key is missing, 0 (none) if it is null."""
+    null = "sliding_window" in fields.values and "sliding_window" not in fields
+    return 0 if null else fields.integer("sliding_window", 4096)

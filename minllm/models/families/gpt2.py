@@ -2,8 +2,13 @@
 
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
-from minllm.models.families.common import common_fields, full_attention
+from minllm.models.families.common import COMMON_KEYS, common_fields, full_attention
 from minllm.models.json_files import Fields
+
+GPT2_KEYS = COMMON_KEYS | {
+    "n_embd", "n_head", "n_layer", "n_inner", "n_positions", "activation_function", "layer_norm_epsilon", "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+}  # fmt: skip
 
 
 def read_gpt2(fields: Fields) -> ModelConfig:

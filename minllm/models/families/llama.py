@@ -1,14 +1,18 @@
 """Llama 2, 3 and their like (SmolLM), and Mistral."""
 
+from minllm.errors import UnsupportedModelError
 from minllm.models.config import ModelConfig
-from minllm.models.families.common import full_attention, llama_shape, refuse_layer_types
+from minllm.models.families.common import LLAMA_SHAPE_KEYS, full_attention, layer_windows, llama_shape, sliding_window
 from minllm.models.json_files import Fields
+
+LLAMA_KEYS = LLAMA_SHAPE_KEYS
+MISTRAL_KEYS = LLAMA_SHAPE_KEYS | {"sliding_window"}
 
 
 def read_llama(fields: Fields) -> ModelConfig:
     """Llama 2, 3 and their like (SmolLM): attention_bias puts a bias on all four projections of the attention."""
     bias = fields.flag("attention_bias", False)
-    refuse_layer_types(fields)
+    _refuse_layer_types(fields)
     return llama_shape(
         fields,
         full_attention,
@@ -20,13 +24,21 @@ def read_llama(fields: Fields) -> ModelConfig:
 
 
 def read_mistral(fields: Fields) -> ModelConfig:
-    """Mistral: one sliding window for all layers, or none if sliding_window is null."""
-    refuse_layer_types(fields)
-    null = "sliding_window" in fields.values and "sliding_window" not in fields
-    window = 0 if null else fields.integer("sliding_window", 4096)
+    """Mistral: one sliding window for all layers, or for those that layer_types names; none if sliding_window is null."""
+    window = sliding_window(fields)
     return llama_shape(
         fields,
-        lambda layers: (window,) * layers,
+        lambda layers: layer_windows(fields, layers, window, default=lambda layer: True),
         model_type="mistral",
         max_position_embeddings=fields.integer("max_position_embeddings", 131072),
     )
+
+
+def _refuse_layer_types(fields: Fields) -> None:
+    """Llama attends to the whole context in every layer; a file that lists another kind of attention is another model."""
+    others = set(map(str, fields.values.get("layer_types") or [])) - {"full_attention"}
+    if others:
+        raise UnsupportedModelError(
+            f"{fields.source} has layer_types {sorted(others)}; minllm computes full_attention for Llama, and sliding_attention for Mistral "
+            "and Qwen only."
+        )

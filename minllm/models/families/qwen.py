@@ -1,9 +1,10 @@
 """Qwen2, Qwen2.5 and Qwen3: biases or norms on q and k, and sliding windows in some of the layers."""
 
-from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
-from minllm.models.families.common import llama_shape
+from minllm.models.families.common import LLAMA_SHAPE_KEYS, layer_windows, llama_shape, sliding_window
 from minllm.models.json_files import Fields
+
+QWEN2_KEYS = QWEN3_KEYS = LLAMA_SHAPE_KEYS | {"use_sliding_window", "sliding_window", "max_window_layers"}
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:
@@ -34,14 +35,6 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 def _qwen_windows(fields: Fields, layers: int) -> tuple[int, ...]:
     """Each layer's window: with use_sliding_window the layers from max_window_layers on, unless layer_types lists them."""
-    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
-    kinds = fields.values.get("layer_types")
-    if kinds is None:
-        first = fields.integer("max_window_layers", 28, minimum=0)
-        return tuple(window if layer >= first else 0 for layer in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise CheckpointError(f"{fields.source} must list one of layer_types for each of its {layers} layers.")
-    unknown = set(map(str, kinds)) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise UnsupportedModelError(f"{fields.source} has layer_types {sorted(unknown)}; minllm has full_attention and sliding_attention.")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    return layer_windows(fields, layers, window, default=lambda layer: layer >= first)
