@@ -32,6 +32,7 @@ from minllm.models.config_reader import read_model_config
 from minllm.models.generation_config import GenerationConfig, read_generation_config
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -70,8 +71,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     """Loads a model and makes its cache. Raises CheckpointError, UnsupportedModelError, InvalidOptionError, DeviceError or
     OutOfMemoryError."""
     directory = model_directory(options.model)
-    config = read_model_config(directory)
-    checkpoint = RandomCheckpoint(config, options.seed) if options.load_format == "dummy" else Checkpoint(directory)
+    config, checkpoint = _open_model(directory, options)
     dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype(quantized=options.quantization is not None))
     wanted_len = _wanted_model_len(options, config)
     generation_config = read_generation_config(directory)
@@ -83,7 +83,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     weight_format = _weight_format(device, options)
     check_weights_fit(device, ops, config, weight_format)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
-    model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format)
+    model = load_model(directory, ops, report, wanted_len, checkpoint, weight_format, config)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = cache_budget(device, ops, config, options)
     cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
@@ -91,10 +91,19 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
     runner = _make_runner(device, ops, model, cache, options, max_model_len)
-    eos_token_ids = _eos_token_ids(generation_config, config)
+    eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
         directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, policy, runner,
     )  # fmt: skip
+
+
+def _open_model(directory: Path, options: EngineOptions) -> tuple[ModelConfig, Checkpoint | RandomCheckpoint]:
+    """The configuration, and the weights that are not read yet."""
+    config = read_model_config(directory)
+    if options.load_format == "dummy":
+        return config, RandomCheckpoint(config, options.seed)
+    checkpoint = Checkpoint(directory, options.allow_nonfinite_weights)
+    return untied_if_stored(config, checkpoint), checkpoint
 
 
 def _make_cache(
@@ -162,10 +171,14 @@ def _fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int, bu
     return min(wanted, cache_tokens)
 
 
-def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's, or config.json's where that names none. Ids beyond the vocabulary (the defaults
-    of a family with a larger one) can never come, and are left out."""
+def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig, tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids that end a text: generation_config.json's, or config.json's if that names none, or else the tokenizer's eos_token.
+
+    Ids beyond the vocabulary (the defaults of a family with a larger one) can never come, and are left out.
+    """
     ids = generation_config.eos_token_ids or config.eos_token_ids
+    if not ids and tokenizer.eos_token_id is not None:
+        ids = (tokenizer.eos_token_id,)
     return frozenset(token_id for token_id in ids if token_id < config.vocab_size)
 
 

@@ -58,6 +58,9 @@ class EngineOptions:
     load_format: str = "auto"
     """Where weights come from: "auto" reads the directory's; "dummy" makes random ones for its config.json, to measure speed alone."""
 
+    allow_nonfinite_weights: bool = False
+    """Load weights that hold NaN or infinity too, which are otherwise refused by the name of their tensor."""
+
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 
@@ -125,8 +128,8 @@ class EngineOptions:
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
         is_known = self.allocation is None or _is_name(self.allocation, ALLOCATIONS)
         _check(is_known, "allocation", self.allocation, f"None (MINLLM_ALLOCATION, or pool) or one of {', '.join(ALLOCATIONS)}")
-        _check(isinstance(self.pinned, bool), "pinned", self.pinned, "True or False")
-        _check(isinstance(self.enforce_eager, bool), "enforce_eager", self.enforce_eager, "True or False")
+        for name in ("allow_nonfinite_weights", "enforce_eager", "pinned"):
+            _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         variants = self.kernel_variants
         is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')

@@ -13,6 +13,7 @@ from minllm.models.families.llama import LLAMA_KEYS, MISTRAL_KEYS, read_llama, r
 from minllm.models.families.qwen import QWEN2_KEYS, QWEN3_KEYS, read_qwen2, read_qwen3
 from minllm.models.json_files import Fields
 
+
 @dataclass(frozen=True)
 class Architecture:
     """A family: its model_type in config.json, the function that reads the rest, and the keys that this function understands."""

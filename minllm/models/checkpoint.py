@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from minllm.errors import CheckpointError
+from minllm.models.finite import all_finite
 from minllm.models.json_files import read_json
 from minllm.models.safetensors_file import NUMPY_DTYPES, SafetensorsFile, TensorEntry
 
@@ -16,9 +17,13 @@ PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidate
 class Checkpoint:
     """All tensors of a model directory. Opening it reads and checks every header; values are read when asked for."""
 
-    def __init__(self, directory: Path | str):
-        """Raises CheckpointError where the directory, a file or a shard is missing or damaged, or holds pickles only."""
+    def __init__(self, directory: Path | str, allow_nonfinite_weights: bool = False):
+        """Raises CheckpointError if the directory, a file or a shard is missing or damaged, or holds pickles only.
+
+        allow_nonfinite_weights: give tensors that hold NaN or infinity instead of refusing them.
+        """
         self.directory = Path(directory)
+        self.allow_nonfinite_weights = allow_nonfinite_weights
         if not self.directory.is_dir():
             raise CheckpointError(f"{self.directory} is not a directory; give the path of a Hugging Face model directory.")
         if (self.directory / SINGLE_FILE).exists():
@@ -41,8 +46,14 @@ class Checkpoint:
         return self._file_of[name].entries[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a floating-point tensor, a read-only view of the mapped file."""
-        return self._file_of[name].tensor(name)
+        """The values of a floating-point tensor, a read-only view of the mapped file. Raises CheckpointError for NaN or infinity."""
+        values = self._file_of[name].tensor(name)
+        if not self.allow_nonfinite_weights and not all_finite(values):
+            raise CheckpointError(
+                f"{self.directory}: tensor {name!r} holds NaN or infinity, which spread to the results; the file is damaged, copy it "
+                "again, or load it all the same with allow_nonfinite_weights=True."
+            )
+        return values
 
     def array(self, name: str) -> np.ndarray:
         """The same for a tensor that may also hold codes of a quantised weight."""

@@ -10,6 +10,7 @@ from minllm.models.config_reader import read_model_config
 from minllm.models.layout import ModelWeights
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.rope import inverse_frequencies
+from minllm.models.tied_head import untied_if_stored
 from minllm.models.weights import Progress, load_weights
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
@@ -31,15 +32,19 @@ def load_model(
     max_positions: int | None = None,
     checkpoint: Checkpoint | RandomCheckpoint | None = None,
     weight_format: WeightFormat | None = None,
+    config: ModelConfig | None = None,
 ) -> Model:
     """Loads a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` if one is given.
 
     progress: called as progress(done_bytes, total_bytes) while the weights are read. max_positions: the longest sequence that will be run,
     which may be less than the model allows and then makes the rotary table shorter. weight_format: of the layers' matrices; None leaves
-    them plain. Raises CheckpointError or UnsupportedModelError before any weight is read.
+    them plain. config: the model's, if the caller has read it (as here, with models/tied_head.py). Raises CheckpointError or
+    UnsupportedModelError before any weight is placed, except for a tensor with NaN or infinity, which is met when it is read.
     """
-    config = read_model_config(directory)
-    weights = load_weights(ops, config, checkpoint or Checkpoint(directory), progress, weight_format)
+    stated = config or read_model_config(directory)
+    checkpoint = checkpoint or Checkpoint(directory)
+    config = config or untied_if_stored(stated, checkpoint)
+    weights = load_weights(ops, config, checkpoint, progress, weight_format)
     return Model(config, weights, make_rope_table(ops, config, max_positions))
 
 

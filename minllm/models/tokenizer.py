@@ -113,13 +113,26 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
     def _explicitly_added(self) -> tuple[list[int], list[int]] | None:
-        """Tokens before and after a text where tokenizer_config.json says so outright; None leaves it to tokenizer.json."""
+        """Tokens before and after a text if tokenizer_config.json settles either; None leaves both to tokenizer.json.
+
+        A side on which it is silent keeps what tokenizer.json puts there.
+        """
         wanted = [self.config.get("add_bos_token"), self.config.get("add_eos_token")]
         if not any(isinstance(flag, bool) for flag in wanted):
             return None
         ids = [self.bos_token_id, self.eos_token_id]
-        before, after = ([i] if flag is True and i is not None else [] for flag, i in zip(wanted, ids, strict=True))
+        explicit = [[i] if flag is True and i is not None else [] for flag, i in zip(wanted, ids, strict=True)]
+        sides = zip(wanted, explicit, self._put_around(), strict=True)
+        before, after = (tokens if isinstance(flag, bool) else own for flag, tokens, own in sides)
         return before, after
+
+    def _put_around(self) -> tuple[list[int], list[int]]:
+        """The tokens that tokenizer.json's post-processor puts before and after a text."""
+        encoding = self.backend.encode("a", add_special_tokens=True)
+        ids, added = encoding.ids, encoding.special_tokens_mask
+        first = added.index(0) if 0 in added else len(added)
+        last = len(added) - added[::-1].index(0) if 0 in added else len(added)
+        return ids[:first], ids[last:]
 
 
 def _token_text(value: Any) -> str | None:

@@ -36,12 +36,12 @@ def load_weights(
     weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. Raises CheckpointError, before
     anything is read, if the tensors contradict the configuration.
     """
-    layout = layout_of(config, _is_prefixed(checkpoint), weight_format)
+    layout = layout_of(config, is_prefixed(checkpoint), weight_format)
     check_tensors(layout, checkpoint)
     return WeightReader(ops, checkpoint, layout, progress).read_model()
 
 
-def _is_prefixed(checkpoint: Checkpoint) -> bool:
+def is_prefixed(checkpoint: Checkpoint) -> bool:
     """Whether the decoder's tensors are named as part of a language model ("model.", "transformer."), or stand alone."""
     return any(name.startswith(("model.", "transformer.")) for name in checkpoint.names())
 
@@ -155,6 +155,9 @@ class WeightReader:
 def _check_range(host: np.ndarray, dtype: np.dtype, name: str) -> None:
     """float16 ends at 65504, and what lies beyond would silently become infinite."""
     if dtype == np.float16 and host.dtype != np.float16 and host.size:
-        largest = float(np.abs(host.astype(np.float32, copy=False)).max())
+        magnitude = np.abs(host.astype(np.float32, copy=False))
+        largest = float(magnitude.max())
+        if not np.isfinite(largest):  # NaN and infinity, if they were allowed, stay what they are
+            largest = float(magnitude.max(where=np.isfinite(magnitude), initial=0))
         if largest > float(np.finfo(np.float16).max):
             raise CheckpointError(f"Tensor {name!r} reaches {largest:.3g}, beyond float16's 65504; load with dtype bfloat16 or float32.")

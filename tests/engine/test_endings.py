@@ -1,10 +1,16 @@
 """Where a generated text ends: length limits, end of sequence, stop ids and stop strings, and how few tokens there may be."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from minllm import LLM, SamplingParams
-from tests.engine.models import model_directory, transformers_greedy
+from minllm.errors import CheckpointError
+from tests.engine.models import byte_level_tokenizer, model_directory, transformers_greedy
+from tests.models import random_models
 from tests.models.random_models import prompt
 
 PROMPT = prompt(17)
@@ -128,3 +134,34 @@ def test_logprobs_of_some_requests_of_a_batch(llm):
     for output, top in ((outputs[0], 3), (outputs[2], 1)):
         assert [list(named)[0] for named in output.logprobs] == output.token_ids, "greedy: the likeliest first"
         assert all(len(named) == top for named in output.logprobs)
+
+
+def test_the_tokenizers_eos_token_ends_a_text_if_no_other_file_names_one(tmp_path, free_running):
+    directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
+    at = first_new(free_running.token_ids, 5)
+    token_id = free_running.token_ids[at]
+
+    def ends(config_eos=None, generation_eos=None):
+        for name, eos in (("config.json", config_eos), ("generation_config.json", generation_eos)):
+            values = json.loads((directory / name).read_text())
+            (directory / name).write_text(json.dumps({**values, "eos_token_id": eos}))
+        with LLM(directory, device="cpu") as llm:
+            return llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=24))[0].outputs[0]
+
+    eos = byte_level_tokenizer().id_to_token(token_id)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    completion = ends()
+    assert completion.token_ids == free_running.token_ids[: at + 1] and completion.finish_reason == "stop"
+    assert ends(config_eos=random_models.VOCAB_SIZE - 1).finish_reason == "length", "config.json names another"
+    assert ends(generation_eos=random_models.VOCAB_SIZE - 1).finish_reason == "length", "generation_config.json names another"
+
+
+def test_weights_that_are_not_finite_are_loaded_if_allowed(tmp_path):
+    directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"][0] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match="model.norm.weight.*allow_nonfinite_weights=True"):
+        LLM(directory, device="cpu")
+    with LLM(directory, device="cpu", allow_nonfinite_weights=True) as llm:
+        assert np.isnan(llm.logits(PROMPT)).all()

@@ -166,6 +166,7 @@ BAD_OPTIONS = [
     ("kernel_variants", ["matmul"]),
     ("kernel_variants", {"matmul": 1}),
     ("load_format", "pickle"),
+    ("allow_nonfinite_weights", 1),
     ("allocation", "slab"),
     ("pinned", 1),
     ("seed", -1),

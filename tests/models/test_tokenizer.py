@@ -1,6 +1,7 @@
 """The tokenizer against transformers, and its errors."""
 
 import pytest
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -112,6 +113,21 @@ def test_add_bos_token_and_add_eos_token_are_obeyed(tmp_path):
     assert both.encode("hello") == [1, *words, 2]
     assert both.encode("hello", add_special_tokens=False) == words
     assert (both.bos_token_id, both.eos_token_id) == (1, 2)
+
+
+def test_a_flag_that_is_missing_leaves_its_side_to_tokenizer_json(tmp_path):
+    def encode(**flags):
+        return write_tokenizer(tmp_path, sentencepiece(), {"bos_token": "<s>", "eos_token": "</s>", **flags}).encode("hello")
+
+    plain = encode()
+    assert plain[0] == 1 and plain[-1] != 2
+    assert encode(add_eos_token=False) == encode(add_eos_token=False, add_bos_token=None) == plain
+    assert encode(add_eos_token=True) == [*plain, 2]
+    assert encode(add_bos_token=False) == plain[1:]
+    assert encode(add_bos_token=True) == plain
+    both = sentencepiece()
+    both.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    assert write_tokenizer(tmp_path, both, {"bos_token": "<s>", "add_bos_token": False}).encode("hello") == [*plain[1:], 2]
 
 
 def test_limits_of_the_training_run_are_not_taken_over(tmp_path):

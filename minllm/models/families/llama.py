@@ -39,6 +39,6 @@ def _refuse_layer_types(fields: Fields) -> None:
     others = set(map(str, fields.values.get("layer_types") or [])) - {"full_attention"}
     if others:
         raise UnsupportedModelError(
-            f"{fields.source} has layer_types {sorted(others)}; minllm computes full_attention for Llama, and sliding_attention for Mistral "
-            "and Qwen only."
+            f"{fields.source} has layer_types {sorted(others)}; minllm computes full_attention for Llama, and sliding_attention for "
+            "Mistral and Qwen only."
         )

@@ -1,0 +1,35 @@
+"""A head of its own in a checkpoint whose config.json ties the head to the embedding: the file counts, as in transformers."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from minllm.models.checkpoint import Checkpoint
+from minllm.models.config import ModelConfig
+from minllm.models.layout import layout_of
+from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.models.weights import is_prefixed
+
+HEAD = "lm_head.weight"
+PIECE_BYTES = 1 << 20
+
+
+def untied_if_stored(config: ModelConfig, checkpoint: Checkpoint | RandomCheckpoint) -> ModelConfig:
+    """The configuration, untied if the checkpoint stores a head with other values than the embedding's.
+
+    A head that repeats the embedding leaves the two tied, so that memory holds them once.
+    """
+    embedding = layout_of(config, is_prefixed(checkpoint)).model.embedding.name
+    if not config.tie_word_embeddings or HEAD not in checkpoint or embedding not in checkpoint:
+        return config
+    if checkpoint.entry(HEAD).shape == checkpoint.entry(embedding).shape and _equal(checkpoint.tensor(HEAD), checkpoint.tensor(embedding)):
+        return config
+    return replace(config, tie_word_embeddings=False)
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two tensors of one shape hold the same bits; a piece at a time, so that no temporary is large."""
+    if a.dtype != b.dtype:
+        return False
+    a, b = a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
+    return all(np.array_equal(a[at : at + PIECE_BYTES], b[at : at + PIECE_BYTES]) for at in range(0, len(a), PIECE_BYTES))
