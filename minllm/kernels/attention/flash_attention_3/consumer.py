@@ -22,8 +22,9 @@ from minllm import ptx
 from minllm.kernels.attention.flash_attention_3.rows import Rows, make_rows
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
 from minllm.kernels.attention.flash_attention_3.work import CONTEXT_LEN, COUNT, STOP_TILE, VISIBLE_START, WORK_SLOTS, WORK_WORDS
+from minllm.tiles.left_operand import make_load_left
 from minllm.tiles.warpgroup import uniform
-from minllm.tiles.wgmma import make_load_left, make_wgmma
+from minllm.tiles.wgmma import make_wgmma
 
 CLEARED = 1  # the named barrier of consumers that have cleared rows
 FIRST_TURN = 2  # that of the first consumer's turn at the tensor cores

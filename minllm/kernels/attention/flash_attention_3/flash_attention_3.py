@@ -28,15 +28,15 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_turns
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines, map_of
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
-from minllm.kernels.attention.variants import HOPPER, VARIANTS
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.shared import ALIGNMENT, first_tile_address
 
