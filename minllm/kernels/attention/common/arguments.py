@@ -44,18 +44,9 @@ def sizes_of(query, key_cache, block_tables):
 
 
 def check_arguments(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
     quantized=False,
-):
+):  # fmt: skip
     """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
     quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.

@@ -151,6 +151,32 @@ def make_consume(dtype, shape):
         ptx.keep_registers(opaque, 2)
         store_rows(acc, shared, out, opaque[1], opaque[0])
 
+    @cuda.jit(device=True, forceinline=True)
+    def start_item(query, rows, rings, item, own):
+        """The state of rows that have seen no key, and their queries."""
+        start_rows(rows)
+        load_queries(query, rings.queries, queries.state(item), own)
+
+    @cuda.jit(device=True, forceinline=True)
+    def release_operands(rings, item, state, left):
+        """The scores are there: nothing reads their keys any more, nor, after the item's last tile, its queries."""
+        cache.consumer_release(rings.keys, state)
+        if not in_registers and left == 0:
+            queries.consumer_release(rings.queries, queries.state(item))
+
+    @cuda.jit(device=True, forceinline=True)
+    def first_tile(query, scores, weights, rows, rings, shared, left, first_key, consumer, own, scale, window):
+        """The first tile of all, with no output beside its scores. Whether rows count from origins."""
+        start_item(query, rows, rings, 0, own)
+        cache.consumer_wait(rings.keys, cache.state(0))
+        start_scores(scores, query, rings, 0, cache.state(0), consumer)
+        score_gemm.wait(scores)
+        release_operands(rings, 0, cache.state(0), left)
+        from_origins = weigh_tile(scores, rows, False, shared, 0, 0, first_key, consumer, own, scale, window)
+        pack_weights(scores, weights)
+        clear_unseen(rings.values, shared, 0, 0, first_key, own)
+        return from_origins
+
     @cuda.jit(device=True)
     def consume(rings, shared, out, own, scale, window):
         """A warpgroup's 64 rows of every work item: out = sum of weights times values, over the sum of weights."""
@@ -165,19 +191,9 @@ def make_consume(dtype, shape):
         queries.consumer_wait(rings.queries, queries.state(0))
         left = shared.work[COUNT]  # tiles of the item that are still to be taken, below 0 behind the last item
         if left > 0:
-            # The first step of all, with no output beside it. The last tile of an item's keys comes first: it has the diagonal.
+            # The last tile of an item's keys comes first: it has the diagonal.
             left, first_key = int32(left - 1), int32((shared.work[STOP_TILE] - 1) * key_tile)
-            start_rows(rows)
-            load_queries(query, rings.queries, queries.state(0), own)
-            cache.consumer_wait(rings.keys, cache.state(0))
-            start_scores(scores, query, rings, 0, cache.state(0), consumer)
-            score_gemm.wait(scores)
-            cache.consumer_release(rings.keys, cache.state(0))
-            if not in_registers and left == 0:
-                queries.consumer_release(rings.queries, queries.state(0))
-            from_origins = weigh_tile(scores, rows, False, shared, at, item, first_key, consumer, own, scale, window)
-            pack_weights(scores, weights)
-            clear_unseen(rings.values, shared, at, tile, first_key, own)
+            from_origins = first_tile(query, scores, weights, rows, rings, shared, left, first_key, consumer, own, scale, window)
             more = int32(0)  # 1 if the accumulator holds a part of the output to which the weights belong
 
             while True:
@@ -190,8 +206,7 @@ def make_consume(dtype, shape):
                     if left < 0:
                         break
                     first_key, from_origins = int32(shared.work[at + STOP_TILE] * key_tile), False
-                    start_rows(rows)
-                    load_queries(query, rings.queries, queries.state(item), own)
+                    start_item(query, rows, rings, item, own)
                 left, first_key = int32(left - 1), int32(first_key - key_tile)
                 before, now = cache.state(tile), cache.state(tile + 1)
                 tile = int32(tile + 1)
@@ -202,9 +217,7 @@ def make_consume(dtype, shape):
                 pass_turn(consumer)
                 ptx.wgmma_wait_group_1()
                 ptx.keep_registers(scores, score_count)
-                cache.consumer_release(rings.keys, now)
-                if not in_registers and left == 0:
-                    queries.consumer_release(rings.queries, queries.state(item))
+                release_operands(rings, item, now, left)
                 from_origins = weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window)
                 output_gemm.wait(acc)
                 ptx.keep_registers(weights, weight_count)  # the GEMM that has just ended was reading them
