@@ -165,17 +165,13 @@ def make_consume(dtype, shape):
             queries.consumer_release(rings.queries, queries.state(item))
 
     @cuda.jit(device=True, forceinline=True)
-    def first_tile(query, scores, weights, rows, rings, shared, left, first_key, consumer, own, scale, window):
-        """The first tile of all, with no output beside its scores. Whether rows count from origins."""
+    def first_scores(query, scores, rows, rings, left, consumer, own):
+        """The scores of the first tile of all, with no output beside them."""
         start_item(query, rows, rings, 0, own)
         cache.consumer_wait(rings.keys, cache.state(0))
         start_scores(scores, query, rings, 0, cache.state(0), consumer)
         score_gemm.wait(scores)
         release_operands(rings, 0, cache.state(0), left)
-        from_origins = weigh_tile(scores, rows, False, shared, 0, 0, first_key, consumer, own, scale, window)
-        pack_weights(scores, weights)
-        clear_unseen(rings.values, shared, 0, 0, first_key, own)
-        return from_origins
 
     @cuda.jit(device=True)
     def consume(rings, shared, out, own, scale, window):
@@ -193,7 +189,10 @@ def make_consume(dtype, shape):
         if left > 0:
             # The last tile of an item's keys comes first: it has the diagonal.
             left, first_key = int32(left - 1), int32((shared.work[STOP_TILE] - 1) * key_tile)
-            from_origins = first_tile(query, scores, weights, rows, rings, shared, left, first_key, consumer, own, scale, window)
+            first_scores(query, scores, rows, rings, left, consumer, own)
+            from_origins = weigh_tile(scores, rows, False, shared, at, item, first_key, consumer, own, scale, window)
+            pack_weights(scores, weights)
+            clear_unseen(rings.values, shared, at, tile, first_key, own)
             more = int32(0)  # 1 if the accumulator holds a part of the output to which the weights belong
 
             while True:
