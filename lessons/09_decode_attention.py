@@ -530,7 +530,7 @@ if has_gpu():
     from minllm.course import kernel_seconds, machine_line, sets_of_arrays
     from minllm.errors import MinLLMError
     from minllm.kernels.attention import VARIANTS
-    from minllm.kernels.attention.common.arguments import make_workspace
+    from minllm.kernels.attention.common.workspace import make_workspace
     from minllm.ops.cuda_ops import CudaOps
 
     place, length = CudaOps(), 8192

@@ -2,7 +2,7 @@
 
 from numba import cuda, float32
 
-from minllm.kernels.warp import ALL_LANES
+from minllm.tiles.warp import ALL_LANES
 
 
 @cuda.jit(device=True)

@@ -20,7 +20,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.choice import choose, choose_quantized
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up

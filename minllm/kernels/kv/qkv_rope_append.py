@@ -32,8 +32,8 @@ from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 HEADS_PER_BLOCK = 4
 

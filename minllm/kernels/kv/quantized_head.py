@@ -13,8 +13,8 @@ import functools
 
 from numba import cuda, float32, int64, uint32
 
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
+from minllm.tiles.warp import ALL_LANES
 
 EACH = 8  # components per lane
 ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 of this size has no fraction bits, so adding it rounds, ties to even

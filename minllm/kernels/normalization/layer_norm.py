@@ -23,9 +23,9 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_moments, block_sum, warp_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
-from minllm.kernels.warp import WARP
 from minllm.ptx import rcp
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP
 
 BLOCK = 256
 

@@ -21,13 +21,14 @@ import functools
 
 from numba import cuda, float32, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, sizes_of
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import ALL_LANES, WARP
 
 KEY_TILE = WARP  # one key per lane
 WARPS = 8

@@ -15,7 +15,8 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.flash_attention_2.kernel import Matmuls, Tiles
 from minllm.ptx import ex2, float_as_uint, store_32
-from minllm.tiles.rows import ALL_LANES, Rows
+from minllm.tiles.rows import Rows
+from minllm.tiles.warp import ALL_LANES
 
 
 @functools.cache

@@ -17,8 +17,8 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_quantized.codes import lanes_of, operands_of
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, load_32, pack_f16x2, prmt, rcp, uint_as_float, unpack_bf16x2, unpack_f16x2
+from minllm.tiles.warp import ALL_LANES
 
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # 2**e has the bits of TWO_EXPONENTS less those of 2**-e
 SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way

@@ -19,8 +19,8 @@ from minllm.kernels.attention.split_quantized.query import EXPONENT_BITS, TWO_EX
 from minllm.kernels.attention.split_quantized.ring import make_scale_places
 from minllm.kernels.attention.split_tensor_core.merge_parts import maximum_over_rows, sum_over_rows
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
+from minllm.tiles.warp import ALL_LANES
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
 UNLIFTED = 2.0**-BASE

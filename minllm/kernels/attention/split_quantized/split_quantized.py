@@ -24,8 +24,9 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.arguments import is_contiguous
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.window_keys import check_window, code_keys
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_quantized.channel_scores import make_channel_scores
 from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.products import make_float_scores, make_integer_scores, make_mask, make_value_products
@@ -36,7 +37,6 @@ from minllm.kernels.attention.split_quantized.tma_ring import can_fetch, make_tm
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
 from minllm.kernels.attention.split_tensor_core.shape import (
-    HOPPER,
     SplitShape,
     block_shared_bytes,
     capability_here,
@@ -49,6 +49,7 @@ from minllm.kernels.attention.split_tensor_core.shape import (
 from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import bar_sync
+from minllm.runtime.device import HOPPER
 from minllm.runtime.kernel import check, kernel, launch
 
 

@@ -21,9 +21,10 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.online_softmax import finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.merge_parts import sum_over_rows
 from minllm.kernels.attention.split_tensor_core.plan import quotient

@@ -18,8 +18,8 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.attention.common.online_softmax import finite_or_zero, log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, load_128, store_128, uint_as_float
+from minllm.tiles.warp import ALL_LANES
 
 MINUS_INFINITY = -math.inf
 VECTOR = 4  # float32 in 16 bytes: what a thread merges at one time

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, uint32
 
 from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES
+from minllm.tiles.warp import ALL_LANES
 
 SEQUENCES_AT_ONCE = 4  # sequences per lane whose lengths are loaded together
 

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of
 from minllm.kernels.attention.split_tensor_core.shape import (
-    HOPPER,
     SplitShape,
     block_shared_bytes,
     capability_here,
@@ -42,6 +42,7 @@ from minllm.kernels.attention.split_tensor_core.shape import (
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.runtime.device import HOPPER
 from minllm.runtime.kernel import check, kernel, launch
 
 

@@ -16,7 +16,6 @@ from numba.cuda import libdevice
 
 from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES
-from minllm.kernels.warp import WARP
 from minllm.ptx import (
     griddepcontrol_wait,
     load_128,
@@ -25,6 +24,7 @@ from minllm.ptx import (
     unpack_bf16x2,
     unpack_f16x2,
 )
+from minllm.tiles.warp import WARP
 
 
 class GemvTiling(NamedTuple):
