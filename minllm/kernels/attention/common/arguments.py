@@ -1,11 +1,9 @@
 """What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
 
 Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says what
-scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype), empty if it needs
-none; it looks at the shapes of its arguments alone. The caller allocates one array per name and passes the dictionary as `workspace`.
-Floats may have any value, and may be used for something else between calls; counts (int32) are zeros before the first call, and every call
-leaves them zeros: make_workspace(...) makes them so. Without a workspace a launcher makes NumPy scratch when it runs in the simulator, and
-raises an error on a GPU.
+scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype) that follows from
+shapes alone. The caller allocates one array per name and passes the dictionary as `workspace`. Floats may have any value; counts (int32)
+are zeros before the first call, and every call leaves them zeros. Without a workspace a launcher makes NumPy scratch in the simulator.
 """
 
 import math
@@ -54,18 +52,9 @@ def sizes_of(query, key_cache, block_tables):
 
 
 def check_arguments(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
     quantized=False,
-):
+):  # fmt: skip
     """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
     quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
@@ -87,10 +76,8 @@ def check_arguments(
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
     check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
     check(key_cache.shape[3] == sizes.head_dim, f"the cache holds head_dim {key_cache.shape[3]}, the query has {sizes.head_dim}")
-    check(
-        sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM,
-        f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}",
-    )
+    whole = sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM
+    check(whole, f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")
     check(sizes.heads % sizes.kv_heads == 0, f"{sizes.heads} query heads cannot share {sizes.kv_heads} KV heads evenly")
     for name, array, length in (("query_start", query_start, sizes.sequences + 1), ("context_lens", context_lens, sizes.sequences)):
         check(tuple(array.shape) == (length,), f"{name} has shape {array.shape}; {sizes.sequences} sequences need ({length},)")

@@ -2,14 +2,11 @@
 
 The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile and what is done with it differ, one idea per file:
 
-    ring, tma_ring    codes and their scales travel as they lie in memory, by cp.async, or by TMA, which a warp of its own keeps busy
-    codes             words of codes become operands, one instruction for two numbers, or none; which heads and groups a lane has
-    query             queries as operands for products with codes
-    products          products of codes; scales and zeros are applied to scores and weights, never to keys or values
-    channel_scores    products of codes of keys by channel
-    softmax           online softmax that rescales only when it must
-
-So no dequantised key or value exists anywhere, neither in memory nor in a register.
+    ring        codes and their scales travel as they lie in memory, by cp_async_ring.py, or tma_ring.py, which keeps a warp busy
+    codes       words of codes become operands, one instruction for two numbers, or none; which heads and groups a lane has
+    products    products of codes; scales and zeros are applied to scores and weights: no dequantised number exists, not even in a register
+    integers, floats, channels   queries and scores of one kind of keys each: only that of the cache's format is loaded
+    softmax     online softmax that rescales only when it must
 
 FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills, and for integers 256 for every
 two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but
@@ -26,13 +23,10 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.arguments import is_contiguous
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
 from minllm.kernels.attention.common.window_keys import check_window, code_keys
-from minllm.kernels.attention.split_quantized.channel_scores import make_channel_scores
-from minllm.kernels.attention.split_quantized.codes import lanes_of
-from minllm.kernels.attention.split_quantized.products import make_float_scores, make_integer_scores, make_mask, make_value_products
-from minllm.kernels.attention.split_quantized.query import QueryOperands, make_query_preparation, query_counts
-from minllm.kernels.attention.split_quantized.ring import CodeCache, CodeLayout, make_cp_async_source
+from minllm.kernels.attention.split_quantized.codes import QueryOperands, arithmetic_of, lanes_of
+from minllm.kernels.attention.split_quantized.products import make_mask, make_value_products
+from minllm.kernels.attention.split_quantized.ring import CodeCache, CodeLayout, can_fetch, make_source, map_of
 from minllm.kernels.attention.split_quantized.softmax import CodeState, make_code_softmax
-from minllm.kernels.attention.split_quantized.tma_ring import can_fetch, make_tma_source, map_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
 from minllm.kernels.attention.split_tensor_core.shape import (
@@ -71,10 +65,10 @@ def make_visible_codes(residual_window):
 def make_products(layout, dtype, heads_here, head_tiles):
     """The Products of blocks of `heads_here` query heads of 16-bit `dtype`."""
     kv_format = layout.kv_format
-    make_scores = make_channel_scores if kv_format.keys_by_channel else make_float_scores if kv_format.is_float else make_integer_scores
-    scores, mask, values = make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
-    queries = make_query_preparation(kv_format, dtype, heads_here, head_tiles)
-    return Products(*queries, scores, mask, values, lanes_of(kv_format, heads_here).heads * layout.keys // 8)
+    arithmetic = arithmetic_of(kv_format)
+    load_query, prepare = arithmetic.make_query(kv_format, dtype, heads_here, head_tiles)
+    score, mask, values = arithmetic.make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
+    return Products(load_query, prepare, score, mask, values, lanes_of(kv_format, heads_here).heads * layout.keys // 8)
 
 
 @functools.cache
@@ -94,7 +88,7 @@ def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_
     head_dim, (head_tiles, heads_here) = kv_format.head_dim, head_tiles_of(group, kv_format.head_dim)
     layout, by_tma, warps = layout_of(kv_format, shape), shape.tensor_copies, shape.warps
     plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
-    source = (make_tma_source if by_tma else make_cp_async_source)(layout, block_size, head_tiles, warps, plan)
+    source = make_source(layout, block_size, head_tiles, warps, plan)
     products, softmax = make_products(layout, dtype, heads_here, head_tiles), make_code_softmax(layout, heads_here)
     merge = make_merges(head_dim, warps, *([make_synchronize(32 * warps)] if by_tma else []))
     return make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=True)
@@ -107,7 +101,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     head_tiles, heads_here = head_tiles_of(group, kv_format.head_dim)
     by_tma, lanes = shape.tensor_copies, lanes_of(kv_format, heads_here)
     threads = 32 * (shape.warps + by_tma)  # with the producer's
-    loaded_count, fragment_count = query_counts(kv_format, heads_here)
+    loaded_count, fragment_count = arithmetic_of(kv_format).query_counts(kv_format, heads_here)
     load_early = loaded_count <= 16 and threads * shape.blocks <= 256  # if the registers have room for the queries of two heads
     head_count, group_count, out_count = lanes.heads, kv_format.groups * lanes.heads, kv_format.head_dim // 4 * lanes.columns
     zero_count = 4 * lanes.zero_tiles * lanes.columns

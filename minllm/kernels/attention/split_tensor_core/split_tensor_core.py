@@ -5,11 +5,10 @@ What counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/
 before the first and after the last of them. One idea per file:
 
     walk          a block's walk over heads and tiles: the frame
-    ring          every warp has a ring of 16-key tiles in shared memory, filled by cp.async or TMA: 100 KB and more per SM are in flight
-    tile          both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns, and softmax
-    plan          ragged contexts laid on a line of tiles and cut into equal runs, one per block, planned on the device
+    ring          a warp's own ring of tiles in shared memory, which cp_async_ring.py or tma_ring.py fills
+    tile          both products on tensor cores, and softmax
+    plan          ragged contexts cut into equal runs of tiles, one per block, on the device; fixed_plan.py cuts without regard to the batch
     merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
-    shape         warps, stages and blocks
     cluster, unified_maximum, cascade   kernels of the same parts: for one short sequence, with another softmax, behind a shared prefix
 
 FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim

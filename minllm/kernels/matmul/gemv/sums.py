@@ -14,9 +14,8 @@ import numpy as np
 from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
-from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES
-from minllm.kernels.warp import WARP
+from minllm.kernels.warp import WARP, warp_sum
 from minllm.ptx import (
     griddepcontrol_wait,
     load_128,
