@@ -1,10 +1,11 @@
-"""The rings of ring.py filled by cp.async: every lane copies chunks of 16 bytes; codes that must not be seen are not read."""
+"""The rings of layout.py filled by cp.async: every lane copies chunks of 16 bytes; codes that must not be seen are not read."""
 
 import functools
 
 from numba import cuda, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.ring import LINE_BYTES, make_clear_scales, make_look_up, make_scale_places, run_of
+from minllm.kernels.attention.split_quantized.layout import LINE_BYTES, make_scale_places, run_of
+from minllm.kernels.attention.split_quantized.ring import make_clear_scales, make_look_up
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.attention.split_tensor_core.walk import Source
 from minllm.ptx import (

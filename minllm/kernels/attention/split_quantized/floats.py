@@ -12,7 +12,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_quantized import codes
 from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, CodeOperands, lanes_of
-from minllm.kernels.attention.split_quantized.products import make_chunk_at
+from minllm.kernels.attention.split_quantized.layout import make_chunk_at
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.warp import ALL_LANES, maximum_of_row
 from minllm.ptx import (

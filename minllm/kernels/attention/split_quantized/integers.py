@@ -29,8 +29,7 @@ from minllm.kernels.attention.split_quantized.codes import (
     make_byte_halves,
     value_channel_of_bytes,
 )
-from minllm.kernels.attention.split_quantized.products import make_chunk_at
-from minllm.kernels.attention.split_quantized.ring import make_scale_places
+from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
 from minllm.kernels.warp import ALL_LANES, maximum_of_row, sum_of_row
 from minllm.ptx import (
     float_as_uint,

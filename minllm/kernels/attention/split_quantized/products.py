@@ -19,30 +19,10 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
 from minllm.kernels.attention.split_quantized.codes import lanes_of, operands_of
-from minllm.kernels.attention.split_quantized.ring import LINE_BYTES, make_scale_places
+from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
 from minllm.ptx import fma_f16x2, ldmatrix_x2_trans, ldmatrix_x4_trans, mma_m16n8k16_f16, movmatrix_trans, pack_f16x2, prmt
 
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16 bits of two words
-
-
-@functools.cache
-def make_chunk_at(layout):
-    """chunk_at(tile, pair, lane): the shared address that a lane gives ldmatrix for 16 rows of codes, of which it loads chunks 2 * pair and
-    2 * pair + 1. tile: where the first of the rows begins."""
-    row_bytes, row_chunks, swizzled = layout.row_bytes, layout.chunks, layout.tma
-    rows_per_line = max(1, LINE_BYTES // layout.kv_format.code_bytes)
-
-    @cuda.jit(device=True)
-    def chunk_at(tile, pair, lane):
-        row, chunk = uint32(lane) % uint32(16), uint32(lane) // uint32(16)
-        if swizzled:  # lines of eight chunks, of which chunk c of line i lies at c ^ i: minllm/ptx/swizzle.py
-            line = uint32(row // uint32(rows_per_line))
-            within = uint32(row % uint32(rows_per_line) * uint32(row_chunks) + chunk)
-            at = uint32(within ^ line % uint32(8) ^ uint32(2 * pair))
-            return uint32(uint32(tile) + line * uint32(LINE_BYTES) + at * uint32(16))
-        return uint32(tile + row * row_bytes + 16 * (2 * pair + chunk))
-
-    return chunk_at
 
 
 @functools.cache

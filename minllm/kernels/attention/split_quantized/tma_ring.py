@@ -1,4 +1,4 @@
-"""The rings of ring.py filled by TMA, for which a warp works as producer.
+"""The rings of layout.py filled by TMA, for which a warp works as producer.
 
 For Hopper and later. The codes of a cache are lines of 128 bytes to TMA, of one key or of several: a head's keys lie side by side. It
 fetches boxes of as many keys as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as
@@ -18,14 +18,8 @@ import functools
 
 from numba import cuda, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.ring import (
-    BARRIER_BYTES,
-    LINE_BYTES,
-    make_clear_scales,
-    make_look_up,
-    make_scale_places,
-    run_of,
-)
+from minllm.kernels.attention.split_quantized.layout import BARRIER_BYTES, LINE_BYTES, make_scale_places, run_of
+from minllm.kernels.attention.split_quantized.ring import make_clear_scales, make_look_up
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.attention.split_tensor_core.walk import Ring, Source
 from minllm.ptx import (
