@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minllm.kernels.kv.layout import check_layout
+from minllm.kernels.arguments import check_layout
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x

@@ -1,8 +1,7 @@
 """Online softmax over scores of quantised keys: it rescales only when it must.
 
-As in FlashAttention-4, weights are taken to a maximum that may lag behind the largest score by
-a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The result is still
-the exact softmax, since whatever is subtracted from all scores cancels.
+As in FlashAttention-4, weights are taken to a maximum that may lag behind the largest score by a factor of 2**SLACK. As long as no lane of
+the warp meets a larger one, nothing is exchanged and nothing multiplied. What is subtracted from all scores cancels: the softmax is exact.
 
 Weights, and weights times the scales of the values, become float16 operands. Weights are lifted by 2**BASE, away from float16's smallest
 numbers, which costs nothing in an exponent. Scales are multiplied by `lift`, one over a power of two above the largest scale so far

@@ -8,10 +8,9 @@ The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile an
     integers, floats, channels   queries and scores of one kind of keys each: only that of the cache's format is loaded
     softmax     online softmax that rescales only when it must
 
-FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills, and for integers 256 for every
-two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but
-8 bytes of scales per KV head. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16
-that is 1.94 times less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
+FLOPs: those of split_tensor_core.py, and for integers 256 for every two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8
++ 4 * groups) per key, read once; 8-bit floats have no groups, but 8 bytes of scales per KV head. Against bfloat16 that is 1.94 times less
+for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 Measured: docs/results.md, rows split_quantized, beside split_tensor_core in bfloat16; docs/split-decode.md says what mattered.
 """
@@ -32,7 +31,6 @@ from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, P
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
 from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import bar_sync
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -62,17 +60,6 @@ def make_products(layout, dtype, heads_here, head_tiles):
 
 
 @functools.cache
-def make_synchronize(threads):
-    """A barrier for the first `threads` threads of a block."""
-
-    @cuda.jit(device=True)
-    def synchronize():
-        bar_sync(1, threads)
-
-    return synchronize
-
-
-@functools.cache
 def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early):
     """The walk of blocks of a SplitShape: make_kernel says what the arguments are."""
     head_dim, (head_tiles, heads_here) = kv_format.head_dim, shapes.head_tiles_of(group, kv_format.head_dim)
@@ -80,7 +67,7 @@ def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_
     plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
     source = make_source(layout, block_size, head_tiles, warps, plan)
     products, softmax = make_products(layout, dtype, heads_here, head_tiles), make_code_softmax(layout, heads_here)
-    merge = make_merges(head_dim, warps, *([make_synchronize(32 * warps)] if by_tma else []))
+    merge = make_merges(head_dim, warps, has_producer=by_tma)
     return make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=True)
 
 

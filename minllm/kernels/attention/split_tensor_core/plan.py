@@ -1,9 +1,8 @@
 """A decode step's keys divided among blocks: a line of tiles in fair shares.
 
-The visible keys of a sequence are taken in tiles. The tiles of all sequences and heads form one line: the heads of a sequence behind each
-other, then those of the next sequence. Each block takes a run of neighbouring tiles. A run may end in the middle of a head, where the next
-run begins; merge_parts.py puts a head together that was cut. Every warp computes the plan from context_lens on the device, so that a CUDA
-graph that was captured once serves contexts that grow.
+The tiles of all sequences' visible keys form one line: the heads of a sequence behind each other, then those of the next sequence. Each
+block takes a run of neighbouring tiles, which may end in the middle of a head, where the next run begins (merge_parts.py). Every warp
+computes the plan from context_lens on the device, so that a CUDA graph that was captured once serves contexts that grow.
 
 The number of blocks that work is chosen so that, in a batch of equal lengths, every head gets a whole number of blocks, or every block a
 whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none.
