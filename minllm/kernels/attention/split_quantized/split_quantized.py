@@ -8,9 +8,9 @@ The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile an
     integers, floats, channels   queries and scores of one kind of keys each: only that of the cache's format is loaded
     softmax     online softmax that rescales only when it must
 
-FLOPs: those of split_tensor_core.py, and for integers 256 for every two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8
-+ 4 * groups) per key, read once; 8-bit floats have no groups, but 8 bytes of scales per KV head. Against bfloat16 that is 1.94 times less
-for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
+FLOPs: those of split_tensor_core.py, and for integers 256 for every two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits
+/ 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but 8 bytes of scales per KV head. Against bfloat16 that is 1.94 times
+less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 Measured: docs/results.md, rows split_quantized, beside split_tensor_core in bfloat16; docs/split-decode.md says what mattered.
 """
