@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from minllm.kernels.kv.layout import check_layout
+from minllm.kernels.arguments import check_layout
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -68,10 +68,8 @@ def check_arguments(
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
     check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
     check(key_cache.shape[3] == sizes.head_dim, f"the cache holds head_dim {key_cache.shape[3]}, the query has {sizes.head_dim}")
-    check(
-        sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM,
-        f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}",
-    )
+    whole = sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM
+    check(whole, f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")
     check(sizes.heads % sizes.kv_heads == 0, f"{sizes.heads} query heads cannot share {sizes.kv_heads} KV heads evenly")
     for name, array, length in (("query_start", query_start, sizes.sequences + 1), ("context_lens", context_lens, sizes.sequences)):
         check(tuple(array.shape) == (length,), f"{name} has shape {array.shape}; {sizes.sequences} sequences need ({length},)")
