@@ -12,6 +12,7 @@ import functools
 import numpy as np
 from numba import cuda, float32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.common.window_keys import ALL, RECENT, check_window
@@ -126,7 +127,7 @@ def attention(
     check_window(residual_window)
     check_lse(sizes, lse)
     longest = query_len_bound(max_query_len, sizes)
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     if dtype == "float32":
         check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need float16 or bfloat16 queries, not float32")
         tiles = tiles or float32_tiles_for(sizes.head_dim)
