@@ -1,5 +1,7 @@
 """Checks that launchers make of their arrays: rank, sizes by axis name, dtype, contiguity."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 
@@ -7,6 +9,12 @@ from minllm.runtime.kernel import check
 
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 INDEX_DTYPES = (np.dtype(np.int32),)
+
+
+@functools.cache
+def dtype_name(dtype):
+    """str(dtype): NumPy computes it anew at every call, which takes 5 microseconds; launchers need it many times."""
+    return str(dtype)
 
 
 def check_array(name, array, dtypes, /, gaps=False, **axes):

@@ -142,7 +142,7 @@ def attention_case(
         def launch(arrays):
             module.attention(*(arrays[name] for name in order), scale, workspace=workspace, stream=ops.stream, **options)
 
-        expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, lengths, scale)
+        expected = sampled_rows(query, key_cache, value_cache, block_tables=tables[0], tokens=tokens, lengths=lengths, scale=scale)
         return Prepared(
             [lambda arrays=arrays: launch(arrays) for arrays in inputs],
             inputs,
@@ -154,7 +154,9 @@ def attention_case(
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout and ', ' + layout}"
     peers = peers if dtype == BFLOAT16 else ()  # neither supports float32
-    return KernelCase("attention", benchmark, case, variant, dtype, unit, work, set_bytes, prepare, peers)
+    return KernelCase(
+        "attention", benchmark, case, variant=variant, dtype=dtype, unit=unit, work=work, set_bytes=set_bytes, prepare=prepare, peers=peers
+    )
 
 
 def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:

@@ -32,7 +32,10 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
     recent_blocks = -(-recent_len // TOKEN_GROUP)  # blocks per sequence
 
     def prepare(ops, noise, sets):
-        hosts = [random_cache(noise, form, sets * sequences, context, kv_heads, np.asarray, of_keys) for of_keys in (True, False)]
+        hosts = [
+            random_cache(noise, form, sets * sequences, block_size=context, kv_heads=kv_heads, array=np.asarray, of_keys=of_keys)
+            for of_keys in (True, False)
+        ]
         caches = [replace(host, codes=ops.array(host.codes), scales=ops.array(host.scales)) for host in hosts]
         recent_shape = (sequences * recent_blocks, TOKEN_GROUP, kv_heads, head_dim)
         recent_hosts = [noise.array(recent_shape, BFLOAT16) for _ in range(2)]
@@ -45,7 +48,9 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
         shared = dict(query=query, query_start=start, context_lens=lens, recent_lens=recent_lens, recent_tables=recent_table)
         shared = {field: ops.array(array) for field, array in shared.items()}
         inputs = [dict(shared, out=ops.empty(query.shape, BFLOAT16), block_tables=ops.array(table)) for table in tables]
-        shapes = residual_window.workspace_shapes(query, hosts[0], tables[0], recent_hosts[0], recent_table, new)
+        shapes = residual_window.workspace_shapes(
+            query, hosts[0], tables[0], recent_key=recent_hosts[0], recent_tables=recent_table, max_query_len=new
+        )
         workspace = make_workspace(shapes, ops.empty, ops.zeros)
 
         def launch(arrays):
@@ -64,7 +69,11 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
 
         rows = sorted({row % len(query) for row in (SAMPLE if new > 1 else (0, -1))})
         expected = np.stack([reference(row) for row in rows])
-        rival = None if new > 1 else Rival(RIVAL, bfloat16_steps(ops, noise, tables, inputs, scale, context, kv_heads))
+        rival = (
+            None
+            if new > 1
+            else Rival(RIVAL, bfloat16_steps(ops, noise, tables, inputs=inputs, scale=scale, context=context, kv_heads=kv_heads))
+        )
         return Prepared(
             [lambda arrays=arrays: launch(arrays) for arrays in inputs],
             inputs,

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from minllm.kernels.arguments import check_layout
+from minllm.errors import KernelArgumentError
+from minllm.kernels.arguments import check_layout, dtype_name
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -49,21 +50,24 @@ def check_arguments(
 ):  # fmt: skip
     """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
-    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
+    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype. Launches are frequent:
+    messages with a dtype are formatted only on errors.
     """
     check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
     check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
     check(block_tables.ndim == 2, f"block_tables has shape {block_tables.shape}; it must be [sequences, max_blocks]")
     sizes = sizes_of(query, key_cache, block_tables)
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
     if quantized:
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-            check(hasattr(cache, "codes"), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
+            if not hasattr(cache, "codes"):
+                raise KernelArgumentError(f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
         key_cache.check_values(value_cache)
     arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
     for name, array in arrays.items():
-        check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
+        if dtype_name(array.dtype) != dtype:
+            raise KernelArgumentError(f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
     same_shape = tuple(value_cache.shape) == tuple(key_cache.shape)
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
     check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
@@ -74,7 +78,8 @@ def check_arguments(
     for name, array, length in (("query_start", query_start, sizes.sequences + 1), ("context_lens", context_lens, sizes.sequences)):
         check(tuple(array.shape) == (length,), f"{name} has shape {array.shape}; {sizes.sequences} sequences need ({length},)")
     for name, array in (("query_start", query_start), ("context_lens", context_lens), ("block_tables", block_tables)):
-        check(str(array.dtype) == "int32", f"{name} is {array.dtype}; it must be int32")
+        if dtype_name(array.dtype) != "int32":
+            raise KernelArgumentError(f"{name} is {array.dtype}; it must be int32")
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
@@ -107,8 +112,8 @@ def check_lse(sizes, lse):
     """Raise KernelArgumentError for an lse other than None or float32 [tokens, heads]."""
     if lse is not None:
         wanted = (sizes.tokens, sizes.heads)
-        fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"
-        check(fits, f"lse is {lse.dtype} {tuple(lse.shape)}; it must be float32 {wanted}, [tokens, heads]")
+        if tuple(lse.shape) != wanted or dtype_name(lse.dtype) != "float32":
+            raise KernelArgumentError(f"lse is {lse.dtype} {tuple(lse.shape)}; it must be float32 {wanted}, [tokens, heads]")
 
 
 def query_len_bound(max_query_len, sizes):

@@ -9,6 +9,8 @@ runs in the simulator, and raises an error on a GPU.
 
 import numpy as np
 
+from minllm.errors import KernelArgumentError
+from minllm.kernels.arguments import dtype_name
 from minllm.runtime.kernel import check
 
 
@@ -21,10 +23,9 @@ def scratch_arrays(workspace, shapes, query):
     for name, (shape, dtype) in shapes.items():
         check(name in workspace, f"the workspace lacks {name!r}; workspace_shapes(...) lists what it must hold")
         array = workspace[name]
-        check(
-            tuple(array.shape) == tuple(shape) and str(array.dtype) == np.dtype(dtype).name,
-            f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {np.dtype(dtype).name} {tuple(shape)}",
-        )
+        if tuple(array.shape) != tuple(shape) or dtype_name(array.dtype) != dtype_name(np.dtype(dtype)):
+            needs = f"{np.dtype(dtype).name} {tuple(shape)}"
+            raise KernelArgumentError(f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {needs}")
     return workspace
 
 

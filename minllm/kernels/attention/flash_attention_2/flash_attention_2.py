@@ -12,6 +12,7 @@ import functools
 import numpy as np
 from numba import cuda, float32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
@@ -124,14 +125,14 @@ def attention(
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_window(residual_window)
     check_lse(sizes, lse)
-    if str(query.dtype) == "float32":
+    if dtype_name(query.dtype) == "float32":
         check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need float16 or bfloat16 queries, not float32")
         VARIANTS["flash_attention_2_float32"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     longest = query_len_bound(max_query_len, sizes)
     sm_count = SMS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count
     tiles = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences, sm_count)
-    chosen, threads, shared_bytes = make_kernel(str(query.dtype), sizes.head_dim, sizes.block_size, *tiles, residual_window)
+    chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, *tiles, residual_window)
     grid = (-(-longest // tiles[0]), sizes.heads, sizes.sequences)
     arguments = (query, key_cache, None, value_cache, None, out, lse, *inputs[4:], float(scale * LOG2_E), int(sliding_window))
     launch(chosen, grid, threads, arguments, stream, shared_bytes)

@@ -28,6 +28,7 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_turns
@@ -63,7 +64,7 @@ def why_not(query, key_cache, block_tables, shape=None):
     """Why this kernel cannot serve these arrays, as a sentence; None if it can."""
     sizes = sizes_of(query, key_cache, block_tables)
     shape = shape or shape_for(sizes.head_dim, sizes.tokens)
-    if str(query.dtype) not in ("float16", "bfloat16"):
+    if dtype_name(query.dtype) not in ("float16", "bfloat16"):
         return f"wgmma multiplies float16 and bfloat16; the query is {query.dtype}"
     if shape.page_rows(sizes.block_size, sizes.max_blocks) is None:
         return (
@@ -155,7 +156,7 @@ def attention(
         return
     page_rows = shape.page_rows(sizes.block_size, sizes.max_blocks)
     block_size = WHOLE_CONTEXT if sizes.max_blocks == 1 else sizes.block_size
-    chosen, threads = make_kernel(str(query.dtype), shape, block_size, page_rows)
+    chosen, threads = make_kernel(dtype_name(query.dtype), shape, block_size, page_rows)
     query_map = tensor_map(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
     page = 1, page_rows, 1, shape.keys.panel_columns
     key_map, value_map = tensor_map(key_cache, page, shape.swizzle), tensor_map(value_cache, page, shape.swizzle)

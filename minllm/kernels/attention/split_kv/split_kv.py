@@ -25,6 +25,7 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
@@ -212,7 +213,7 @@ def attention(
     check_single_tokens("split_kv", sizes, max_query_len)
     splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count or sms_here())
     check(1 <= splits <= MAX_SPLITS, f"splits is {splits}; it must be 1 to {MAX_SPLITS}")
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits), query)
     states = (scratch["split_max"], scratch["split_sum"], scratch["split_out"])
     split, threads, step, head_tiles = make_split_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, warps, keys_each)

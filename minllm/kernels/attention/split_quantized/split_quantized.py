@@ -19,7 +19,7 @@ import functools
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.arguments import is_contiguous
+from minllm.kernels.arguments import dtype_name, is_contiguous
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.window_keys import check_window, code_keys
 from minllm.kernels.attention.common.workspace import scratch_arrays
@@ -183,15 +183,15 @@ def attention(
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
     check_window(residual_window, key_cache.format)
     check_lse(sizes, lse)
-    kv_format = key_cache.format
+    kv_format, dtype = key_cache.format, dtype_name(query.dtype)
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
-    check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
+    check_caches(caches, kv_format, dtype, sizes.block_size)
     shape = shape or shape_of(sizes, kv_format, sm_count)
     tiles = shape.keys == kv_format.token_group or not kv_format.keys_by_channel
     check(tiles, f"a warp's tile has {shape.keys} keys; of keys by channel it is a group of {kv_format.token_group}")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
-    chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape, residual_window)
+    chosen, threads, shared_bytes = make_kernel(kv_format, dtype, sizes.block_size, sizes.group, splits, shape, residual_window)
     batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
     maps = [map_of(cache.codes, shape.keys) if shape.tensor_copies else None for cache in (key_cache, value_cache)]
     arguments = (query, *caches, out, lse, *states, *batch, *maps)

@@ -21,6 +21,7 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.online_softmax import finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
@@ -208,7 +209,7 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale)
     check_single_tokens("split_cascade", sizes, 1)
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     check(dtype in ("float16", "bfloat16"), f"split_cascade takes float16 and bfloat16, not {dtype}")
     check(1 <= prefix_len < sizes.max_context_len, f"prefix_len is {prefix_len}; contexts have up to {sizes.max_context_len} keys")
     head_dim_limit = 128

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.workspace import scratch_arrays
@@ -132,7 +133,7 @@ def shape_of(sizes, sm_count=None, unified=False):
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
-    if str(query.dtype) == "float32":
+    if dtype_name(query.dtype) == "float32":
         return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = shapes.grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
@@ -155,7 +156,7 @@ def attention(
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
     check_lse(sizes, lse)
-    if str(query.dtype) == "float32":
+    if dtype_name(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
         options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         VARIANTS.stand_in("split_tensor_core").attention(*inputs, *options)
@@ -179,7 +180,7 @@ def launch_kernel(
     check(not (unified and shape.tensor_copies), "the unified maximum takes no tensor copies: it may have to fetch a run again")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
-    made = make_kernel(str(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape, softmax)
+    made = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape, softmax)
     chosen, threads, shared_bytes = made
     numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)

@@ -1,5 +1,6 @@
 """How the wgmma GEMM is divided among blocks: tile shapes, what they cost, and the choice by shape."""
 
+import functools
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
@@ -94,6 +95,7 @@ TILINGS = (
 )
 
 
+@functools.lru_cache(1024)
 def choose_tiling(m: int, n: int, gated: bool, sms: int) -> WgmmaTiling:
     """The tiling whose blocks are done first, when each SM computes one tile after another; of several, the earliest listed.
 
