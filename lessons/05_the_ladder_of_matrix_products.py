@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 5. The ladder of matrix products
 #
-# Nearly all arithmetic of a language model is matrix products (GEMM, general matrix multiply). There is one obvious way to write such a product, and
-# it reaches about a thousandth of what the machine can do. In this lesson you climb from there, one idea a rung:
-# reuse, wide loads, tensor cores, TMA, and warps that share the work among them.
+# Nearly all arithmetic of a language model is matrix products (GEMM, general matrix multiply). There is one obvious way
+# to write such a product, and it reaches about a thousandth of what the machine can do. In this lesson you climb from
+# there, one idea a rung: reuse, wide loads, tensor cores, TMA, and warps with different roles.
 #
 # **What you will be able to do**
 #
@@ -110,8 +110,8 @@ print(f"H200: {memory_us:.1f} µs to move the bytes, {arithmetic_us:.1f} µs to 
 assert arithmetic_us > 3 * memory_us
 
 # %% [markdown]
-# So arithmetic is the limit, if each number is fetched from HBM, the GPU's memory, once. That "if" is the whole lesson. Every number
-# of $x$ is needed $N$ times, every weight $M$ times. The question on each rung is: from where?
+# So arithmetic is the limit, if each number is fetched from HBM, the GPU's memory, once. That "if" is the whole lesson.
+# Every number of $x$ is needed $N$ times, every weight $M$ times. The question on each rung is: from where?
 #
 # ## Rung 1: naive
 #
@@ -304,9 +304,9 @@ assert loads["tiled"] == 8 * loads["vectorized"] and words["tiled"] == 4 * words
 # %% [markdown]
 # ## Rung 4: tensor cores
 #
-# Look at the limit now. A streaming multiprocessor (SM) does 128 multiplications with addition a cycle in its ordinary units, which
-# makes 67 TFLOP/s for a whole H200, by its data sheet. That is less than a tenth of what its tensor cores do. No kernel
-# that multiplies number by number gets beyond it.
+# Look at the limit now. A streaming multiprocessor (SM) does 128 multiplications with addition a cycle in its ordinary
+# units, which makes 67 TFLOP/s for a whole H200, by its data sheet. That is less than a tenth of what its tensor cores
+# do. No kernel that multiplies number by number gets beyond it.
 #
 # **Idea: one instruction for a whole small product.** A tensor core multiplies a $16 \times 16$ by a $16 \times 8$
 # matrix in one instruction of a warp. These are 4,096 operations, where the warp's ordinary instruction makes 64.
@@ -476,9 +476,9 @@ hopper_guess = Prediction(tile_tb_s=5, warpgroup_percent=20, warp_specialized_pe
 hopper_guess.against(tile_tb_s=tflops * (64 + 256) / (64 * 256))
 
 # %% [markdown]
-# Nearly four times what HBM delivers. Blocks that run at the same time share tiles, so most of it comes from L2, the cache
-# between the SMs and HBM. But that cache has a limit, too. So rung 6 may hide the latency of every load and still miss
-# the roof: the staircase below says what was measured.
+# Nearly four times what HBM delivers. Blocks that run at the same time share tiles, so most of it comes from L2, the
+# cache between the SMs and HBM. But that cache has a limit, too. So rung 6 may hide the latency of every load and still
+# miss the roof: the staircase below says what was measured.
 #
 # ## Rung 7: everything at once
 #
@@ -591,9 +591,9 @@ roofline(
 # - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary arithmetic
 #   units, and spends many of its instructions on moving numbers.
 # - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that. A block
-#   of `tensor_core` or `wgmma` asks for a byte per 85 operations. If HBM had to answer all of it, some 360 TFLOP/s would
-#   be the end. It need not: blocks that run at the same time want the same tiles, and L2 has them. So a dot of these
-#   rungs may stand above the slope.
+#   of `tensor_core` or `wgmma` asks for a byte per 85 operations. If HBM had to answer all of it, some 360 TFLOP/s
+#   would be the end. It need not: blocks that run at the same time want the same tiles, and L2 has them. So a dot of
+#   these rungs may stand above the slope.
 # - What else keeps them from the flat roof cannot be read off this chart. The suspect is waiting, for a copy, a
 #   barrier, an address. Rungs 5 to 7 are built to wait less.
 #
@@ -650,8 +650,8 @@ show_case("last_tile")
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# Everything above had 2,048 tokens. When a model writes, it has one. The product is then a matrix times a vector (GEMV):
-# every weight is used once, no tile can help, and the limit is the speed of memory.
+# Everything above had 2,048 tokens. When a model writes, it has one. The product is then a matrix times a vector
+# (GEMV): every weight is used once, no tile can help, and the limit is the speed of memory.
 
 # %%
 for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336"):
