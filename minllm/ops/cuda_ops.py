@@ -281,7 +281,7 @@ class CudaOps(ComposedOps):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
-        if rows.shape[0] != x.shape[0]:  # as many rows as tokens are all of them
+        if rows.shape[0] != x.shape[0]:  # otherwise every row is wanted
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))

@@ -116,7 +116,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
                     total += values[k]
                 count += float32(width)
         count = warp_sum(count)
-        mean = warp_sum(total) * rcp(max(count, float32(1)))  # of this warp's part of the row, and the deviations likewise
+        mean = warp_sum(total) * rcp(max(count, float32(1)))  # this warp's part of the row, as are the deviations
         deviations = float32(0)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
