@@ -38,6 +38,8 @@ LARGE_CASES = [
     *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("vectorized", LARGE_SHAPES, DTYPES),
     *spread("wgmma", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16), [(), *with_tilings("tiling", WGMMA_TILINGS)]),
+    *spread("warpgroup", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
+    *spread("warp_specialized", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("flat", FLAT_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES),
 ]

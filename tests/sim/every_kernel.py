@@ -45,6 +45,8 @@ from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
+from minllm.kernels.matmul.warp_specialized import matmul_warp_specialized
+from minllm.kernels.matmul.warpgroup import matmul_warpgroup
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
@@ -389,6 +391,26 @@ def vectorized_product():
     moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
     arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
     return partial(matmul_vectorized, *arrays, tile=tile), {"matmul_vectorized_kernel": moved}
+
+
+def warpgroup_product_of(launcher, kernel):
+    """Whole tiles of 64 x 256, in steps of 64 along K."""
+    M, N, K, b = 128, 256, 320, 2
+    tiles = M // 64 * (N // 256)
+    asked = dict(x_map=tiles * 64 * K * b, weight_map=tiles * 256 * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
+    return partial(launcher, x, weight, numbers(M, N)), {kernel: moved}
+
+
+@row
+def warpgroup_product():
+    return warpgroup_product_of(matmul_warpgroup, "matmul_warpgroup_kernel")
+
+
+@row
+def warp_specialized_product():
+    return warpgroup_product_of(matmul_warp_specialized, "matmul_warp_specialized_kernel")
 
 
 @row

@@ -35,11 +35,11 @@ from numba import cuda, float32, int32, uint8, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul import VARIANTS
-from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma
 from minllm.kernels.matmul.output_tiles import make_tile_order
 from minllm.kernels.matmul.wgmma.epilogue import Output, make_epilogue
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
-from minllm.runtime.device import HOPPER, current_device
+from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma, warpgroup
@@ -250,11 +250,6 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
 def fits(x, weight) -> bool:
     """Whether TMA can load tiles of x and weight: their rows begin on multiples of 16 bytes."""
     return rows_begin_on(16, x, weight)
-
-
-def has_wgmma(array) -> bool:
-    """Whether the kernel runs where the array is: on a GPU of compute capability 9.0, or, slowly, in the simulator."""
-    return isinstance(array, np.ndarray) or current_device().compute_capability == HOPPER
 
 
 def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
