@@ -507,12 +507,13 @@ curves(
 
 # %%
 for batch, length in ((1, 1024), (1, 8192), (16, 1024), (64, 1024)):
-    chosen = split_choice.choose_splits(batch, 8, 4, length)
+    chosen = split_choice.choose_splits(batch, 8, 4, length, SMS)
     print(
         f"{batch:2} sequences of {length:5,}: {chosen:2} splits, {8 * batch * chosen:3} blocks, "
         f"{times_the_ideal(8 * batch, chosen):.2f} times the ideal"
     )
-assert split_choice.choose_splits(16, 8, 4, 1024) == 3 and times_the_ideal(128, 4) > 1.4 * times_the_ideal(128, 3)
+chosen = split_choice.choose_splits(16, 8, 4, 1024, SMS)
+assert chosen == 3 and times_the_ideal(128, 4) > 1.4 * times_the_ideal(128, 3)
 
 # %% [markdown]
 # The kernel's rule is: the fewest splits that come within 15 % of the best use of the places, and no more than fill them
@@ -532,7 +533,7 @@ if has_gpu():
     from minllm.course import kernel_seconds, machine_line, sets_of_arrays
     from minllm.errors import MinLLMError
     from minllm.kernels.attention import VARIANTS
-    from minllm.kernels.attention.common.arguments import make_workspace
+    from minllm.kernels.attention.common.workspace import make_workspace
     from minllm.ops.cuda_ops import CudaOps
 
     place, length = CudaOps(), 8192

@@ -119,7 +119,8 @@ class KernelBench:
             return case.row(seconds, error, self.ceilings)
         fastest = min(range(len(peers)), key=of_peers.__getitem__)
         name, peer, _ = peers[fastest]
-        return case.row(seconds, error, self.ceilings, f"torch {name}", of_peers[fastest], prepared.error(peer.result()))
+        compared = dict(peer=f"torch {name}", peer_seconds=of_peers[fastest], peer_error=prepared.error(peer.result()))
+        return case.row(seconds, error, self.ceilings, **compared)
 
     def _peer(self, name: str, prepared: Prepared) -> tuple[str, Any, Clock] | None:
         """(name, torch_peers.Peer, its clock), or None if the peer does not support this case."""

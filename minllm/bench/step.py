@@ -60,7 +60,9 @@ def run(
     ops, clock, rows = CudaOps(), CudaClock(), []
     for name in models or MODELS:
         for batch in batches or (1,):
-            bench = StepBench(name, ops, clock, batch, max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings)
+            bench = StepBench(
+                name, ops, clock, batch=batch, tokens=max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings=ceilings
+            )
             found = bench.decode_rows(context, parts)
             found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
             for row in found:

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from minllm.kernels.matmul import VARIANTS, tensor_core, tiled
-from minllm.kernels.matmul.arguments import HOPPER
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.matmul.wgmma.wgmma import matmul_wgmma
 from minllm.ops.cuda_ops import CudaOps
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.graph import CapturedGraph
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul import gemv_cases, wgmma_cases

@@ -714,7 +714,7 @@ def split_quantized_by_channel():
     states, rows = splits * heads * 4, heads * D * 2
     moved, scales = codes * kv_heads * D // 2, codes * kv_heads * groups * 4  # keys have D scale pairs per 32 tokens: as many bytes
     asked = dict(key_codes=moved, value_codes=moved, key_scales=scales, value_scales=scales, query=splits * warps * rows, out=rows)
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # the same states as in the row above
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # the states of the row above
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
     options = dict(splits=splits, shape=SplitShape(warps, 32, 2, 1, turns=2), residual_window=32)
     run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)

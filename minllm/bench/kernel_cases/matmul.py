@@ -44,7 +44,18 @@ def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16
     moved = matmul_bytes(m, n, k, dtype.itemsize)
     work = moved if few_rows else matmul_flops(m, n, k)
     unit = TB_S if few_rows else TFLOP_S
-    return KernelCase("matmul", "matmul", f"{m}x{n}x{k}, {dtype.name}", variant, dtype, unit, work, moved, prepare, ("cuBLAS",))
+    return KernelCase(
+        "matmul",
+        "matmul",
+        f"{m}x{n}x{k}, {dtype.name}",
+        variant=variant,
+        dtype=dtype,
+        unit=unit,
+        work=work,
+        set_bytes=moved,
+        prepare=prepare,
+        peers=("cuBLAS",),
+    )
 
 
 def cases() -> list[KernelCase]:

@@ -4,11 +4,10 @@ import ml_dtypes
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 
 FLOAT32 = np.dtype(np.float32)
 MOST_ROWS_OF_GEMV, MOST_ROWS_OF_FLAT = 8, 256  # rows of x
-HOPPER = (9, 0)
 HALF_DTYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 

@@ -16,7 +16,7 @@ from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
-from minllm.kernels.warp import WARP
+from minllm.tiles.warp import WARP
 
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")

@@ -3,9 +3,10 @@
 If the rows of x and weight do not fit a variant's 16-byte loads, its stand_in serves the call.
 """
 
-from minllm.kernels.matmul.arguments import HOPPER, MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.variants import HALF_DTYPES as HALF
 from minllm.kernels.variants import Variant, Variants
+from minllm.runtime.device import HOPPER
 
 VARIANTS = Variants(
     "minllm.kernels.matmul",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.kv.layout import layer_of
 
 GUARD_ROWS = 3  # rows of NaN before and after the output that must stay as they are

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.residual_window import residual_window
 from tests.kernels.attention.cases import GUARD_ROWS
 from tests.kernels.attention.window_cases import expected_output, make_window_arrays
