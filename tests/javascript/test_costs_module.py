@@ -46,8 +46,12 @@ def random_values(rng: random.Random) -> dict:
     if family == "mistral":
         values |= sometimes(rng, sliding_window=rng.choice([None, 7, 1000]))
     if family.startswith("qwen"):
-        values |= sometimes(rng, use_sliding_window=True, sliding_window=rng.randint(1, 5000), max_window_layers=rng.randint(0, 60))
-        values |= sometimes(rng, layer_types=[rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)])
+        window = rng.choice([None, rng.randint(1, 5000)])
+        values |= sometimes(rng, use_sliding_window=True, sliding_window=window, max_window_layers=rng.randint(0, 60))
+    if family != "llama":
+        has_window = values.get("sliding_window", 4096) and (family == "mistral" or "use_sliding_window" in values)
+        kinds = ["full_attention", "sliding_attention"] if has_window else ["full_attention"]
+        values |= sometimes(rng, layer_types=[rng.choice(kinds) for _ in range(layers)])
     return values
 
 

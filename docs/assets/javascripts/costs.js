@@ -49,9 +49,9 @@ function whole(values, key, fallback) {
 
 function windows(type, values, layers) {
   if (type === "llama") return Array(layers).fill(0);
-  if (type === "mistral") return Array(layers).fill(values.sliding_window === null ? 0 : values.sliding_window ?? 4096);
-  const window = values.use_sliding_window ? values.sliding_window ?? 4096 : 0;
-  const first = values.max_window_layers ?? 28;
+  const off = values.sliding_window === null || (type !== "mistral" && !values.use_sliding_window);
+  const window = off ? 0 : values.sliding_window ?? 4096;
+  const first = type === "mistral" ? 0 : values.max_window_layers ?? 28;
   return Array.from({ length: layers }, (_, layer) =>
     (values.layer_types ? values.layer_types[layer] === "sliding_attention" : layer >= first) ? window : 0);
 }
