@@ -33,7 +33,8 @@ from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
-from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS, TOKEN_GROUP
+from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.machine import driver
 

@@ -30,7 +30,7 @@ from minllm.models.shapes import SHAPES
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured by default
-ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; each replay sees one token more than the previous one
+ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # decode steps; each replay sees one token more than the previous one
 PREFILLS = 7
 LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 

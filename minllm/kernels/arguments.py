@@ -40,6 +40,22 @@ def is_contiguous(array):
     return array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous
 
 
+def check_layout(name, cache):
+    """Raise KernelArgumentError unless a cache's tokens are contiguous each and lie at equal distances (kv/layout.py)."""
+    if is_contiguous(cache):
+        return
+    (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
+    itemsize = cache.dtype.itemsize
+    row_bytes = kv_heads * head_dim * itemsize
+    whole = (head_dim == 1 or strides[3] == itemsize) and (kv_heads == 1 or strides[2] == head_dim * itemsize)
+    even = strides[1] >= row_bytes and strides[1] % itemsize == 0 and (num_blocks == 1 or strides[0] == block_size * strides[1])
+    check(
+        whole and even,
+        f"{name} {list(cache.shape)} has strides {cache.strides} (bytes): the {row_bytes} bytes of a token must lie side by side, "
+        "and tokens at equal distances, also from one block to the next",
+    )
+
+
 def ceil_div(a, b):
     """a / b, rounded up."""
     return -(-a // b)

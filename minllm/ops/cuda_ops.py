@@ -20,7 +20,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.choice import choose, choose_quantized
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up
@@ -284,7 +284,7 @@ class CudaOps(ComposedOps):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
-        if rows.shape[0] != x.shape[0]:  # as many rows as tokens are all of them
+        if rows.shape[0] != x.shape[0]:  # otherwise every row is wanted
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))

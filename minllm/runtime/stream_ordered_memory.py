@@ -40,8 +40,11 @@ class StreamOrderedMemory(CudaMemory):
                 self._plain.add(pointer)
             return pointer
         self._free_late()
+        if nbytes > self.device.total_memory:  # the driver's pool would reserve all memory that is free before it fails
+            return None
         status, pointer = driver.cuMemAllocAsync(nbytes, self.stream)
         if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            check_driver(driver.cuMemPoolTrimTo(self.pool, 0), "return what the memory pool reserved in vain")
             return None
         return int(check_driver((status, pointer), f"allocate {nbytes} bytes"))
 

@@ -9,7 +9,8 @@ from minllm.bench.kernel_cases.sampling import mismatches
 from minllm.kernels.kv.move_window import move_window, window_of_rows
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.quantization.cache import allocate
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.quantization.reference import quantize_by_channel
 
 FORM = "kivi_int4"

@@ -10,11 +10,12 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, TOKENS_US, KernelCase, Prepared, Rival, relative_error
 from minllm.bench.kernel_cases.attention import prefill_flops
 from minllm.bench.kernel_cases.quantized_attention import RIVAL, random_cache
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 WINDOW, ITEM = 128, BFLOAT16.itemsize  # keys, bytes
 FORMATS = ("int8", "fp8_e4m3", "kivi_int4")

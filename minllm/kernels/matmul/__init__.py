@@ -5,6 +5,8 @@
     tiled         tiles in shared memory, a block of outputs in each thread's registers
     vectorized    the same with 128-bit loads, and the next tile in flight
     tensor_core   mma.sync fed by asynchronous copies: half precision, many rows
+    warpgroup     Hopper: one warpgroup loads a tile by TMA, multiplies it with wgmma, and begins again
+    warp_specialized   the same with a producer warp, a consumer warpgroup, and a ring of stages between them
     wgmma         Hopper: TMA and tensor cores driven by specialised warps, with fused epilogues
     gemv          up to 8 rows, memory-bound: decoding
     flat          up to 256 rows, memory-bound, on tensor cores: decoding a batch

@@ -1,21 +1,10 @@
-"""What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
-
-Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says what
-scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype), empty if it needs
-none; it looks at the shapes of its arguments alone. The caller allocates one array per name and passes the dictionary as `workspace`.
-Floats may have any value, and may be used for something else between calls; counts (int32) are zeros before the first call, and every call
-leaves them zeros: make_workspace(...) makes them so. Without a workspace a launcher makes NumPy scratch when it runs in the simulator, and
-raises an error on a GPU.
-"""
+"""The checks of arguments that the launchers of this folder have in common."""
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from minllm.errors import KernelArgumentError
-from minllm.kernels.arguments import dtype_name
-from minllm.kernels.kv.layout import check_layout
+from minllm.kernels.arguments import check_layout, dtype_name
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -56,18 +45,9 @@ def sizes_of(query, key_cache, block_tables):
 
 
 def check_arguments(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
     quantized=False,
-):
+):  # fmt: skip
     """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
     quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype. Launches are frequent:
@@ -92,10 +72,8 @@ def check_arguments(
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
     check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
     check(key_cache.shape[3] == sizes.head_dim, f"the cache holds head_dim {key_cache.shape[3]}, the query has {sizes.head_dim}")
-    check(
-        sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM,
-        f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}",
-    )
+    whole = sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM
+    check(whole, f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")
     check(sizes.heads % sizes.kv_heads == 0, f"{sizes.heads} query heads cannot share {sizes.kv_heads} KV heads evenly")
     for name, array, length in (("query_start", query_start, sizes.sequences + 1), ("context_lens", context_lens, sizes.sequences)):
         check(tuple(array.shape) == (length,), f"{name} has shape {array.shape}; {sizes.sequences} sequences need ({length},)")
@@ -141,23 +119,3 @@ def check_lse(sizes, lse):
 def query_len_bound(max_query_len, sizes):
     """The bound on new tokens of one sequence that grids are made from: the caller's, else all tokens of the batch."""
     return sizes.tokens if max_query_len is None else max_query_len
-
-
-def scratch_arrays(workspace, shapes, query):
-    """The arrays named in `shapes`: the caller's, checked; in the simulator, where the caller gave none, fresh NumPy arrays full of NaN."""
-    if workspace is None:
-        missing = "attention was called on a GPU without its workspace; allocate what workspace_shapes(...) lists: "
-        check(isinstance(query, np.ndarray) or not shapes, missing + ", ".join(shapes))
-        return make_workspace(shapes, lambda shape, dtype: np.full(shape, np.nan, dtype), np.zeros)
-    for name, (shape, dtype) in shapes.items():
-        check(name in workspace, f"the workspace lacks {name!r}; workspace_shapes(...) lists what it must hold")
-        array = workspace[name]
-        if tuple(array.shape) != tuple(shape) or dtype_name(array.dtype) != dtype_name(np.dtype(dtype)):
-            needs = f"{np.dtype(dtype).name} {tuple(shape)}"
-            raise KernelArgumentError(f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {needs}")
-    return workspace
-
-
-def make_workspace(shapes, empty, zeros):
-    """An array for each name in `shapes`: zeros(shape, dtype) for counts, which must begin as zeros, empty(shape, dtype) for all others."""
-    return {name: (zeros if dtype == "int32" else empty)(shape, np.dtype(dtype)) for name, (shape, dtype) in shapes.items()}

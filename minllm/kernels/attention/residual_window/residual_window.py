@@ -17,11 +17,12 @@ recent keys, so the cost of their part does not grow with the context.
 """
 
 from minllm.kernels.arguments import dtype_name
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.choice import choose_quantized
-from minllm.kernels.attention.common.arguments import check_arguments, scratch_arrays
+from minllm.kernels.attention.common.arguments import check_arguments
 from minllm.kernels.attention.common.merge_states import merge_states
-from minllm.kernels.attention.variants import VARIANTS
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.attention.common.workspace import scratch_arrays
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 PARTS = ("codes", "recent")

@@ -31,7 +31,6 @@ from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpS
 from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
 from minllm.kernels.attention.split_tensor_core.shape import (
-    HOPPER,
     block_shared_bytes,
     capability_here,
     head_tiles_of,
@@ -43,6 +42,7 @@ from minllm.kernels.attention.split_tensor_core.tile import Operands, State, mak
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
+from minllm.runtime.device import HOPPER
 from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
