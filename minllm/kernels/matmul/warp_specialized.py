@@ -26,11 +26,11 @@ import functools
 from numba import cuda, float32, int32, uint8
 
 from minllm.kernels.matmul.warpgroup import STAGE_BYTES, WEIGHT, X, launch_tiles, make_sums
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel
 from minllm.tiles import tma, warpgroup
 from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.shared import ALIGNMENT, first_tile_address
+from minllm.tiles.warp import WARP
 from minllm.tiles.wgmma import make_wgmma
 
 STAGES = 4

@@ -31,7 +31,7 @@ from numba import cuda, float32, int32, uint8, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, has_wgmma
-from minllm.kernels.matmul.stores import make_store_pair
+from minllm.kernels.matmul.output_tiles import make_store_pair
 from minllm.kernels.matmul.variants import VARIANTS
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
