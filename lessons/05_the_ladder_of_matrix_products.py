@@ -377,7 +377,7 @@ show_source(
     warpgroup.warpgroup_kernel,
     part="matmul_warpgroup_kernel",
     notes={
-        "ptx.mbarrier_arrive_expect_tx": "One thread tells the mbarrier how many bytes will come, and starts both loads.",
+        "ptx.mbarrier_arrive_expect_tx": "One thread tells the mbarrier how many bytes to expect, and loads.",
         "ptx.mbarrier_wait_parity": "All threads wait. Nothing else happens in this block until the tiles are there.",
         "wgmma.multiply(sums": "64 × 256 outputs, 64 steps of K: two million operations, in four instructions.",
         "cuda.syncthreads()  #": "And TMA waits here, until the tensor cores are done.",
