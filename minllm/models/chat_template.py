@@ -40,7 +40,8 @@ class ChatTemplate:
         """`special_tokens` are names that templates use (bos_token, eos_token, ...). Raises CheckpointError where it is not Jinja."""
         if len(source) > LARGEST_TEMPLATE:
             raise CheckpointError(
-                f"The model's chat template has {len(source):,} characters, and at most {LARGEST_TEMPLATE:,} are allowed: copy the file again."
+                f"The model's chat template has {len(source):,} characters, and at most {LARGEST_TEMPLATE:,} are allowed: "
+                "copy the file again from the model's source."
             )
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
         environment.add_filter("tojson", _to_json)
@@ -66,7 +67,8 @@ class ChatTemplate:
                 budget.weigh([dict(message) for message in messages])
                 return "".join(self._pieces(messages, add_generation_prompt))
         except BudgetError as error:
-            raise InvalidRequestError(f"The model's chat template was stopped: {error}. Shorten the messages, or mend the template.") from error
+            advice = "Shorten the messages, or mend the template."
+            raise InvalidRequestError(f"The model's chat template was stopped: {error}. {advice}") from error
         except Exception as error:  # whatever a template's program does wrong
             words = str(error)
             words = words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]}..."

@@ -12,7 +12,8 @@ from minllm.models.chat_template import ChatTemplate
 MESSAGES = [{"role": "user", "content": "a b"}]
 DOUBLE = "{%% set ns = namespace(x='ab') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x | length }}"
 NAMESPACES = "{% set n0 = namespace(a=1) %}" + "".join(
-    f"{{% set n{i + 1} = namespace() %}}{{% set n{i + 1}.a = n{i} %}}{{% set n{i + 1}.b = n{i} %}}" for i in range(40)
+    f"{{% set n{i + 1} = namespace() %}}{{% set n{i + 1}.a = n{i} %}}{{% set n{i + 1}.b = n{i} %}}"
+    for i in range(40)
 )
 BOMBS = {
     "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -34,7 +35,9 @@ BOMBS = {
     "nested namespaces": NAMESPACES + "{{ n40 }}",
     "numbers that double": "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
     "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "arguments in arguments": "{% macro f(n) %}{% if n %}{{ f(n - 1, a=kwargs, b=kwargs) }}{% else %}{{ kwargs }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "arguments in arguments": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1, a=kwargs, b=kwargs) }}{% endif %}{{ kwargs }}{% endmacro %}{{ f(60) }}"
+    ),
     "a wide format": "{{ '{:999999999}'.format(1) }}",
     "a computed width": "{{ '{:{}}'.format(1, 10 ** 9) }}",
     "a wide %": "{{ '%999999999d' % 1 }}",

@@ -71,5 +71,8 @@ def _silu(fields: Fields) -> str:
 
 def refuse_layer_types(fields: Fields) -> None:
     """Llama and Mistral have one kind of attention; a file that lists several kinds is another model."""
-    if len(set(map(str, fields.values.get("layer_types") or []))) > 1:
+    kinds = fields.values.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise CheckpointError(f"{fields.source} says layer_types = {kinds!r}, and it must be a list with a name for each layer.")
+    if len(set(map(str, kinds or []))) > 1:
         raise UnsupportedModelError(f"{fields.source} mixes kinds of attention (layer_types), which minllm computes for Qwen only.")
