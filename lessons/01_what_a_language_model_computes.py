@@ -231,9 +231,9 @@ for row in recorded("bits a byte"):
 # | --- | --- | --- |
 # | what | the whole prompt at once | one new token |
 # | tokens in a forward pass | T, for example 512 | 1 |
-# | matrix times | matrix `[T, hidden]` | vector `[1, hidden]` |
+# | each weight matrix times | a matrix `[T, hidden]`: GEMM | a vector `[1, hidden]`: GEMV |
 # | done | once | once for every token that is written |
-# | you notice it as | time to the first token | tokens a second |
+# | you notice it as | time to first token (TTFT) | time per output token (TPOT) |
 #
 # Both read every weight once. Prefill does T times as much with each weight as decode does. So the arithmetic
 # intensity, operations for each byte moved, is about T in the one and about 1 in the other.

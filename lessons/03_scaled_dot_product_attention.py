@@ -473,7 +473,7 @@ roofline(
 
 # %% [markdown]
 # The roof allows these three kernels dozens of times more than they reach. So the score matrix cannot be the only
-# thing that is wrong. At 512 tokens it is 34 MB, and still fits the 50 MB of an H200's second-level cache. What costs
+# thing that is wrong. At 512 tokens it is 34 MB, and still fits the 50 MB of an H200's L2 cache. What costs
 # more here: a thread fetches both factors of every product from memory or cache, and uses each of them once. There is
 # no reuse, and no tensor core. Be wary of explaining a measurement by the first good reason that you find.
 #

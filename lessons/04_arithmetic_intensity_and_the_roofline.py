@@ -49,7 +49,8 @@ guess
 # %% [markdown]
 # ## By hand: one matrix product
 #
-# Nearly all work of a language model is one operation: rows of activations times a matrix of weights.
+# Nearly all work of a language model is one operation: rows of activations times a matrix of weights. With many rows it
+# is called GEMM (general matrix multiply), with one row GEMV (matrix times vector).
 #
 # $$\mathrm{out}_{t,n} = \sum_{k} x_{t,k} \, w_{n,k} \qquad
 # x: [T, K], \quad w: [N, K], \quad \mathrm{out}: [T, N]$$
@@ -152,7 +153,8 @@ assert step.arithmetic_intensity < 2
 #
 # ## The roofline
 #
-# A machine has two speeds: bytes a second, and operations a second. A kernel of intensity $I$ that is fed at
+# A machine has two speeds: bytes a second from its memory, which is called HBM on an H200, and operations a second. A
+# kernel of intensity $I$ that is fed at
 # $\beta$ bytes a second can do no more than $\beta I$ operations a second, and never more than the peak $\pi$:
 #
 # $$\mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
@@ -387,7 +389,8 @@ print(
 #
 # ## Measured against predicted
 #
-# Whole models were measured on an H200. Here is what the division promised and what came:
+# Whole models were measured on an H200. A decode step is the time per output token (TPOT) of one sequence, and the time
+# to first token (TTFT) is that of the prompt. Here is what the division promised and what came:
 
 # %%
 from minllm.planning.measured import comparisons
@@ -461,8 +464,8 @@ print(
 assert products < total
 
 # %% [markdown]
-# The first token misses its floor by more. Its products are bound by arithmetic, and the dots of such products in the
-# first roofline stand below the roof.
+# TTFT misses its floor by more. Its GEMMs are bound by arithmetic, and the dots of such GEMMs in the first
+# roofline stand below the roof.
 #
 # A floor that is not reached is no failure of the method. The difference is a list of what to look at next:
 # products that do not reach the speed of a copy, attention over a short context, and time between kernels. The

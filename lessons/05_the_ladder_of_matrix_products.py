@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 5. The ladder of matrix products
 #
-# Nearly all arithmetic of a language model is matrix products. There is one obvious way to write such a product, and
-# it reaches about a thousandth of what the machine can do. In this lesson you climb from there, one idea a rung:
-# reuse, wide loads, tensor cores, and hardware that copies while it computes.
+# Nearly all arithmetic of a language model is matrix products (GEMM, general matrix multiply). There is one obvious way
+# to write such a product, and it reaches about a thousandth of what the machine can do. In this lesson you climb from
+# there, one idea a rung: reuse, wide loads, tensor cores, TMA, and warps with different roles.
 #
 # **What you will be able to do**
 #
@@ -32,8 +32,8 @@
 #
 # - How many floating-point operations are that? How many bytes, if each matrix is moved once?
 # - Is memory the limit, or arithmetic?
-# - If every thread computes one number of the result in a plain loop: how many percent of the machine's arithmetic do
-#   you expect?
+# - If every thread computes one number of the result in a plain loop: what percentage of the machine's arithmetic
+#   do you expect?
 
 # %%
 from minllm.course import Prediction
@@ -110,8 +110,8 @@ print(f"H200: {memory_us:.1f} µs to move the bytes, {arithmetic_us:.1f} µs to 
 assert arithmetic_us > 3 * memory_us
 
 # %% [markdown]
-# So arithmetic is the limit, if each number is fetched from memory once. That "if" is the whole lesson. Every number
-# of $x$ is needed $N$ times, every weight $M$ times. The question on each rung is: from where?
+# So arithmetic is the limit, if each number is fetched from HBM, the GPU's memory, once. That "if" is the whole lesson.
+# Every number of $x$ is needed $N$ times, every weight $M$ times. The question on each rung is: from where?
 #
 # ## Rung 1: naive
 #
@@ -304,9 +304,9 @@ assert loads["tiled"] == 8 * loads["vectorized"] and words["tiled"] == 4 * words
 # %% [markdown]
 # ## Rung 4: tensor cores
 #
-# Look at the limit now. A multiprocessor does 128 multiplications with addition a cycle in its ordinary units, which
-# makes 67 TFLOP/s for a whole H200, by its data sheet. That is less than a tenth of what its tensor cores do. No kernel
-# that multiplies number by number gets beyond it.
+# Look at the limit now. A streaming multiprocessor (SM) does 128 multiplications with addition a cycle in its ordinary
+# units, which makes 67 TFLOP/s for a whole H200, by its data sheet. That is less than a tenth of what its tensor cores
+# do. No kernel that multiplies number by number gets beyond it.
 #
 # **Idea: one instruction for a whole small product.** A tensor core multiplies a $16 \times 16$ by a $16 \times 8$
 # matrix in one instruction of a warp. These are 4,096 operations, where the warp's ordinary instruction makes 64.
@@ -358,36 +358,153 @@ timeline(
 )
 
 # %% [markdown]
-# ## Rung 5: Hopper's wgmma
+# ## Rung 5: a warpgroup, TMA and wgmma
 #
-# **Idea: let the hardware do the rest.** On rung 4 the threads still compute addresses, start copies, and load
-# operands into registers. Hopper has a copy engine, TMA, that fetches a whole tile on one thread's word. And its
-# tensor cores read both operands from shared memory themselves, for four warps at a time: wgmma. So the threads divide
-# the labour. One **producer** thread orders copies. **Consumers** order products. They tell each other through
-# barriers in shared memory which tile is full and which is free.
+# **Idea: one instruction for a whole tile.** On rung 4 the threads still compute addresses, start copies, and load
+# operands into registers. Hopper has two units that do without that:
+#
+# - **TMA**, the tensor memory accelerator: one thread names a tile by its coordinates, and TMA copies all of it to
+#   shared memory, in swizzled order, and reports to an mbarrier when the bytes are there;
+# - **wgmma**: a *warpgroup*, four warps, multiplies a tile of 64 rows. The tensor cores read both operands from
+#   shared memory themselves.
+#
+# The smallest GEMM with both is a loop of three steps: load a tile of each operand, wait for it, multiply.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul.wgmma import wgmma
+from minllm.kernels.matmul import warpgroup
 
 show_source(
-    wgmma.make_produce,
+    warpgroup.warpgroup_kernel,
+    part="matmul_warpgroup_kernel",
+    notes={
+        "ptx.mbarrier_arrive_expect_tx": "One thread tells the mbarrier how many bytes to expect, and loads.",
+        "ptx.mbarrier_wait_parity": "All threads wait. Nothing else happens in this block until the tiles are there.",
+        "wgmma.multiply(sums": "64 × 256 outputs, 64 steps of K: two million operations, in four instructions.",
+        "cuda.syncthreads()  #": "And TMA waits here, until the tensor cores are done.",
+        "store_sums(": "The epilogue, as on rung 4: each thread stores its sums in pairs.",
+    },
+)
+
+# %%
+tall, wide = (rng.standard_normal((rows, 512)).astype(ml_dtypes.bfloat16) for rows in (64, 256))  # K = 512
+
+
+def rounds(matmul):
+    """Run a rung in the simulator for one tile of out, check it, and return when each tile of x and weight did what."""
+    out = np.empty((64, 256), ml_dtypes.bfloat16)  # [M, N]
+    with tracing() as traces:
+        matmul(tall, wide, out)
+    exact = tall.astype(np.float64) @ wide.astype(np.float64).T
+    assert np.allclose(out.astype(np.float64), exact, atol=1.0)
+    read = traces[0].total.bytes - out.nbytes
+    print(f"{traces[0].tensor_core_flops / read:.1f} FLOP per byte of tiles")
+    return traces[0].stages
+
+
+def show_rounds(stages, title):
+    """A row per stage: a tile on its way, arrived, being multiplied."""
+    spans = []
+    for one in stages:
+        spans += [
+            Span(f"stage {one.stage}", one.issued, one.arrived, "copy"),
+            Span(f"stage {one.stage}", one.arrived, one.used, "full", colour=2),
+            Span(f"stage {one.stage}", one.used, one.done, "used", colour=1),
+        ]
+    caption = "Order of events in one block, from the simulator. It has no clock: widths are not times."
+    return timeline(spans, "", title, caption=caption)
+
+
+alone = rounds(warpgroup.matmul_warpgroup)
+assert all(later.issued > one.done for one, later in zip(alone, alone[1:], strict=False))
+
+# %% tags=["fold"]
+show_rounds(alone, "One stage: a tile is copied, then multiplied, then the next is copied")
+
+# %% [markdown]
+# While the tile is copied, this block's tensor cores are idle, and the other way round. Only other blocks on the same
+# SM can fill the gaps; registers leave room for three.
+#
+# ## Rung 6: warp specialisation
+#
+# **Idea: give the two halves of the step to different warps.** A **producer** warp does nothing but start TMA loads. A
+# **consumer** warpgroup does nothing but multiply. Between them lies a ring of four stages, and each stage has two
+# mbarriers: *full*, for which the consumer waits, and *empty*, for which the producer waits. Neither has to keep step
+# with the other; this division of labour is called warp specialisation.
+
+# %% tags=["hide-input"]
+from minllm.kernels.matmul import warp_specialized
+
+show_source(
+    warp_specialized.make_produce,
     part="produce",
     notes={
-        "stage = pipeline.producer_acquire(": "Wait until the consumers have freed this stage of the ring.",
-        "load_x(stage": "TMA loads a tile of x, and below it one of the weight. Nothing passes through this thread's registers.",
-        "state = pipeline.advance(state)": "Around the ring: stages are used again, and the state's phase tells the rounds apart.",
+        "pipeline.producer_acquire(": "Wait until the consumer has released this stage of the ring.",
+        "pipeline.producer_expect(": "As on rung 5; only now four tiles may be on their way.",
+        "pipeline.advance(state)": "Around the ring: the state's phase tells the rounds of a stage apart.",
     },
 )
 
 # %% tags=["hide-input"]
 show_source(
-    wgmma.make_consume,
+    warp_specialized.make_consume,
     part="consume",
     notes={
         "pipeline.consumer_wait(": "Wait until this stage's tiles have arrived.",
-        "wgmma.multiply(sums": "A warpgroup's product is started here; it runs on while the threads go on.",
+        "wgmma.wait(sums": "Until the tensor cores have read the tiles...",
+        "pipeline.consumer_release(": "...which the producer may then overwrite.",
+    },
+)
+
+# %%
+ring = rounds(warp_specialized.matmul_warp_specialized)
+ahead = max(sum(one.issued <= moment < one.done for one in ring) for moment in range(ring[-1].done))
+print(f"up to {ahead} stages hold a tile, or wait for one, at the same time")
+assert ahead == warp_specialized.STAGES
+
+# %% tags=["fold"]
+show_rounds(ring, "A ring of four stages: copied, full, in use, and copied again")
+
+# %% [markdown]
+# Predict before you read on. A tile of $64 \times 256$ outputs asks for a byte per 51 operations, which you saw above
+# in the counts. Rung 4 with its $128 \times 256$ asks for one per 85.
+#
+# - At the speed of the best product measured, how many TB/s of tiles would rung 5 or 6 load? HBM delivers about 4.
+# - What percentage of that speed do you expect of each of the two rungs?
+
+# %%
+hopper_guess = Prediction(tile_tb_s=5, warpgroup_percent=20, warp_specialized_percent=60)
+hopper_guess.against(tile_tb_s=tflops * (64 + 256) / (64 * 256))
+
+# %% [markdown]
+# Nearly four times what HBM delivers. Blocks that run at the same time share tiles, so most of it comes from L2, the
+# cache between the SMs and HBM. But that cache has a limit, too. So rung 6 may hide the latency of every load and still
+# miss the roof: the staircase below says what was measured.
+#
+# ## Rung 7: everything at once
+#
+# **Idea: fewer bytes, and no pauses between tiles.** The engine's kernel keeps rung 6's division of labour and adds
+# four things:
+#
+# - **more reuse**: two consumers share a tile of weight, 128 rows of $x$ per block; two blocks form a *cluster* and
+#   load half of that tile each, for both (multicast);
+# - **one product in flight**: a consumer starts a step's wgmma *before* it waits for that of the step before, so the
+#   tensor cores have work while a stage is released;
+# - **a persistent kernel**: as many blocks as SMs, each with one tile of outputs after another. The producer loads the
+#   next tile's first steps while the consumers still store this one;
+# - **an epilogue by TMA**: sums go through shared memory, and leave in whole rows while the next tile is multiplied.
+#   Bias, residual or SwiGLU's gate are applied on the way.
+
+# %% tags=["hide-input"]
+from minllm.kernels.matmul.wgmma import wgmma
+
+show_source(
+    wgmma.make_consume,
+    part="consume",
+    notes={
+        "while number <": "One tile of outputs after another: the kernel is persistent.",
+        "wgmma.multiply(sums": "A step's product is started here; it runs on while the threads go on.",
         "wgmma_wait_group_1": "Let one product be in flight, and no more: those before it are complete.",
-        "pipeline.consumer_release(": "So the stage before is free to be filled again.",
+        "pipeline.consumer_release(": "So the stage before is free to be filled again, in both blocks of a cluster.",
         "epilogue.store(": "Sums go from registers to shared memory, and out by TMA.",
     },
 )
@@ -396,28 +513,10 @@ show_source(
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 
 with tracing() as traces:
-    large_x, large_weight = (rng.standard_normal((64, 512)).astype(ml_dtypes.bfloat16) for _ in range(2))  # K = 512
-    large_out = np.empty((64, 64), ml_dtypes.bfloat16)
-    wgmma.matmul_wgmma(large_x, large_weight, large_out, tiling=WgmmaTiling(1, 64, 3))
-assert np.allclose(
-    large_out.astype(np.float64), large_x.astype(np.float64) @ large_weight.astype(np.float64).T, atol=1.0
-)
+    out = np.empty((64, 256), ml_dtypes.bfloat16)  # [M, N]
+    wgmma.matmul_wgmma(tall, wide, out, tiling=WgmmaTiling(1, 64, 3))
+assert np.allclose(out.astype(np.float64), tall.astype(np.float64) @ wide.astype(np.float64).T, atol=1.0)
 print(f"{traces[0].tensor_core_flops:,} operations, {traces[0].total.bytes:,} bytes")
-
-# %% tags=["fold"]
-spans = []
-for one in traces[0].stages:
-    spans += [
-        Span(f"stage {one.stage}", one.issued, one.arrived, "copy"),
-        Span(f"stage {one.stage}", one.arrived, one.used, "full", colour=2),
-        Span(f"stage {one.stage}", one.used, one.done, "used", colour=1),
-    ]
-timeline(
-    spans,
-    "",
-    "A ring of three stages: copied, full, in use, and free again",
-    caption="Order of events in one block, from the simulator. It has no clock: widths are not times.",
-)
 
 # %% [markdown]
 # ## The staircase
@@ -428,7 +527,7 @@ timeline(
 from minllm.course import recorded
 
 rows = recorded("matmul", "2048x2048x2048, bfloat16")
-order = ["naive", "tiled", "vectorized", "tensor_core", "wgmma"]
+order = ["naive", "tiled", "vectorized", "tensor_core", "warpgroup", "warp_specialized", "wgmma"]
 rows.sort(key=lambda row: order.index(row.variant) if row.variant in order else len(order))
 steps = [Bar(row.variant, row.value, f"{100 * row.value / tflops:.2g} %") for row in rows]
 peer = max((row for row in rows if row.peer_value), key=lambda row: row.peer_value)
@@ -444,6 +543,7 @@ bars(
 
 # %%
 speeds = {row.variant: row.value for row in rows}
+print("no recorded row yet:", ", ".join(name for name in order if name not in speeds) or "none is missing")
 assert speeds["naive"] < speeds["tiled"] < speeds["tensor_core"]
 assert speeds["naive"] / counted["naive"].arithmetic_intensity > tb_s  # TB/s in sectors
 guess.against(
@@ -453,7 +553,15 @@ guess.against(
     percent_of_the_limit=100 * speeds["naive"] / tflops,
 )
 
+# %%
+hopper_rungs = [name for name in ("warpgroup", "warp_specialized") if name in speeds]
+percentages = {f"{name}_percent": 100 * speeds[name] / tflops for name in hopper_rungs}
+hopper_guess.against(**percentages) if percentages else "rungs 5 and 6: nothing to compare yet"
+
 # %% [markdown]
+# A rung without a recorded row has no bar above, and cannot be compared. On a GPU of compute capability 9.0 a cell
+# below measures all of them.
+#
 # ## Measured against predicted
 #
 # The operations for each byte that a rung's blocks ask for, and what it reached. Where no cache helps, a kernel cannot
@@ -463,7 +571,8 @@ guess.against(
 from minllm.course import Dot, roofline
 
 # Operations for each byte that a block asks for: tile_m tile_n / (tile_m + tile_n) with 2-byte numbers.
-intensities = {"naive": 0.5, "tiled": 64, "vectorized": 64, "tensor_core": 128 * 256 / (128 + 256)}
+small = 64 * 256 / (64 + 256)
+intensities = {"naive": 0.5, "tiled": 64, "vectorized": 64, "warpgroup": small, "warp_specialized": small}
 dots = [
     Dot(f"{row.variant}: {row.value:.3g}", intensities.get(row.variant, 128 * 256 / (128 + 256)), row.value)
     for row in rows
@@ -481,12 +590,12 @@ roofline(
 #   deliver. So caches answer most of it, and even they do not keep up.
 # - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary arithmetic
 #   units, and spends many of its instructions on moving numbers.
-# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that. From here
-#   on a block asks for a byte for every 85 operations. If memory had to answer all of it, some 360 TFLOP/s would be the
-#   end. It need not: blocks that run at the same time want the same tiles, and the second-level cache has them. So a
-#   dot of these rungs may stand above the slope.
+# - **tensor cores** are what makes the roof so high. On ordinary units it would be less than a tenth of that. A block
+#   of `tensor_core` or `wgmma` asks for a byte per 85 operations. If HBM had to answer all of it, some 360 TFLOP/s
+#   would be the end. It need not: blocks that run at the same time want the same tiles, and L2 has them. So a dot of
+#   these rungs may stand above the slope.
 # - What else keeps them from the flat roof cannot be read off this chart. The suspect is waiting, for a copy, a
-#   barrier, an address. Rung 5 is built to wait less.
+#   barrier, an address. Rungs 5 to 7 are built to wait less.
 #
 # Note what the simulator can and cannot say. It counted bytes, sectors and conflicts, and
 # [its counts are those of the hardware](../docs/simulator.md). But it did not know which of them would cost time. For that
@@ -541,8 +650,8 @@ show_case("last_tile")
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# Everything above had 2,048 tokens. When a model writes, it has one. The product is then a matrix times a vector:
-# every weight is used once, no tile can help, and the limit is the speed of memory.
+# Everything above had 2,048 tokens. When a model writes, it has one. The product is then a matrix times a vector
+# (GEMV): every weight is used once, no tile can help, and the limit is the speed of memory.
 
 # %%
 for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336"):

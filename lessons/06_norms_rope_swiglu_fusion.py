@@ -564,10 +564,11 @@ assert speeds["rms_norm"].of_limit > 0.8 and speeds["silu_and_multiply"].of_limi
 
 # %% [markdown]
 # The norm and the gate are about as fast as a copy. There is nothing left to gain in them but to have fewer of them.
-# Where a bar is far below a copy, bytes are not what holds it up: too few of them are on their way at a time. The
-# RoPE kernel that you have read asks for 2 bytes at a time. In [the same file](../minllm/kernels/rope/rotate.py) stands a
-# second one for heads of the usual sizes, which asks for 16. And the engine launches neither: in the fused kernel
-# the turn comes along with bytes that have to move anyway.
+# Where a bar is far below a copy, bytes are not what holds it up: too few of them are on their way at a time. The RoPE
+# kernel that you have read asks for 2 bytes at a time. In [the same file](../minllm/kernels/rope/rotate.py) stands a
+# second one for heads of the usual sizes, which asks for 16. And the engine launches neither: in the fused kernel the
+# turn comes along with bytes that have to move anyway. Where a GEMM computes those bytes, such a last step is called
+# its epilogue: bias and SwiGLU's gate can be part of it, too.
 #
 # On a machine with a GPU, this cell measures yours. The addition is the plain kernel from above, a number a thread, so
 # apart loses more than bytes:

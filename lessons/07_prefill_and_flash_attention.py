@@ -384,8 +384,8 @@ assert speeds["flash_attention_1"] < speeds["materialized"] < speeds["flash_atte
 assert {row.variant: row.value for row in long}["flash_attention_2"] > 2 * speeds["flash_attention_2"]
 
 # %% [markdown]
-# - **FlashAttention-1** came out behind the three kernels that it was to replace, as the bytes said. It has one block a
-#   head, 32 of them, on a machine of 132 multiprocessors, and it multiplies on ordinary units.
+# - **FlashAttention-1** came out behind the three kernels that it was to replace, as the bytes said. It has one block
+#   per head, 32 of them, on a machine of 132 SMs (streaming multiprocessors), and it multiplies on ordinary units.
 # - **FlashAttention-2** is where the idea pays: states in registers, blocks enough, tensor cores.
 # - A short prompt has too few tiles to fill the machine. The longer prompts reach more than twice as much.
 # - Even so, FlashAttention-2 leaves most of what the tensor cores could do.
@@ -446,7 +446,7 @@ else:
 # %% [markdown]
 # ## What Hopper adds
 #
-# What keeps FlashAttention-2 from the roof? Count cycles. A multiprocessor of an H100 or H200 does 4,096 operations a
+# What keeps FlashAttention-2 from the roof? Count cycles. An SM of an H100 or H200 does 4,096 operations a
 # cycle in its tensor cores (bfloat16), and 16 exponentials in its special function units. For a tile of 64 queries
 # and 128 keys, head_dim 128:
 
@@ -464,11 +464,11 @@ assert cycles["exponentials"] == cycles["S = Q Kᵀ"]
 # %% [markdown]
 # The exponentials take as long as either product, though they are a 512th of the operations. Tensor cores became faster
 # from one generation to the next, and special function units did not. If a warp multiplies, then exponentiates, then
-# multiplies, the tensor cores rest for a third of the time.
+# multiplies, the tensor cores are idle for a third of the time.
 #
 # FlashAttention-3 (2024) uses four things that Hopper brought, or made worthwhile:
 #
-# - **TMA**, the tensor memory accelerator: one thread asks for a whole tile, and the copy engine fetches it, swizzles it,
+# - **TMA**, the tensor memory accelerator: one thread starts the load of a whole tile, and TMA copies it, swizzles it,
 #   and reports to an mbarrier in shared memory. No thread computes addresses any more;
 # - **wgmma**: a group of four warps multiplies 64 rows at once, with operands straight out of shared memory, and
 #   *asynchronously*: the warps go on while the tensor cores work;

@@ -197,7 +197,8 @@ curves(
     "Time for the next token, the shape of an 8B model",
     log_x=True,
     log_y=True,
-    caption=f"Without a cache each token costs what the first one does, the whole text; {rows[0].label}.",
+    caption="Time to first token (TTFT) and time per output token (TPOT). Without a cache both cost the whole text; "
+    f"{rows[0].label}.",
 )
 
 # %%

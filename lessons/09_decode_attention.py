@@ -33,7 +33,8 @@
 #
 # - How many bytes does the whole step read? And attention, in one layer?
 # - How many operations does attention do for each byte?
-# - If a block of threads takes a KV head with all its keys, how many of the H200's 132 multiprocessors work?
+# - If a block of threads takes a KV head with all its keys, how many of the H200's 132 SMs (streaming
+#   multiprocessors) work?
 
 # %%
 from minllm.course import Prediction
@@ -42,7 +43,7 @@ guess = Prediction(
     step_bytes=16e9,
     attention_bytes_a_layer=33e6,
     flops_a_byte=1,
-    multiprocessors=32,
+    busy_sms=32,
     limit="memory",
 )
 guess
@@ -82,7 +83,7 @@ assert attention.flops / attention.kv_bytes == 4
 
 # %% [markdown]
 # The machine would do close to 200 operations for each byte. So the time of a step is the time of its bytes, and a kernel
-# is good if memory never rests.
+# is good if HBM, the GPU's memory, is never idle.
 #
 # ## Bytes in flight
 #
@@ -96,9 +97,9 @@ from minllm.course import load_record
 
 ceilings = load_record()["ceilings"]
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
-MULTIPROCESSORS, LATENCY = 132, 0.8e-6  # of an H200; seconds, the round figure of gemv's docstring
+SMS, LATENCY = 132, 0.8e-6  # of an H200; seconds, the round figure of gemv's docstring
 needed = tb_s * 1e12 * LATENCY
-print(f"{needed / 1e6:.1f} MB in flight, {needed / MULTIPROCESSORS / 1e3:.0f} KB for each multiprocessor")
+print(f"{needed / 1e6:.1f} MB in flight, {needed / SMS / 1e3:.0f} KB for each SM")
 
 
 def reachable(bytes_in_flight):
@@ -111,10 +112,10 @@ from minllm.course import curves
 
 curves(
     {
-        "all 132 multiprocessors": [(kb, reachable(kb * 1e3 * 132)) for kb in range(1, 65)],
+        "all 132 SMs": [(kb, reachable(kb * 1e3 * 132)) for kb in range(1, 65)],
         "8 of them": [(kb, reachable(kb * 1e3 * 8)) for kb in range(1, 65)],
     },
-    "KB in flight on each multiprocessor",
+    "KB in flight on each SM",
     "TB/s",
     "What may be reached, by Little's law",
     caption="Computed with a latency of 0.8 µs and the measured copy of the H200. Keep the lower line in mind.",
@@ -165,8 +166,8 @@ assert traces[0].arrays["weight"].read.bytes == weight.nbytes
 
 tiling = gemv.choose_tiling(1, 28672, 4096)
 per_warp = tiling.rows * tiling.unroll * 32 * 16  # lanes, bytes a lane
-warps_needed = needed / MULTIPROCESSORS / per_warp
-print(f"a warp has {per_warp:,} bytes in flight: {warps_needed:.0f} warps a multiprocessor are enough, 64 fit")
+warps_needed = needed / SMS / per_warp
+print(f"a warp has {per_warp:,} bytes in flight: {warps_needed:.0f} warps per SM are enough, 64 fit")
 assert warps_needed < 32
 
 # %% tags=["fold"]
@@ -221,7 +222,7 @@ from minllm.kernels.attention.split_kv import choice as split_choice
 block_bytes = 2 * 4 * 128 * 16  # K and V, 4 keys a lane, 128 threads, 16 bytes each: split_kv, below
 for batch in (1, 16, 64):
     blocks = batch * config.num_key_value_heads
-    slots = split_choice.BLOCKS_PER_SM * MULTIPROCESSORS
+    slots = split_choice.BLOCKS_PER_SM * SMS
     resident = min(blocks, slots)
     print(
         f"batch {batch:2}: {blocks:3} blocks for {slots} places, "
@@ -234,7 +235,7 @@ guess.against(
     step_bytes=step.bytes,
     attention_bytes_a_layer=layer_bytes,
     flops_a_byte=attention.flops / attention.kv_bytes,
-    multiprocessors=config.num_key_value_heads,
+    busy_sms=config.num_key_value_heads,
     limit="memory",
 )
 
@@ -244,7 +245,8 @@ guess.against(
 # ## Flash-Decoding: split the context
 #
 # The way out is to give the keys of a head to many blocks. Each computes attention over its share alone, and leaves the
-# state of lesson 7: the largest score $m$, the sum $l$, and the output $o$ that is not divided yet. Then somebody merges.
+# state of lesson 7: the largest score $m$, the sum $l$, and the output $o$ that is not divided yet. Then the states are
+# merged. A GEMM that divides the dimension it sums over among blocks in this way is called split-K.
 #
 # ```mermaid
 # flowchart LR
@@ -443,7 +445,7 @@ curves(
     "One sequence: more splits are better, up to 49 that fill the machine",
     log_x=True,
     log_y=True,
-    caption="Computed: 8 KV heads, 132 multiprocessors with 3 blocks each. Copies and merging are left out.",
+    caption="Computed: 8 KV heads, 132 SMs with 3 blocks each. Copies and merging are left out.",
 )
 
 # %% [markdown]
@@ -505,12 +507,13 @@ curves(
 
 # %%
 for batch, length in ((1, 1024), (1, 8192), (16, 1024), (64, 1024)):
-    chosen = split_choice.choose_splits(batch, 8, 4, length)
+    chosen = split_choice.choose_splits(batch, 8, 4, length, SMS)
     print(
         f"{batch:2} sequences of {length:5,}: {chosen:2} splits, {8 * batch * chosen:3} blocks, "
         f"{times_the_ideal(8 * batch, chosen):.2f} times the ideal"
     )
-assert split_choice.choose_splits(16, 8, 4, 1024) == 3 and times_the_ideal(128, 4) > 1.4 * times_the_ideal(128, 3)
+chosen = split_choice.choose_splits(16, 8, 4, 1024, SMS)
+assert chosen == 3 and times_the_ideal(128, 4) > 1.4 * times_the_ideal(128, 3)
 
 # %% [markdown]
 # The kernel's rule is: the fewest splits that come within 15 % of the best use of the places, and no more than fill them
@@ -530,7 +533,7 @@ if has_gpu():
     from minllm.course import kernel_seconds, machine_line, sets_of_arrays
     from minllm.errors import MinLLMError
     from minllm.kernels.attention import VARIANTS
-    from minllm.kernels.attention.common.arguments import make_workspace
+    from minllm.kernels.attention.common.workspace import make_workspace
     from minllm.ops.cuda_ops import CudaOps
 
     place, length = CudaOps(), 8192
@@ -586,7 +589,7 @@ show_source(
 # %% [markdown]
 # Half of the columns stay empty with a group of 4. It does not matter: operations are cheap here, what counts is that few
 # instructions stand between two loads. Every warp has a ring of tiles in shared memory which `cp.async` fills, as
-# in lesson 5; 100 KB and more are on their way on each multiprocessor, where Little's law asks for 26.
+# in lesson 5; 100 KB and more are on their way on each SM, where Little's law asks for 26.
 #
 # **Fair shares.** The tiles of all sequences and heads are laid on one line, and the line is cut into equal runs, one for
 # each block. Here are four contexts of very different lengths, two KV heads, and eight blocks:

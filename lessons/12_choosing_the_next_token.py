@@ -697,9 +697,9 @@ guess.against(
 # **Greedy, one row.** The floor is far below what a kernel takes to start and end, and greedy is two kernels. It is
 # limited by launches, not by memory. With 64 rows there is work enough, and bytes begin to count.
 #
-# **Top-p, one row.** The draw is spread over 32 blocks, but the selection is done by *one block for each row*, since its
-# threads share a histogram. One block runs on one multiprocessor. All others stand idle. That is why 64 rows, on 64
-# of them, take hardly longer than one:
+# **Top-p, one row.** The draw is spread over 32 blocks, but the selection is done by *one block for each row*, since
+# its threads share a histogram. One block runs on one SM (streaming multiprocessor). All others stand idle. That is why
+# 64 rows, on 64 of them, take hardly longer than one:
 
 # %%
 from minllm.machine.hardware import gpu_named
@@ -710,7 +710,7 @@ selection_us = one_row["top_p"].value - one_row["temperature"].value  # what top
 a_block = 4 * one_pass / selection_us / 1e6  # TB/s
 print(f"64 rows take {more:.2f} times as long as one")
 print(
-    f"the block of a row moves {1e3 * a_block:.0f} GB/s; a copy's share of each multiprocessor is "
+    f"the block of a row moves {1e3 * a_block:.0f} GB/s; a copy's share of each SM is "
     f"{1e3 * tb_s / h200.multiprocessors:.0f} GB/s"
 )
 assert more < 2 and a_block < tb_s / h200.multiprocessors

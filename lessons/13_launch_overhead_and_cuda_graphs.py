@@ -14,7 +14,7 @@
 # # 13. Launch overhead, CUDA graphs, programmatic dependent launch
 #
 # One token of a small model is a hundred kernels, most of them over in a few microseconds. To ask for a kernel takes
-# the host some microseconds, too, and between two kernels the GPU rests. In this lesson you count the launches of a
+# the host some microseconds, too, and between two kernels the GPU is idle. In this lesson you count the launches of a
 # step and what they cost, take the host out of the loop, and then make the gaps between kernels smaller.
 #
 # **What you will be able to do**
@@ -278,8 +278,9 @@ for name in dict.fromkeys(names):
     print(f"{names.count(name):4} {name}")
 
 # %% [markdown]
-# Now hold the host against the GPU. What a decode step takes at least, lesson 4 has told: all weights and the cache,
-# once, at the speed of a copy. For the host, take every launch to cost what that of `rms_norm` does.
+# Now hold the host against the GPU. Lesson 4 gave the lower bound of a decode step, and so of the time per output token
+# (TPOT): all weights and the cache, once, at the speed of a copy. For the host, take every launch to cost what that of
+# `rms_norm` does.
 
 # %%
 from minllm import costs
@@ -638,7 +639,7 @@ timeline(
 # Programmatic dependent launch, from compute capability 9.0 on, lets the two overlap. It takes two instructions:
 #
 # - `griddepcontrol.launch_dependents`: the next kernel may be set up. Once all blocks have said so or ended, its blocks
-#   take whatever room is free on the multiprocessors.
+#   take whatever room is free on the SMs (streaming multiprocessors).
 # - `griddepcontrol.wait`: wait until all that was launched before has ended, and its writes are visible.
 #
 # Launch early, wait late. Here the kernels say the first in their first line, and what comes before the wait is free.

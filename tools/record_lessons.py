@@ -38,7 +38,7 @@ from minllm.course.copies import copy
 from minllm.engine.llm import LLM
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.matmul.gemv.gemv import matmul_gemv
 from minllm.models.shapes import SHAPES
 from minllm.ops.cuda_ops import CudaOps

@@ -33,7 +33,8 @@ from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.loading import model_directory
 from minllm.engine.scoring import Scorer, windows
-from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS, TOKEN_GROUP
+from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.machine import driver
 
@@ -159,7 +160,15 @@ def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) ->
             continue
         excess = 100 * (one.perplexity / plain.perplexity - 1)
         found += [
-            Row(BENCHMARK, f"{case}, perplexity", variant, round(one.perplexity, 4), "a token", peer, round(plain.perplexity, 4)),
+            Row(
+                BENCHMARK,
+                f"{case}, perplexity",
+                variant,
+                value=round(one.perplexity, 4),
+                unit="a token",
+                peer=peer,
+                peer_value=round(plain.perplexity, 4),
+            ),
             Row(BENCHMARK, f"{case}, perplexity above the plain cache's", variant, round(excess, 4), "%"),
             Row(BENCHMARK, f"{case}, logit error", variant, round(100 * one.logit_error, 4), "%"),
             Row(BENCHMARK, f"{case}, same likeliest token", variant, round(100 * one.same_top, 2), "%"),

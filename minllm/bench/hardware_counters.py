@@ -120,7 +120,9 @@ def compared(launches, hardware):
                 continue
             ratio = 1.0 if value == simulator else simulator / value if value else float("inf")
             agrees = abs(simulator - value) <= ALLOWED * value
-            rows.append(Row(case, name, count, simulator, value, ratio if math.isfinite(ratio) else None, agrees))
+            rows.append(
+                Row(case, name, count, simulator=simulator, hardware=value, ratio=ratio if math.isfinite(ratio) else None, agrees=agrees)
+            )
     return rows, by_launch
 
 

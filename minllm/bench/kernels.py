@@ -54,7 +54,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
             print(as_line(rows[-1]), file=out, flush=True)
             if json_file is not None and str(json_file) != "-":  # after every row, so that an interrupt loses nothing
                 write_json(json_file, record_of(device.name, ceilings, rows))
-        except Exception as error:  # of any kind: the other rows are still useful
+        except Exception as error:  # any kind: the other rows are still useful
             failed += 1
             print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         gc.collect()  # frees the case's arrays and graphs, gigabytes
@@ -119,7 +119,8 @@ class KernelBench:
             return case.row(seconds, error, self.ceilings)
         fastest = min(range(len(peers)), key=of_peers.__getitem__)
         name, peer, _ = peers[fastest]
-        return case.row(seconds, error, self.ceilings, f"torch {name}", of_peers[fastest], prepared.error(peer.result()))
+        compared = dict(peer=f"torch {name}", peer_seconds=of_peers[fastest], peer_error=prepared.error(peer.result()))
+        return case.row(seconds, error, self.ceilings, **compared)
 
     def _peer(self, name: str, prepared: Prepared) -> tuple[str, Any, Clock] | None:
         """(name, torch_peers.Peer, its clock), or None if the peer does not support this case."""

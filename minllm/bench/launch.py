@@ -76,7 +76,7 @@ def rows(ops: Any) -> Iterator[Row]:
             yield row(case, way, host_seconds(graph.launch, ops.core_stream) / GRAPH_NODES)
     x, residual, out = (ops.empty((16, 2048), np.float16) for _ in range(3))
     weight = ops.empty((2048,), np.float16)
-    seconds = host_seconds(lambda: rms_norm(x, weight, out, 1e-5, residual, ops.stream), ops.core_stream)
+    seconds = host_seconds(lambda: rms_norm(x, weight, out, epsilon=1e-5, residual=residual, stream=ops.stream), ops.core_stream)
     yield row("rms_norm", "minllm, with checks", seconds)
 
 
@@ -94,7 +94,7 @@ def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: 
     types, values = zip(*map(parameter, (*arrays, *scalars)), strict=True)
     table = write_parameters(values)
     plain_function, dependent_function = (one.kernel.loaded[types].function for one in (ours, dependent))
-    configuration = driver_configuration((GRID, 1, 1), (BLOCK, 1, 1), 0, ops.stream, None, True)
+    configuration = driver_configuration((GRID, 1, 1), (BLOCK, 1, 1), 0, stream=ops.stream, cluster=None, dependent_launch=True)
     yield "driver", lambda: driver.cuLaunchKernel(plain_function, GRID, 1, 1, BLOCK, 1, 1, 0, ops.stream, table, 0)
     yield "driver, dependent", lambda: driver.cuLaunchKernelEx(configuration, dependent_function, table, 0)
     yield "minllm", lambda: ours(*arrays, *scalars)

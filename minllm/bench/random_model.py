@@ -50,7 +50,7 @@ class RandomModel:
 
     def decode_graph(self, batch: Batch, sampling: SamplingTensors, limits: np.ndarray, machine) -> DecodeGraph:
         """The engine's own decode step for these arrays."""
-        return DecodeGraph(self.ops, self.model, self.cache, batch, sampling, limits, machine)
+        return DecodeGraph(self.ops, self.model, self.cache, batch=batch, sampling=sampling, limits=limits, machine=machine)
 
     def prompt(self, tokens: int) -> Batch:
         """One prompt of `tokens` random tokens, on the device, with logits for the last."""

@@ -45,7 +45,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def tensor_core_tile() -> None:
     """One block of the tensor-core GEMM."""
-    tiling = tensor_core.TensorCoreTiling(128, 128, 32, 2, 2, 4)
+    tiling = tensor_core.TensorCoreTiling(128, 128, 32, warps_m=2, warps_n=2, stages=4)
     tensor_core.matmul_tensor_core(normal(0, 128, 128), normal(1, 128, 128), np.empty((128, 128), BFLOAT16), tiling=tiling)
 
 

@@ -30,7 +30,7 @@ from minllm.models.shapes import SHAPES
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured by default
-ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # of a decode step; each replay sees one token more than the previous one
+ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # decode steps; each replay sees one token more than the previous one
 PREFILLS = 7
 LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 
@@ -60,7 +60,9 @@ def run(
     ops, clock, rows = CudaOps(), CudaClock(), []
     for name in models or MODELS:
         for batch in batches or (1,):
-            bench = StepBench(name, ops, clock, batch, max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings)
+            bench = StepBench(
+                name, ops, clock, batch=batch, tokens=max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings=ceilings
+            )
             found = bench.decode_rows(context, parts)
             found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
             for row in found:

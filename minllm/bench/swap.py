@@ -118,7 +118,10 @@ def prefill_of(engine, tokens: int) -> Callable[[], None]:
     prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
     engine.cache_policy.reserve("recomputed", prompt)
     tables, most = [engine.cache_policy.table("recomputed")], engine.runner.max_num_batched_tokens
-    batches = [to_backend(chunk.batch, engine.ops) for chunk in prefill_chunks([prompt], tables, engine.cache.block_size, most, [0], [0])]
+    batches = [
+        to_backend(chunk.batch, engine.ops)
+        for chunk in prefill_chunks([prompt], tables, engine.cache.block_size, max_num_batched_tokens=most, cached=[0], served_by=[0])
+    ]
 
     def compute():
         for batch in batches:

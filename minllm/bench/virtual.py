@@ -26,7 +26,7 @@ from minllm.bench.timing import CudaClock, medians_in_turn
 from minllm.cache.kv_cache import CacheShape
 from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.cache.virtual.policy import VirtualPolicy
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache

@@ -12,7 +12,7 @@ rule is in kernels/attention/residual_window/reference.py.
 from dataclasses import dataclass
 
 from minllm.kernels.attention.residual_window.reference import ring_blocks
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 Source: Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.2.
 """
 
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 
 def ring_tokens(residual_window: int) -> int:

@@ -88,7 +88,7 @@ class CudaGraphRunner(ModelRunner):
             self._machine.read_later(logits, reader.logits)
         event = self._machine.read_later(tokens, reader.tokens)  # the last copy: its event covers both
         rows = np.searchsorted(self._decode_rows, self._active)
-        reader.pending = PendingStep(event, reader, self._top, rows, self._active, len(self._sequences))
+        reader.pending = PendingStep(event, reader, self._top, rows=rows, places=self._active, total=len(self._sequences))
         return reader.pending
 
     def retire(self, rows: Many[int]) -> None:
@@ -116,14 +116,18 @@ class CudaGraphRunner(ModelRunner):
         rows = self._decode_rows = self._active
         tables = self._block_tables[rows]
         window = self.cache.shape.residual_window
-        batch = decode_batch(self._token_ids[rows], self._positions[rows], tables, self.cache.block_size, rows, window)
+        batch = decode_batch(
+            self._token_ids[rows], self._positions[rows], tables, block_size=self.cache.block_size, rings=rows, residual_window=window
+        )
         batch.max_context_len = tables.shape[1] * self.cache.block_size
         reserved = [self._sequences[row].num_reserved_tokens for row in rows]
         limits = np.minimum(reserved, self.max_model_len).astype(np.int32)
         key = graph_key(batch, self._sampling, self._top is not None)
         graph = self._graphs.pop(key, None)
         if graph is None:
-            graph = DecodeGraph(self.ops, self.model, self.cache, batch, self._sampling, limits, self._machine)
+            graph = DecodeGraph(
+                self.ops, self.model, self.cache, batch=batch, sampling=self._sampling, limits=limits, machine=self._machine
+            )
             shape = len(rows), self.model.config.vocab_size, self._top is not None
             graph.readers.extend(Reader(self._machine, *shape) for _ in range(self.steps_ahead + 2))
         else:

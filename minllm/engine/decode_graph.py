@@ -124,7 +124,10 @@ class DecodeGraph:
         logits = forward(self.ops, self.model, batch, self.cache.layers)  # [B, vocab]
         tokens = self.ops.sample(logits, self.sampling)  # [B]
         moved = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens)
-        advance(tokens, *moved, batch.block_tables, self.limits, self.sampling, self.cache.block_size, self.ops.stream)
+        advance(
+            tokens, *moved, block_tables=batch.block_tables, limits=self.limits, sampling=self.sampling, block_size=self.cache.block_size,
+            stream=self.ops.stream,
+        )  # fmt: skip
         if batch.recent:
             recent, window = batch.recent, self.cache.shape.residual_window
             arrays = (recent.rings, recent.slot_mapping, recent.context_lens, recent.block_tables)

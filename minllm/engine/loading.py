@@ -99,14 +99,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     model = load_model(directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = cache_budget(device, ops, config, options)
-    cache, policy = _make_cache(device, ops, options, shape, budget, wanted_len)
+    cache, policy = _make_cache(device, ops, options, shape=shape, budget=budget, wanted_len=wanted_len)
     max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
-    runner = _make_runner(device, ops, model, cache, options, max_model_len)
+    runner = _make_runner(device, ops, model, cache=cache, options=options, max_model_len=max_model_len)
     eos_token_ids = _eos_token_ids(generation_config, config)
     return Engine(
-        directory, device, ops, model, tokenizer, generation_config, eos_token_ids, max_model_len, cache, policy, runner,
+        directory, device, ops, model=model, tokenizer=tokenizer, generation_config=generation_config, eos_token_ids=eos_token_ids,
+        max_model_len=max_model_len, cache=cache, cache_policy=policy, runner=runner,
     )  # fmt: skip
 
 
@@ -130,7 +131,9 @@ def _make_virtual_cache(
     if device == "cpu":
         from minllm.runtime.host_pages import MOST_ADDRESSES, HostPages
 
-        cache = virtual_cache_that_fits(HostPages(), shape, budget, options.max_num_seqs, wanted_len, MOST_ADDRESSES)
+        cache = virtual_cache_that_fits(
+            HostPages(), shape, budget, max_num_seqs=options.max_num_seqs, max_model_len=wanted_len, most_addresses=MOST_ADDRESSES
+        )
     else:
         from minllm.runtime.cuda_pages import CudaPages
 

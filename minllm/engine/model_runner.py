@@ -83,7 +83,15 @@ class ModelRunner:
         row_of = {s.request_id: row for row, s in enumerate(self._sequences)}
         served_by = [row_of[(s.forked_from or s).request_id] for s in self._sequences]
         window = self.cache.shape.residual_window
-        for chunk in prefill_chunks(prompts, tables, self.cache.block_size, self.max_num_batched_tokens, cached, served_by, window):
+        for chunk in prefill_chunks(
+            prompts,
+            tables,
+            self.cache.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            cached=cached,
+            served_by=served_by,
+            residual_window=window,
+        ):
             logits = forward(self.ops, self.model, to_backend(chunk.batch, self.ops), self.cache.layers)
             if chunk.completed:
                 sampling = rows_of(self._sampling, np.array(chunk.completed))

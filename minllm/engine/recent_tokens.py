@@ -9,7 +9,7 @@ import numpy as np
 
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 from minllm.kernels.kv.move_window import window_of_rows
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.ops.protocol import RecentTokens
 
 

@@ -1,5 +1,7 @@
 """Checks that launchers make of their arrays: rank, sizes by axis name, dtype, contiguity."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 
@@ -7,6 +9,12 @@ from minllm.runtime.kernel import check
 
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 INDEX_DTYPES = (np.dtype(np.int32),)
+
+
+@functools.cache
+def dtype_name(dtype):
+    """str(dtype): NumPy computes it anew at every call, which takes 5 microseconds; launchers need it many times."""
+    return str(dtype)
 
 
 def check_array(name, array, dtypes, /, gaps=False, **axes):
@@ -30,6 +38,22 @@ def check_array(name, array, dtypes, /, gaps=False, **axes):
 def is_contiguous(array):
     """Whether a NumPy array or DeviceArray is C-contiguous."""
     return array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous
+
+
+def check_layout(name, cache):
+    """Raise KernelArgumentError unless a cache's tokens are contiguous each and lie at equal distances (kv/layout.py)."""
+    if is_contiguous(cache):
+        return
+    (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
+    itemsize = cache.dtype.itemsize
+    row_bytes = kv_heads * head_dim * itemsize
+    whole = (head_dim == 1 or strides[3] == itemsize) and (kv_heads == 1 or strides[2] == head_dim * itemsize)
+    even = strides[1] >= row_bytes and strides[1] % itemsize == 0 and (num_blocks == 1 or strides[0] == block_size * strides[1])
+    check(
+        whole and even,
+        f"{name} {list(cache.shape)} has strides {cache.strides} (bytes): the {row_bytes} bytes of a token must lie side by side, "
+        "and tokens at equal distances, also from one block to the next",
+    )
 
 
 def ceil_div(a, b):

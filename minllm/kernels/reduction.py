@@ -1,19 +1,8 @@
-"""Sums over a warp and over a block, by shuffles (CUDA C++ Programming Guide, "Warp Shuffle Functions")."""
+"""Sums over a block: over its warps by shuffles, then over their sums through shared memory."""
 
 from numba import cuda, float32
 
-from minllm.kernels.warp import ALL_LANES
-
-
-@cuda.jit(device=True)
-def warp_sum(value):
-    """The sum of `value` over the warp's 32 lanes, in every lane: five exchanges with partners 16, 8, 4, 2 and 1 lanes away."""
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 16)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
-    return value
+from minllm.tiles.warp import warp_sum
 
 
 @cuda.jit(device=True)

@@ -49,7 +49,7 @@ def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
     return "\ufffd" * (error.end - error.start), error.end
 
 
-codecs.register_error("minllm_replace_each_byte", _replace_each_byte)  # as SentencePiece does; byte-level BPE marks a whole broken run
+codecs.register_error("minllm_replace_each_byte", _replace_each_byte)  # SentencePiece replaces each byte; byte-level BPE a whole broken run
 
 
 class IncrementalDecoder:

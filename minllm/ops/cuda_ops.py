@@ -20,7 +20,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.choice import choose, choose_quantized
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up
@@ -104,14 +104,14 @@ class CudaOps(ComposedOps):
         """Rows of the embedding, plus those of the positions: [T, hidden]."""
         out = self.empty((batch.token_ids.shape[0], embedding.shape[1]), self.dtype)
         positions = None if position_embedding is None else batch.positions
-        look_up(batch.token_ids, embedding, out, positions, position_embedding, self.stream)
+        look_up(batch.token_ids, embedding, out, positions=positions, position_embedding=position_embedding, stream=self.stream)
         return out
 
     def add_norm(self, x: Any, residual: Any, norm: NormWeights) -> tuple[Any, Any]:
         """(normalised, residual) of x + residual: [T, hidden] both; a residual that is given is overwritten."""
         out = self.empty(x.shape, self.dtype)
         if norm.kind == "layer_norm":
-            layer_norm(x, norm.weight, norm.bias, out, norm.epsilon, residual, self.stream)
+            layer_norm(x, norm.weight, norm.bias, out=out, epsilon=norm.epsilon, residual=residual, stream=self.stream)
         else:
             self._launcher("rms_norm", rms_norm)(x, norm.weight, out, norm.epsilon, residual, self.stream)
         return out, x if residual is None else residual
@@ -134,8 +134,9 @@ class CudaOps(ComposedOps):
 
         def write(key_cache, value_cache, slot_mapping, recent):
             qkv_rope_append(
-                qkv, batch.positions, slot_mapping, key_cache, value_cache, query,
-                cos_sin, config.interleaved, config.q_norm, config.k_norm, config.epsilon, recent, self.stream,
+                qkv, batch.positions, slot_mapping, key_cache=key_cache, value_cache=value_cache, query=query, cos_sin=cos_sin,
+                interleaved=config.interleaved, q_norm=config.q_norm, k_norm=config.k_norm, epsilon=config.epsilon, recent=recent,
+                stream=self.stream,
             )  # fmt: skip
             return query
 
@@ -150,8 +151,9 @@ class CudaOps(ComposedOps):
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Codes of the groups of recent tokens that the batch has completed."""
         quantize_groups(
-            *layer_cache.recent.of(batch), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
-            batch.recent.context_lens, batch.recent.block_tables, batch.max_query_len, self.stream,
+            *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
+            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
+            recent_tables=batch.recent.block_tables, max_query_len=batch.max_query_len, stream=self.stream,
         )  # fmt: skip
 
     def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
@@ -185,9 +187,10 @@ class CudaOps(ComposedOps):
         workspace = make_workspace(residual_window.workspace_shapes(*sizes), self.empty, self._counts)
         out = self.empty(query.shape, self.dtype)
         residual_window.attention(
-            query, layer_cache.key, layer_cache.value, *recent_caches, out, batch.query_start, batch.context_lens, batch.block_tables,
-            *tables, attention_config.scale, layer_cache.recent.window, attention_config.sliding_window, batch.max_query_len, workspace,
-            self.stream,
+            query, layer_cache.key, layer_cache.value, *recent_caches, out=out, query_start=batch.query_start,
+            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=tables[0], recent_tables=tables[1],
+            scale=attention_config.scale, residual_window=layer_cache.recent.window, sliding_window=attention_config.sliding_window,
+            max_query_len=batch.max_query_len, workspace=workspace, stream=self.stream,
         )  # fmt: skip
         return out.reshape(query.shape[0], -1)
 
@@ -281,7 +284,7 @@ class CudaOps(ComposedOps):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
-        if rows.shape[0] != x.shape[0]:  # as many rows as tokens are all of them
+        if rows.shape[0] != x.shape[0]:  # otherwise every row is wanted
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))

@@ -88,8 +88,9 @@ class NumpyOps(ComposedOps):
 
         def write(key_cache, value_cache, slot_mapping, recent):
             return qkv_rope_append_reference(
-                qkv, batch.positions, slot_mapping, key_cache, value_cache, config.heads, config.kv_heads,
-                cos_sin, config.interleaved, config.q_norm, config.k_norm, config.epsilon, recent,
+                qkv, batch.positions, slot_mapping, key_cache=key_cache, value_cache=value_cache, heads=config.heads,
+                kv_heads=config.kv_heads, cos_sin=cos_sin, interleaved=config.interleaved, q_norm=config.q_norm, k_norm=config.k_norm,
+                epsilon=config.epsilon, recent=recent,
             )  # fmt: skip
 
         if layer_cache.recent is None:
@@ -103,8 +104,9 @@ class NumpyOps(ComposedOps):
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Codes of the groups of recent tokens that the batch has completed."""
         quantize_groups_reference(
-            *layer_cache.recent.of(batch), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
-            batch.recent.context_lens, batch.recent.block_tables,
+            *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
+            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
+            recent_tables=batch.recent.block_tables,
         )  # fmt: skip
 
     def copy_blocks_of_layers(self, caches: np.ndarray, copies: np.ndarray) -> None:

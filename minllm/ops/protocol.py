@@ -107,7 +107,7 @@ class AttentionConfig:
     interleaved: bool = False  # RoPE pairs neighbours (2i, 2i + 1) instead of the halves (i, i + head_dim / 2)
     q_norm: Array | None = None  # [head_dim] RMS norm over each head of q, in models that have it
     k_norm: Array | None = None  # [head_dim] the same for k
-    epsilon: float = 1e-6  # of these norms
+    epsilon: float = 1e-6  # added to the mean square before the root
 
 
 class Ops(Protocol):

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from minllm import costs
 from minllm.costs import Stage
-from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_GROUP
+from minllm.kernels.quantization.formats import CHANNEL_FORMATS
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.machine.hardware import gpu_named, read_measurements
 from minllm.models.config import ModelConfig
 from minllm.models.shapes import find_config

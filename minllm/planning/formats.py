@@ -8,17 +8,8 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
-from minllm.kernels.quantization.formats import (
-    ALIASES,
-    CHUNK_BITS,
-    CODE_BITS,
-    INT4_GROUP,
-    KV_FORMATS,
-    PAIR_BYTES,
-    TOKEN_GROUP,
-    default_window,
-    kv_format,
-)
+from minllm.kernels.quantization.formats import ALIASES, CHUNK_BITS, CODE_BITS, KV_FORMATS, PAIR_BYTES, default_window, kv_format
+from minllm.kernels.quantization.groups import INT4_GROUP, TOKEN_GROUP
 from minllm.machine.hardware import Gpu
 from minllm.weights.formats import SIXTEEN_BITS, WEIGHT_FORMATS
 

@@ -50,7 +50,7 @@ def compare(gpu_name: str, config: ModelConfig, run: dict) -> Comparison:
     """One run of measurements.json beside the floors of its shape."""
     gpu, item = GPUS[gpu_name], WEIGHT_FORMATS[run["dtype"]].itemsize
     tflops, _ = best_rate(gpu, run["dtype"])
-    middle = run["prompt"] + (run["new"] + 1) // 2  # as the report card counts it
+    middle = run["prompt"] + (run["new"] + 1) // 2  # the middle of the generation, where the report card takes it too
     step, prompt = costs.decode_step(config, 1, middle, item, item), costs.prefill(config, run["prompt"], item, item)
     return Comparison(
         model=run["model"],

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from minllm.errors import DeviceError
 
+HOPPER = (9, 0)  # compute capability
+
 
 @functools.cache
 def is_available() -> bool:

@@ -3,8 +3,10 @@
     shared.py      SharedTile: rows, columns and swizzle of a tile in shared memory; where tiles may begin
     pipeline.py    make_pipeline(...): a ring of stages between a producer and its consumers; it hides mbarriers, addresses and parities
     tma.py         load_2d, load_2d_multicast, load_3d, load_4d: a tile from global memory to a stage
-    wgmma.py       make_wgmma(...): a warpgroup multiplies tiles; make_load_left(...): its left operand in registers
+    wgmma.py       make_wgmma(...): a warpgroup multiplies tiles
+    left_operand.py  make_load_left(...): the left one of them in registers
     warpgroup.py   roles and named barriers of warpgroups; values that are uniform over a warp
+    warp.py        WARP, ALL_LANES: the lanes of a warp
     cp_async.py    make_copies(...): rows of a matrix, or of a paged cache, to padded rows of shared memory
     mma.py         make_warp_matmuls(...): a warp multiplies tiles in padded rows by mma.sync
     rows.py        make_rows(...): rows of accumulators in registers: maximum, exponentials, scale, mask, pack, store

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.ptx import ex2, pack_bf16x2, pack_f16x2, store_128
-
-ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part
+from minllm.tiles.warp import ALL_LANES
 
 
 class Rows(NamedTuple):

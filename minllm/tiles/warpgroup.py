@@ -3,11 +3,11 @@
 from numba import cuda
 
 from minllm import ptx
+from minllm.tiles.warp import ALL_LANES
 
 THREADS = 128
 ROWS = 64  # of a warpgroup's sums
 WARP_ROWS = 16
-ALL_LANES = 0xFFFFFFFF
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -105,21 +105,3 @@ def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, ri
         ptx.keep_registers(sums, registers)  # nothing reads them before the wait
 
     return Wgmma(registers, left_operand, right_operand, multiply_shared if left else multiply_registers, wait)
-
-
-def make_load_left(tile: SharedTile):
-    """The device function that loads rows of a tile into registers, as left operand: load_left(words, address, first_row, lane).
-
-    A warp loads its own 16 rows, from first_row on; words: 4 per 16 columns.
-    """
-    swizzle, panel_columns, panel_bytes, steps = tile.swizzle, tile.panel_columns, tile.panel_bytes, -(-tile.columns // DEPTH)
-
-    @cuda.jit(device=True)
-    def load_left(words, address, first_row, lane):
-        for step in range(steps):
-            column = step * DEPTH
-            offset = uint32((first_row + lane % 16) * swizzle + column % panel_columns * 2 + lane // 16 * 16)
-            offset ^= uint32((offset >> uint32(7) & uint32(swizzle // 16 - 1)) << uint32(4))  # the swizzle permutes chunks of 16 bytes
-            ptx.ldmatrix_x4(words, 4 * step, uint32(address + column // panel_columns * panel_bytes + offset))
-
-    return load_left

@@ -29,7 +29,7 @@ class LinearKernels(NamedTuple):
     # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.
     normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
     normed_gated: Callable | None = None  # (x, weight, out, stream, norm=, epsilon=)
-    normed_qkv: Callable | None = None  # as matmul/gemv/gemv_qkv.py's gemv_qkv_rope_append
+    normed_qkv: Callable | None = None  # called like gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WeightFormat:
 
     name: str
     matrix_itemsize: float  # bytes per number of a matrix, without scales
-    rates: tuple[str, ...] = ()  # of machine.hardware.Gpu: what tensor cores multiply it at, best first
+    rates: tuple[str, ...] = ()  # fields of machine.hardware.Gpu: the rates of tensor cores for it, best first
     itemsize: int = 2  # bytes per number of all else (embeddings, head, norms, biases, activations) in a plan
     excluded: tuple[str, ...] = ("lm_head",)  # modules that stay plain: full names, or their last parts
 

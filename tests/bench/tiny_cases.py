@@ -27,7 +27,7 @@ TINY_CASES = [
     attention.prefill_case("materialized", 2, 5, **TINY_HEADS),
     attention.prefill_case("flash_attention_1", 1, 17, **TINY_HEADS),
     attention.prefill_case("flash_attention_2", 2, 5, **TINY_HEADS),
-    attention.prefill_case("flash_attention_2", 1, 5, **TINY_HEADS, dtype=FLOAT32),
+    attention.prefill_case("flash_attention_2_float32", 1, 5, **TINY_HEADS, dtype=FLOAT32),
     attention.prefill_case("flash_attention_3", 2, 5, **TINY_HEADS),
     attention.prefill_case("flash_attention_3", 2, 5, **TINY_HEADS, contiguous=True),
     attention.decode_case("split_kv", 2, 20, **TINY_HEADS),

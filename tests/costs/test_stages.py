@@ -115,7 +115,7 @@ def test_grouped_heads_of_llama_2_70b():
     assert costs.kv_bytes_per_token(config) == 327_680
     assert 16 * 1024 * costs.ungrouped_kv_bytes_per_token(config) == pytest.approx(42.9e9, rel=2e-3)
     assert 16 * 1024 * costs.kv_bytes_per_token(config) == pytest.approx(5.4e9, rel=1e-2)
-    assert costs.parameter_count(config) == 68_976_648_192  # as published with the weights
+    assert costs.parameter_count(config) == 68_976_648_192  # the count published with the weights
 
 
 def test_quantised_matrices_leave_the_rest_as_it_is():

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm import LLM
 
-KV_CACHE_BYTES = 2 << 30  # of each engine on the GPU, which test processes share: a share of the free memory would depend on the others
+KV_CACHE_BYTES = 128 << 20  # per engine: processes share the GPU, and a fraction of the free memory would depend on the others
 
 
 def engines_that_agree(token_ids, params, **options):

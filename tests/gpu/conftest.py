@@ -7,15 +7,20 @@
 `make test` runs all three. Tests that allocate gigabytes are a group, so that one process runs them one after another.
 """
 
+import gc
 import os
+import shutil
+import subprocess
 
 import pytest
 
 from minllm import LLM, held_out_text
+from minllm.errors import OutOfMemoryError
 from minllm.runtime.device import is_available
 
-BYTES_PER_PROCESS = 6 << 30  # context, weights, KV cache and temporaries of a test; tests of more are a group
-KEPT_BYTES = 1 << 30  # that a process keeps for its next test; other processes can use the rest
+BYTES_PER_PROCESS = 6 << 30  # context, weights, KV cache and temporaries of a test; tests that need more are a group
+CACHED_BYTES = 64 << 20  # freed memory that a process may keep for its next test
+USED_BYTES = 256 << 20  # memory in use after a test from which cycles of dropped objects are likely to hold it
 
 
 def pytest_xdist_auto_num_workers():
@@ -35,8 +40,21 @@ def return_memory():
     if is_available():
         from minllm.runtime.memory import device_memory
 
-        if device_memory().bytes_cached > KEPT_BYTES:
+        if device_memory().bytes_in_use > USED_BYTES:
+            gc.collect()
+        if device_memory().bytes_cached > CACHED_BYTES:
             device_memory().trim()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds to the report of a test without enough memory which processes hold the GPU's."""
+    report = yield
+    if call.excinfo and call.excinfo.errisinstance(OutOfMemoryError) and shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv"]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        report.sections.append((f"GPU memory by process; this is {os.getpid()}", listed.stdout + listed.stderr))
+    return report
 
 
 class Skipped(pytest.Module):

@@ -8,8 +8,7 @@ same to the last bit, save for one kernel that rounds on the way.
 import numpy as np
 import pytest
 
-from minllm.kernels.matmul.wgmma.wgmma import HOPPER
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import Simulation
 from minllm.runtime.tensor_map import TensorMap, tensor_map
 from minllm.sim import simulate

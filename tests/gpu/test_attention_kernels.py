@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3

@@ -136,7 +136,7 @@ def test_offsets_into_a_cache_do_not_overflow(huge, device):
 
     copy_blocks(value_cache, device.array(np.array([[2**17 + 1, 2**17 - 1]], np.int32)))
     halves = value_cache.reshape(2, 2**16 + 1, *value_cache.shape[1:])
-    copy_blocks_of_layers(halves, device.array(np.array([[2**16, 2**16 - 3]], np.int32)))  # of the second half: 2**17 + 1 to 2**17 - 2
+    copy_blocks_of_layers(halves, device.array(np.array([[2**16, 2**16 - 3]], np.int32)))  # in the second half: 2**17 + 1 to 2**17 - 2
     np.testing.assert_array_equal(device.host(value_cache[2**17 - 2 : 2**17])[:, -1], np.stack([value[0]] * 2))
 
     qkv, query = random((3, 24 * 128), ml_dtypes.bfloat16, 1), poisoned(device, (3, 8, 128), ml_dtypes.bfloat16)

@@ -7,9 +7,9 @@ from minllm.kernels.matmul import VARIANTS, tensor_core, tiled
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
-from minllm.kernels.matmul.wgmma.wgmma import HOPPER, matmul_wgmma
+from minllm.kernels.matmul.wgmma.wgmma import matmul_wgmma
 from minllm.ops.cuda_ops import CudaOps
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.graph import CapturedGraph
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 from tests.kernels.matmul import gemv_cases, wgmma_cases
@@ -38,6 +38,8 @@ LARGE_CASES = [
     *spread("tensor_core", LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("vectorized", LARGE_SHAPES, DTYPES),
     *spread("wgmma", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16), [(), *with_tilings("tiling", WGMMA_TILINGS)]),
+    *spread("warpgroup", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
+    *spread("warp_specialized", WGMMA_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("flat", FLAT_LARGE_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES),
 ]

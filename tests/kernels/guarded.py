@@ -14,7 +14,7 @@ GUARD_ROWS = 2
 # Half the distance between neighbours, relative, and below the smallest normal number absolute: what one rounding may cost.
 HALF_STEP = {FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 SMALLEST_STEP = {FLOAT32: 2.0**-126, FLOAT16: 2.0**-25, BFLOAT16: 2.0**-126}  # float32 results below the normal range may be flushed to 0
-SLACK = 3e-6  # of the largest result: float32 arithmetic with the GPU's approximate 2**x and 1/x before that rounding
+SLACK = 3e-6  # relative to the largest result: float32 arithmetic with the GPU's approximate 2**x and 1/x, before rounding
 
 
 class Guarded:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from minllm.kernels.reduction import block_sum, warp_sum
+from minllm.kernels.reduction import block_sum
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import warp_sum
 
 
 @kernel

@@ -107,7 +107,7 @@ def test_add_bos_token_and_add_eos_token_are_obeyed(tmp_path):
         tmp_path, sentencepiece(), {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True}
     )
     words = plain.encode("hello", add_special_tokens=False)
-    assert plain.encode("hello") == [1, *words]  # as its tokenizer.json says
+    assert plain.encode("hello") == [1, *words]  # the BOS that its tokenizer.json adds
     assert neither.encode("hello") == words
     assert both.encode("hello") == [1, *words, 2]
     assert both.encode("hello", add_special_tokens=False) == words

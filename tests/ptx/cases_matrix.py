@@ -16,7 +16,7 @@ PRODUCTS = {
     "mma_m16n8k16_bf16": (BFLOAT16, 16),
     "mma_m16n8k16_f16": (np.dtype(np.float16), 16),
     "mma_m16n8k32_s8": (np.dtype(np.int8), 32),
-    "mma_m16n8k32_u8_s8": (np.dtype(np.uint8), 32),  # of A; B is of int8
+    "mma_m16n8k32_u8_s8": (np.dtype(np.uint8), 32),  # the type of A; B is int8
     "mma_m16n8k32_e4m3": (E4M3, 32),
     "mma_m16n8k32_e5m2": (E5M2, 32),
 }

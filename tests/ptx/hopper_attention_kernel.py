@@ -11,7 +11,7 @@ HALF = ROWS * LINE  # bytes of a tile's half: [128 rows, 64 elements]
 TILE = 2 * HALF
 THREADS = 384
 SHARED_BYTES = TILE * (1 + 2 * STAGES) + 1024 + 128
-SCORES, WORDS = KEYS // 2, KEYS // 4  # of a thread: float32 scores, words of packed probabilities
+SCORES, WORDS = KEYS // 2, KEYS // 4  # per thread: float32 scores, words of packed probabilities
 LOWEST = float32(-1e30)
 
 scores_product = ptx.make_wgmma(KEYS, "bf16")

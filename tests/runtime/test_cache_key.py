@@ -98,7 +98,7 @@ def test_the_same_sources_have_the_same_key():
     "old, new",
     [
         ("SLOPE = 2.0", "SLOPE = 2.5"),  # a constant of a device function in another file
-        ("return x * float32(SLOPE)", "return x - float32(SLOPE)"),  # that function's code
+        ("return x * float32(SLOPE)", "return x - float32(SLOPE)"),  # the device function's code
         ("return x + float32(1.0)", "return x + float32(2.0)"),  # one reached as a module's attribute
         ("OFFSET = 3.0", "OFFSET = 3"),  # equal, but of another type
         ("OFFSET = 3.0", "OFFSET = -3.0"),

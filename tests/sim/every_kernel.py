@@ -45,6 +45,8 @@ from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
+from minllm.kernels.matmul.warp_specialized import matmul_warp_specialized
+from minllm.kernels.matmul.warpgroup import matmul_warpgroup
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
@@ -103,7 +105,7 @@ ROUNDED = {
     "split_quantized_kernel": TRUNCATED,
     "prefix_kernel": TRUNCATED,
 }
-ROUNDING = 2.0**-21  # of an array's largest number
+ROUNDING = 2.0**-21  # relative to an array's largest number
 # Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
 # By kernel, or by row where the kernel's other rows are the same to the bit.
 COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12, "flash_attention_2_over_keys_by_channel": 2.0**-12}
@@ -391,6 +393,26 @@ def vectorized_product():
     return partial(matmul_vectorized, *arrays, tile=tile), {"matmul_vectorized_kernel": moved}
 
 
+def warpgroup_product_of(launcher, kernel):
+    """Whole tiles of 64 x 256, in steps of 64 along K."""
+    M, N, K, b = 128, 256, 320, 2
+    tiles = M // 64 * (N // 256)
+    asked = dict(x_map=tiles * 64 * K * b, weight_map=tiles * 256 * K * b, out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
+    return partial(launcher, x, weight, numbers(M, N)), {kernel: moved}
+
+
+@row
+def warpgroup_product():
+    return warpgroup_product_of(matmul_warpgroup, "matmul_warpgroup_kernel")
+
+
+@row
+def warp_specialized_product():
+    return warpgroup_product_of(matmul_warp_specialized, "matmul_warp_specialized_kernel")
+
+
 @row
 def wgmma_product():
     M, N, K, b = 256, 128, 128, 2
@@ -510,7 +532,7 @@ def materialized_attention():
 def materialized_decoding():
     tokens, hidden, heads, kv_heads, D, b = 3, 24, 4, 2, 8, 2
     decoder = MaterializedDecoder(numbers(heads * D, hidden), numbers(kv_heads * D, hidden), numbers(kv_heads * D, hidden), D, 1, 8)
-    written, read = kv_heads * D * b, kv_heads * D * hidden * b  # of K, and as much of V: a token
+    written, read = kv_heads * D * b, kv_heads * D * hidden * b  # bytes of K per token; V has as many
 
     def run():
         decoder.insert([0], [numbers(tokens, hidden)])
@@ -597,7 +619,7 @@ def flash_attention_2_over_keys_by_channel():
 @row
 def flash_attention_3_of_a_prompt():
     T, heads, kv_heads, D, b, query_tile, key_tile, page = 70, 2, 1, 32, 2, 64, 32, 16
-    ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # of the keys that each tile of queries sees
+    ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # end of the keys that each tile of queries sees
     loaded, rows = heads * sum(-(-end // page) * page for end in ends) * D * b, T * heads * D * b
     asked = dict(query_map=rows, key_map=loaded, value_map=loaded, out=rows)
     touched = -(-T // page) * page * kv_heads * D * b  # whole pages
@@ -690,9 +712,9 @@ def split_quantized_by_channel():
     codes, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
     arrays = make_window_arrays(WindowCase((1,), (300,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
     states, rows = splits * heads * 4, heads * D * 2
-    moved, scales = codes * kv_heads * D // 2, codes * kv_heads * groups * 4  # of keys D pairs for 32 of them: as many
+    moved, scales = codes * kv_heads * D // 2, codes * kv_heads * groups * 4  # keys have D scale pairs per 32 tokens: as many bytes
     asked = dict(key_codes=moved, value_codes=moved, key_scales=scales, value_scales=scales, query=splits * warps * rows, out=rows)
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # as in the row above
+    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # the states of the row above
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
     options = dict(splits=splits, shape=SplitShape(warps, 32, 2, 1, turns=2), residual_window=32)
     run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)

@@ -14,10 +14,11 @@ from minllm.runtime.compiler import compile_kernel
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma
+from minllm.tiles.left_operand import make_load_left
 from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.shared import ALIGNMENT, SharedTile, first_tile_address, make_clear_rows
 from minllm.tiles.warpgroup import sync_blocks, uniform
-from minllm.tiles.wgmma import make_load_left, make_wgmma, sum_column, sum_row
+from minllm.tiles.wgmma import make_wgmma, sum_column, sum_row
 
 BFLOAT16 = ml_dtypes.bfloat16
 

@@ -49,7 +49,7 @@ def test_outputs_of_all_ranks_are_those_of_the_whole(family, part, field, ranks)
     x = np.random.default_rng(0).normal(size=(3, whole.shape[1])).astype(np.float32)
     sizes = sections(CONFIGS[family], field)
     ends = np.cumsum([size // ranks for size in sizes])[:-1]
-    found = [np.split(OPS.linear(x, one), ends, axis=1) for one in parts]  # of each rank, of each section
+    found = [np.split(OPS.linear(x, one), ends, axis=1) for one in parts]  # [rank][section]
     together = np.concatenate([section for sections in zip(*found, strict=True) for section in sections], axis=1)
     np.testing.assert_allclose(together, OPS.linear(x, whole), rtol=1e-5, atol=1e-6)
     assert all(one.shape == one.weight.shape == (whole.shape[0] // ranks, whole.shape[1]) for one in parts)

@@ -7,7 +7,7 @@ import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
@@ -142,7 +142,7 @@ def attention_case(
         def launch(arrays):
             module.attention(*(arrays[name] for name in order), scale, workspace=workspace, stream=ops.stream, **options)
 
-        expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, lengths, scale)
+        expected = sampled_rows(query, key_cache, value_cache, block_tables=tables[0], tokens=tokens, lengths=lengths, scale=scale)
         return Prepared(
             [lambda arrays=arrays: launch(arrays) for arrays in inputs],
             inputs,
@@ -154,7 +154,9 @@ def attention_case(
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout and ', ' + layout}"
     peers = peers if dtype == BFLOAT16 else ()  # neither supports float32
-    return KernelCase("attention", benchmark, case, variant, dtype, unit, work, set_bytes, prepare, peers)
+    return KernelCase(
+        "attention", benchmark, case, variant=variant, dtype=dtype, unit=unit, work=work, set_bytes=set_bytes, prepare=prepare, peers=peers
+    )
 
 
 def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:
@@ -172,7 +174,7 @@ def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, s
 def cases() -> list[KernelCase]:
     """Sequences x tokens."""
     prefill = [prefill_case(variant, 1, 512) for variant in ("materialized", "flash_attention_1", "flash_attention_2")]
-    prefill += [prefill_case("flash_attention_2", 4, 2048), prefill_case("flash_attention_2", 1, 512, dtype=FLOAT32)]
+    prefill += [prefill_case("flash_attention_2", 4, 2048), prefill_case("flash_attention_2_float32", 1, 512, dtype=FLOAT32)]
     for sequences, tokens in ((16, 512), (4, 2048), (4, 4096), (1, 16384)):
         prefill += [prefill_case("flash_attention_3", sequences, tokens, head_dim=head_dim, contiguous=True) for head_dim in (64, 128)]
         prefill.append(prefill_case("flash_attention_3", sequences, tokens))

@@ -50,7 +50,18 @@ def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> Kern
             error=lambda out: relative_error(out.reshape(-1, *expected.shape[1:])[first.rows_of(sample)], expected),
         )
 
-    return KernelCase(stage, stage, f"{case}, {DTYPE.name}", variant, DTYPE, TB_S, moved, moved, prepare, tolerance=tolerance)
+    return KernelCase(
+        stage,
+        stage,
+        f"{case}, {DTYPE.name}",
+        variant=variant,
+        dtype=DTYPE,
+        unit=TB_S,
+        work=moved,
+        set_bytes=moved,
+        prepare=prepare,
+        tolerance=tolerance,
+    )
 
 
 def embedding_case(tokens=16384, hidden=4096, vocabulary=32768, with_positions=False) -> KernelCase:
@@ -71,7 +82,9 @@ def embedding_case(tokens=16384, hidden=4096, vocabulary=32768, with_positions=F
         return Glue(lambda: embedding(*arrays, out, *added, stream=ops.stream), out, expected)
 
     name, moved = "embedding with positions" if with_positions else "embedding", parts * tokens * hidden * ITEM
-    return glue_case("embedding", name, f"{tokens}x{hidden}", tokens, moved, make, None if with_positions else 0.0)
+    return glue_case(
+        "embedding", name, f"{tokens}x{hidden}", tokens=tokens, moved=moved, make=make, tolerance=None if with_positions else 0.0
+    )
 
 
 def rms_norm_case(tokens=16384, hidden=4096) -> KernelCase:
@@ -86,7 +99,9 @@ def rms_norm_case(tokens=16384, hidden=4096) -> KernelCase:
             lambda sample: rms_norm_reference(x[sample], weight, EPSILON, residual[sample])[0],
         )
 
-    return glue_case("normalization", "rms_norm", f"{tokens}x{hidden}", tokens, (4 * tokens * hidden + hidden) * ITEM, make)
+    return glue_case(
+        "normalization", "rms_norm", f"{tokens}x{hidden}", tokens=tokens, moved=(4 * tokens * hidden + hidden) * ITEM, make=make
+    )
 
 
 def layer_norm_case(tokens=16384, hidden=4096) -> KernelCase:
@@ -102,7 +117,9 @@ def layer_norm_case(tokens=16384, hidden=4096) -> KernelCase:
             lambda sample: layer_norm_reference(x[sample], weight, bias, EPSILON, residual[sample])[0],
         )
 
-    return glue_case("normalization", "layer_norm", f"{tokens}x{hidden}", tokens, (4 * tokens * hidden + 2 * hidden) * ITEM, make)
+    return glue_case(
+        "normalization", "layer_norm", f"{tokens}x{hidden}", tokens=tokens, moved=(4 * tokens * hidden + 2 * hidden) * ITEM, make=make
+    )
 
 
 def angles(positions: int, head_dim: int) -> np.ndarray:
@@ -116,12 +133,10 @@ def rope_case(tokens=16384, heads=32, head_dim=128) -> KernelCase:
     def make(ops, noise):
         x, positions, table = noise.array((tokens, heads, head_dim), DTYPE), np.arange(tokens, dtype=np.int32), angles(tokens, head_dim)
         arrays, out = [ops.array(a) for a in (x, positions, table)], ops.empty(x.shape, DTYPE)
-        return Glue(
-            lambda: rope(*arrays, out, stream=ops.stream), out, lambda sample: rope_reference(x[sample], positions[sample], table)
-        )
+        return Glue(lambda: rope(*arrays, out, stream=ops.stream), out, lambda sample: rope_reference(x[sample], positions[sample], table))
 
     moved = 2 * tokens * heads * head_dim * ITEM + tokens * head_dim * 4
-    return glue_case("rope", "rope", f"{tokens}x{heads}x{head_dim}", tokens, moved, make)
+    return glue_case("rope", "rope", f"{tokens}x{heads}x{head_dim}", tokens=tokens, moved=moved, make=make)
 
 
 def silu_case(tokens=2048, intermediate=14336) -> KernelCase:
@@ -130,12 +145,10 @@ def silu_case(tokens=2048, intermediate=14336) -> KernelCase:
     def make(ops, noise):
         gate_up = noise.array((tokens, 2 * intermediate), DTYPE)
         array, out = ops.array(gate_up), ops.empty((tokens, intermediate), DTYPE)
-        return Glue(
-            lambda: silu_and_multiply(array, out, ops.stream), out, lambda sample: silu_and_multiply_reference(gate_up[sample])
-        )
+        return Glue(lambda: silu_and_multiply(array, out, ops.stream), out, lambda sample: silu_and_multiply_reference(gate_up[sample]))
 
     moved = 3 * tokens * intermediate * ITEM
-    return glue_case("activation", "silu_and_multiply", f"{tokens}x{intermediate}", tokens, moved, make)
+    return glue_case("activation", "silu_and_multiply", f"{tokens}x{intermediate}", tokens=tokens, moved=moved, make=make)
 
 
 def gelu_case(approximate: str, tokens=8192, features=8192) -> KernelCase:
@@ -147,7 +160,7 @@ def gelu_case(approximate: str, tokens=8192, features=8192) -> KernelCase:
         return Glue(lambda: gelu(array, out, approximate, ops.stream), out, lambda sample: gelu_reference(x[sample], approximate))
 
     name, moved = "gelu" if approximate == "none" else "gelu_tanh", 2 * tokens * features * ITEM
-    return glue_case("activation", name, f"{tokens}x{features}", tokens, moved, make)
+    return glue_case("activation", name, f"{tokens}x{features}", tokens=tokens, moved=moved, make=make)
 
 
 def slots_of(tokens: int, noise) -> tuple[int, np.ndarray]:
@@ -169,7 +182,7 @@ def append_case(tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
         return Glue(lambda: append(*arrays, stream=ops.stream), caches[1], expected, lambda sample: slots[sample])
 
     moved = 4 * tokens * kv_heads * head_dim * ITEM
-    return glue_case("kv", "append", f"{tokens}x{kv_heads}x{head_dim}", tokens, moved, make, tolerance=0.0)
+    return glue_case("kv", "append", f"{tokens}x{kv_heads}x{head_dim}", tokens=tokens, moved=moved, make=make, tolerance=0.0)
 
 
 def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
@@ -184,7 +197,9 @@ def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
         return Glue(lambda: copy_blocks(*arrays, ops.stream), arrays[0], expected, lambda sample: pairs[sample, 1])
 
     moved = 2 * copies * BLOCK_SIZE * kv_heads * head_dim * ITEM
-    return glue_case("kv", "copy_blocks", f"{copies}x{BLOCK_SIZE}x{kv_heads}x{head_dim}", copies, moved, make, tolerance=0.0)
+    return glue_case(
+        "kv", "copy_blocks", f"{copies}x{BLOCK_SIZE}x{kv_heads}x{head_dim}", tokens=copies, moved=moved, make=make, tolerance=0.0
+    )
 
 
 def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_norm=False) -> KernelCase:
@@ -215,7 +230,7 @@ def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_
 
     name = "qkv_rope_append with norms" if with_norm else "qkv_rope_append"
     case = f"{tokens}x({heads}+2x{kv_heads})x{head_dim}"
-    return glue_case("kv", name, case, tokens, 2 * tokens * width * ITEM, make)
+    return glue_case("kv", name, case, tokens=tokens, moved=2 * tokens * width * ITEM, make=make)
 
 
 def cases() -> list[KernelCase]:

@@ -7,6 +7,7 @@ from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.variants import VARIANTS
 
+HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
 SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that are recomputed on the host
 
 
@@ -43,16 +44,27 @@ def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16
     moved = matmul_bytes(m, n, k, dtype.itemsize)
     work = moved if few_rows else matmul_flops(m, n, k)
     unit = TB_S if few_rows else TFLOP_S
-    return KernelCase("matmul", "matmul", f"{m}x{n}x{k}, {dtype.name}", variant, dtype, unit, work, moved, prepare, ("cuBLAS",))
+    return KernelCase(
+        "matmul",
+        "matmul",
+        f"{m}x{n}x{k}, {dtype.name}",
+        variant=variant,
+        dtype=dtype,
+        unit=unit,
+        work=work,
+        set_bytes=moved,
+        prepare=prepare,
+        peers=("cuBLAS",),
+    )
 
 
 def cases() -> list[KernelCase]:
     """Cases named M x N x K: tokens x output features x input features."""
     ladder = [matmul_case("naive", 2048, 2048, 2048)]
     for size in (2048, 4096):
-        ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", "wgmma")]
+        ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", *HOPPER_RUNGS)]
     ladder += [matmul_case(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled", "vectorized")]
-    ladder.append(matmul_case("wgmma", 8192, 8192, 8192))
+    ladder += [matmul_case(variant, 8192, 8192, 8192) for variant in HOPPER_RUNGS]
     for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)):
         ladder += [matmul_case(variant, 2048, n, k) for variant in ("tensor_core", "wgmma")]
     one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]

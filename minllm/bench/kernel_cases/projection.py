@@ -47,7 +47,17 @@ def fill_case(tokens: int = 512, hidden: int = 4096, kv_heads: int = 8, head_dim
 
     set_bytes = (tokens * hidden + 2 * features * hidden + 2 * tokens * features) * DTYPE.itemsize
     case, work = f"{tokens}x{2 * features}x{hidden}, {DTYPE.name}", fill_flops(tokens, hidden, features)
-    return KernelCase("attention", "projection", case, "fill_new_key_value", DTYPE, TFLOP_S, work, set_bytes, prepare)
+    return KernelCase(
+        "attention",
+        "projection",
+        case,
+        variant="fill_new_key_value",
+        dtype=DTYPE,
+        unit=TFLOP_S,
+        work=work,
+        set_bytes=set_bytes,
+        prepare=prepare,
+    )
 
 
 def project_case(hidden: int = 4096, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, max_len: int = 64) -> KernelCase:
@@ -75,7 +85,9 @@ def project_case(hidden: int = 4096, heads: int = 32, kv_heads: int = 8, head_di
 
     work = project_bytes(hidden, features[0], features[1], DTYPE.itemsize)
     case = f"1x{sum(features)}x{hidden}, {DTYPE.name}"
-    return KernelCase("attention", "projection", case, "project_latest", DTYPE, TB_S, work, work, prepare)
+    return KernelCase(
+        "attention", "projection", case, variant="project_latest", dtype=DTYPE, unit=TB_S, work=work, set_bytes=work, prepare=prepare
+    )
 
 
 def cases() -> list[KernelCase]:

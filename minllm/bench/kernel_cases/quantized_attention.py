@@ -10,7 +10,7 @@ import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, TOKENS_US, KernelCase, Prepared, Rival, relative_error
 from minllm.bench.kernel_cases.attention import BLOCK_SIZE, ragged_lengths
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
@@ -59,7 +59,7 @@ def quantized_decode_case(
 
     def prepare(ops, noise, sets):
         num_blocks = sets * sequences * blocks
-        hosts = [random_cache(noise, form, num_blocks, block_size, kv_heads, np.asarray) for _ in range(2)]
+        hosts = [random_cache(noise, form, num_blocks, block_size=block_size, kv_heads=kv_heads, array=np.asarray) for _ in range(2)]
         caches = [replace(host, codes=ops.array(host.codes), scales=ops.array(host.scales)) for host in hosts]
         plain = [ops.array(noise.array((num_blocks, block_size, kv_heads, head_dim), BFLOAT16)) for _ in range(2)]
         tables = noise.random.permutation(num_blocks).astype(np.int32).reshape(sets, sequences, blocks)

@@ -20,13 +20,13 @@ FORMATS = ("int8", "int4", "fp8_e4m3")
 
 def empty_cache(ops, name, num_blocks, kv_heads, head_dim, block_size=BLOCK_SIZE):
     """A cache of zeros on the device; fp8's scales are 1."""
-    return allocate(kv_format(name, head_dim), num_blocks, block_size, kv_heads, ops.zeros, ops.array)
+    return allocate(kv_format(name, head_dim), num_blocks, block_size, kv_heads=kv_heads, zeros=ops.zeros, array=ops.array)
 
 
 def written(name, value):
     """The codes of value [T, kv_heads, head_dim], by the reference: uint8 [T * kv_heads, code_bytes]."""
     tokens, kv_heads, head_dim = value.shape
-    caches = [allocate(kv_format(name, head_dim), tokens, 1, kv_heads, np.zeros, np.asarray) for _ in range(2)]
+    caches = [allocate(kv_format(name, head_dim), tokens, 1, kv_heads=kv_heads, zeros=np.zeros, array=np.asarray) for _ in range(2)]
     append_reference(value, value, *caches, np.arange(tokens))
     return caches[1].codes.reshape(tokens * kv_heads, -1)
 
@@ -49,7 +49,9 @@ def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase
         return Glue(lambda: append(*arrays, stream=ops.stream), caches[1].codes, expected, lambda sample: rows_of(slots[sample], kv_heads))
 
     moved = 2 * tokens * kv_heads * (head_dim * ITEM + kv_format(name, head_dim).bytes_per_head)
-    return glue_case("kv", "append_quantized", f"{tokens}x{kv_heads}x{head_dim}, {name}", tokens, moved, make, tolerance=0.0)
+    return glue_case(
+        "kv", "append_quantized", f"{tokens}x{kv_heads}x{head_dim}, {name}", tokens=tokens, moved=moved, make=make, tolerance=0.0
+    )
 
 
 def qkv_rope_append_case(name: str, tokens=10240, heads=32, kv_heads=8, head_dim=128) -> KernelCase:
@@ -73,7 +75,7 @@ def qkv_rope_append_case(name: str, tokens=10240, heads=32, kv_heads=8, head_dim
 
     moved = tokens * ((width + heads * head_dim) * ITEM + 2 * kv_heads * kv_format(name, head_dim).bytes_per_head)
     case = f"{tokens}x({heads}+2x{kv_heads})x{head_dim}, {name}"
-    return glue_case("kv", "qkv_rope_append_quantized", case, tokens, moved, make, tolerance=0.0)
+    return glue_case("kv", "qkv_rope_append_quantized", case, tokens=tokens, moved=moved, make=make, tolerance=0.0)
 
 
 def prefill_case(
@@ -107,7 +109,17 @@ def prefill_case(
     work = prefill_flops(sequences, tokens, heads, head_dim)
     set_bytes = 2 * sequences * tokens * (heads * head_dim * ITEM + kv_heads * kv_format(name, head_dim).bytes_per_head)
     case = f"{sequences}x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16.name}, {name} cache"
-    return KernelCase("attention", "prefill attention", case, variant, BFLOAT16, TFLOP_S, work, set_bytes, prepare)
+    return KernelCase(
+        "attention",
+        "prefill attention",
+        case,
+        variant=variant,
+        dtype=BFLOAT16,
+        unit=TFLOP_S,
+        work=work,
+        set_bytes=set_bytes,
+        prepare=prepare,
+    )
 
 
 class HostArrays:

@@ -9,7 +9,8 @@ from minllm.bench.kernel_cases.sampling import mismatches
 from minllm.kernels.kv.move_window import move_window, window_of_rows
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.quantization.cache import allocate
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.quantization.reference import quantize_by_channel
 
 FORM = "kivi_int4"
@@ -21,7 +22,10 @@ def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> Kernel
 
     def make(ops, noise):
         recent = [noise.array((groups, TOKEN_GROUP, kv_heads, head_dim), BFLOAT16) for _ in range(2)]
-        caches = [allocate(form, groups, TOKEN_GROUP, kv_heads, ops.zeros, ops.array, by_channel) for by_channel in (True, False)]
+        caches = [
+            allocate(form, groups, TOKEN_GROUP, kv_heads=kv_heads, zeros=ops.zeros, array=ops.array, by_channel=by_channel)
+            for by_channel in (True, False)
+        ]
         table, recent_table = (noise.random.permutation(groups).astype(np.int32)[None] for _ in range(2))
         batch = (np.array([0, tokens], np.int32), np.array([tokens], np.int32), table, np.array([tokens], np.int32), recent_table)
         arrays = [*map(ops.array, recent), *caches, *map(ops.array, batch)]
@@ -37,7 +41,9 @@ def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> Kernel
         return Glue(lambda: quantize_groups(*arrays, max_query_len=tokens, stream=ops.stream), caches[0].codes, expected, rows)
 
     moved = 2 * tokens * kv_heads * (head_dim * ITEM + form.bytes_per_head)
-    return glue_case("kv", "quantize_groups", f"{tokens}x{kv_heads}x{head_dim}, {FORM}", tokens, moved, make, tolerance=0.0)
+    return glue_case(
+        "kv", "quantize_groups", f"{tokens}x{kv_heads}x{head_dim}, {FORM}", tokens=tokens, moved=moved, make=make, tolerance=0.0
+    )
 
 
 def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
@@ -57,7 +63,16 @@ def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
 
     set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
     return KernelCase(
-        "kv", "kv", f"{rows} rows, {window} tokens", "move_window", FLOAT32, MICROSECONDS, 0, set_bytes, prepare, tolerance=0.0
+        "kv",
+        "kv",
+        f"{rows} rows, {window} tokens",
+        variant="move_window",
+        dtype=FLOAT32,
+        unit=MICROSECONDS,
+        work=0,
+        set_bytes=set_bytes,
+        prepare=prepare,
+        tolerance=0.0,
     )
 
 

@@ -50,7 +50,18 @@ def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelC
         )
 
     case = f"{rows}x{vocabulary}, float32"
-    return KernelCase("sampling", "sampling", case, rule, FLOAT32, MICROSECONDS, logits_bytes, logits_bytes, prepare, tolerance=0.0)
+    return KernelCase(
+        "sampling",
+        "sampling",
+        case,
+        variant=rule,
+        dtype=FLOAT32,
+        unit=MICROSECONDS,
+        work=logits_bytes,
+        set_bytes=logits_bytes,
+        prepare=prepare,
+        tolerance=0.0,
+    )
 
 
 def advance_case(rows: int = 64) -> KernelCase:
@@ -74,7 +85,18 @@ def advance_case(rows: int = 64) -> KernelCase:
         )
 
     set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
-    return KernelCase("sampling", "sampling", f"{rows} rows", "advance", FLOAT32, MICROSECONDS, 0, set_bytes, prepare, tolerance=0.0)
+    return KernelCase(
+        "sampling",
+        "sampling",
+        f"{rows} rows",
+        variant="advance",
+        dtype=FLOAT32,
+        unit=MICROSECONDS,
+        work=0,
+        set_bytes=set_bytes,
+        prepare=prepare,
+        tolerance=0.0,
+    )
 
 
 def cases() -> list[KernelCase]:

@@ -10,11 +10,12 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, TOKENS_US, KernelCase, Prepared, Rival, relative_error
 from minllm.bench.kernel_cases.attention import prefill_flops
 from minllm.bench.kernel_cases.quantized_attention import RIVAL, random_cache
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 WINDOW, ITEM = 128, BFLOAT16.itemsize  # keys, bytes
 FORMATS = ("int8", "fp8_e4m3", "kivi_int4")
@@ -31,7 +32,10 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
     recent_blocks = -(-recent_len // TOKEN_GROUP)  # blocks per sequence
 
     def prepare(ops, noise, sets):
-        hosts = [random_cache(noise, form, sets * sequences, context, kv_heads, np.asarray, of_keys) for of_keys in (True, False)]
+        hosts = [
+            random_cache(noise, form, sets * sequences, block_size=context, kv_heads=kv_heads, array=np.asarray, of_keys=of_keys)
+            for of_keys in (True, False)
+        ]
         caches = [replace(host, codes=ops.array(host.codes), scales=ops.array(host.scales)) for host in hosts]
         recent_shape = (sequences * recent_blocks, TOKEN_GROUP, kv_heads, head_dim)
         recent_hosts = [noise.array(recent_shape, BFLOAT16) for _ in range(2)]
@@ -44,7 +48,9 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
         shared = dict(query=query, query_start=start, context_lens=lens, recent_lens=recent_lens, recent_tables=recent_table)
         shared = {field: ops.array(array) for field, array in shared.items()}
         inputs = [dict(shared, out=ops.empty(query.shape, BFLOAT16), block_tables=ops.array(table)) for table in tables]
-        shapes = residual_window.workspace_shapes(query, hosts[0], tables[0], recent_hosts[0], recent_table, new)
+        shapes = residual_window.workspace_shapes(
+            query, hosts[0], tables[0], recent_key=recent_hosts[0], recent_tables=recent_table, max_query_len=new
+        )
         workspace = make_workspace(shapes, ops.empty, ops.zeros)
 
         def launch(arrays):
@@ -63,7 +69,11 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
 
         rows = sorted({row % len(query) for row in (SAMPLE if new > 1 else (0, -1))})
         expected = np.stack([reference(row) for row in rows])
-        rival = None if new > 1 else Rival(RIVAL, bfloat16_steps(ops, noise, tables, inputs, scale, context, kv_heads))
+        rival = (
+            None
+            if new > 1
+            else Rival(RIVAL, bfloat16_steps(ops, noise, tables, inputs=inputs, scale=scale, context=context, kv_heads=kv_heads))
+        )
         return Prepared(
             [lambda arrays=arrays: launch(arrays) for arrays in inputs],
             inputs,

@@ -5,9 +5,9 @@ from numba import cuda, float32
 
 from minllm.course.cases.case import Case
 from minllm.course.checks.mismatch import Mismatch, expect
-from minllm.kernels.warp import ALL_LANES
 from minllm.runtime.kernel import kernel
 from minllm.sim import detecting, tracing, unwritten
+from minllm.tiles.warp import ALL_LANES
 
 NEIGHBOURS = 4  # sectors of 32 bytes that a request of 32 neighbouring float32 touches
 

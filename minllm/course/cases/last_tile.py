@@ -5,10 +5,10 @@ from numba import cuda, float32
 
 from minllm.course.cases.case import Case
 from minllm.course.checks.mismatch import expect
-from minllm.kernels.reduction import warp_sum
 from minllm.ptx import cp_async_16, cp_async_commit_group, cp_async_wait_group_1, shared_address
 from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
+from minllm.tiles.warp import warp_sum
 
 WARP = 32
 TILE = 4 * WARP  # float32 per tile: 16 bytes per thread

@@ -5,9 +5,9 @@ from numba import cuda, float32
 
 from minllm.course.cases.case import Case
 from minllm.course.checks.mismatch import expect
-from minllm.kernels.reduction import warp_sum
 from minllm.runtime.kernel import kernel
 from minllm.sim import unwritten
+from minllm.tiles.warp import warp_sum
 
 WARP = 32
 

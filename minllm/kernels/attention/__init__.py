@@ -4,6 +4,7 @@
     materialized         the first version that one would write: scores in memory, softmax in place, times V; K stored transposed
     flash_attention_1    online softmax, outer loop over keys, state rescaled in memory
     flash_attention_2    outer loop over queries, state in registers, tensor cores: for prompts
+    flash_attention_2_float32  the same in float32, without tensor cores; flash_attention_2 calls it
     flash_attention_3    warp specialisation: copies, GEMMs and softmax overlap, on Hopper: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
     split_tensor_core    the same on tensor cores, from rings in shared memory, equal shares for ragged batches, merged in one launch
@@ -33,7 +34,7 @@ variants.py is the table of them all, choice.py says which one serves which call
     block_tables   int32 [B, max_blocks]
     sliding_window 0, or the number of newest keys that each row sees, including its own
     max_query_len  a bound, known on the host, on the new tokens of one sequence; default T. Grids depend on it, never on device data
-    workspace      {name: array} as listed by workspace_shapes; counts, int32, must begin as zeros (see common/arguments.py)
+    workspace      {name: array} as listed by workspace_shapes; counts, int32, must begin as zeros (see common/workspace.py)
 
 NumPy arrays run in the simulator, device arrays on the GPU. Arguments that do not fit raise KernelArgumentError.
 """

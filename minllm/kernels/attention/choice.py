@@ -15,7 +15,8 @@ its stand-in, and split_tensor_core leaves a short sequence to split_cluster.
 
 import functools
 
-from minllm.kernels.attention.variants import HOPPER, VARIANTS
+from minllm.kernels.attention.variants import VARIANTS
+from minllm.runtime.device import HOPPER
 
 FASTEST_STEP, FASTEST_PROMPT = "split_tensor_core", "flash_attention_3"
 FASTEST_QUANTIZED_STEP, FASTEST_QUANTIZED_PROMPT = "split_quantized", "flash_attention_2_quantized"

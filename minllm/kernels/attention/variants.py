@@ -5,10 +5,10 @@ If a variant cannot serve a call, because of its new tokens, dtype, GPU or array
 
 from minllm.kernels.variants import HALF_DTYPES as HALF
 from minllm.kernels.variants import Variant, Variants
+from minllm.runtime.device import HOPPER
 
 ONE = 1  # new token per sequence: decode steps
-HOPPER = (9, 0)
-ARRAYS, QUANTIZED = "arrays", "quantized caches"
+ARRAYS, FLOAT32, QUANTIZED = "arrays", "float32 arrays", "quantized caches"
 SHARED_PREFIX, RESIDUAL_WINDOW = "arrays and a shared prefix", "quantized caches and recent keys"
 
 VARIANTS = Variants(
@@ -16,6 +16,7 @@ VARIANTS = Variants(
     Variant("materialized", ".first_rungs.materialized"),
     Variant("flash_attention_1", ".first_rungs.flash_attention_1"),
     Variant("flash_attention_2", ".flash_attention_2.flash_attention_2"),
+    Variant("flash_attention_2_float32", ".flash_attention_2.float32", dtypes=("float32",), reads=FLOAT32),  # flash_attention_2 calls it
     Variant("flash_attention_3", ".flash_attention_3.flash_attention_3", dtypes=HALF, capability=HOPPER, stand_in="flash_attention_2"),
     Variant("split_kv", ".split_kv.split_kv", most_rows=ONE),
     Variant("split_tensor_core", ".split_tensor_core.split_tensor_core", most_rows=ONE, dtypes=HALF, stand_in="split_kv"),

@@ -14,9 +14,9 @@ Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model 
 import numpy as np
 from numba import cuda
 
-from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array, check_layout
 from minllm.kernels.kv.append_quantized import append_quantized
-from minllm.kernels.kv.layout import check_layout, slot_stride
+from minllm.kernels.kv.layout import slot_stride
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import load_128, store_128, token_stride

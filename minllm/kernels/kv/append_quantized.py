@@ -20,8 +20,8 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.kernels.vector import VECTOR_BYTES, address, load_4_float32, vector_access
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 THREADS = 128
 UINT8, FLOAT16, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float16), np.dtype(np.float32)

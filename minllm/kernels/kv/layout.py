@@ -7,25 +7,8 @@ that a page of memory holds few tokens of all layers rather than many tokens of 
 
 import numpy as np
 
-from minllm.kernels.arguments import is_contiguous
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import check
-
-
-def check_layout(name, cache):
-    """Raise KernelArgumentError unless each token is contiguous and tokens lie at equal distances."""
-    if is_contiguous(cache):
-        return
-    (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
-    itemsize = cache.dtype.itemsize
-    row_bytes = kv_heads * head_dim * itemsize
-    whole = (head_dim == 1 or strides[3] == itemsize) and (kv_heads == 1 or strides[2] == head_dim * itemsize)
-    even = strides[1] >= row_bytes and strides[1] % itemsize == 0 and (num_blocks == 1 or strides[0] == block_size * strides[1])
-    check(
-        whole and even,
-        f"{name} {list(cache.shape)} has strides {cache.strides} (bytes): the {row_bytes} bytes of a token must lie side by side, "
-        "and tokens at equal distances, also from one block to the next",
-    )
 
 
 def slot_stride(cache):

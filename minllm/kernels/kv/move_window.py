@@ -17,7 +17,7 @@ from numba import cuda, int32
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128

@@ -30,10 +30,9 @@ from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantize
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel, share_heads
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
-from minllm.kernels.reduction import warp_sum
 from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP, warp_sum
 
 HEADS_PER_BLOCK = 4
 

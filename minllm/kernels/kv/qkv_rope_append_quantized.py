@@ -23,8 +23,8 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import ALL_LANES, WARP
 
 THREADS = 128
 

@@ -19,9 +19,9 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.rope.rotate import make_turn
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
+from minllm.tiles.warp import ALL_LANES, WARP
 
 THREADS = 192  # the most threads per block
 HEADS_PER_THREAD = 2  # with many tokens

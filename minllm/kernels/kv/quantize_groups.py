@@ -31,10 +31,10 @@ from minllm.kernels.kv.quantized_head import (
     pack_nibbles_of,
     rounded_code,
 )
-from minllm.kernels.quantization.formats import TOKEN_GROUP
-from minllm.kernels.warp import WARP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.ptx import pack_f16x2, rcp_rn, store_32, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 THREADS = 128
 WARPS = THREADS // WARP

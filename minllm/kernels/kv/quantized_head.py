@@ -1,7 +1,7 @@
 """Quantise one head from registers into a quantised cache: lanes compute its scales together, and each stores its codes.
 
 Threads to data: eight neighbouring components per lane, one 128-bit load of 16-bit numbers, so that a head of 64, 128 or 256 takes 8, 16
-or 32 lanes and several heads share a warp. A group's minimum and maximum are found by exchanges between its lanes (kernels/reduction.py
+or 32 lanes and several heads share a warp. A group's minimum and maximum are found by exchanges between its lanes (tiles/warp.py
 does the same for sums). A head whose lane count is not a power of two (80 and 96 components) is padded with lanes that repeat its last
 components: they change no minimum or maximum, and store nothing.
 
@@ -13,8 +13,8 @@ import functools
 
 from numba import cuda, float32, int64, uint32
 
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
+from minllm.tiles.warp import ALL_LANES
 
 EACH = 8  # components per lane
 ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 of this size has no fraction bits, so adding it rounds, ties to even

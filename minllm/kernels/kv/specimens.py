@@ -15,7 +15,7 @@ from minllm.kernels.kv.quantize_groups import THREADS as GROUP_THREADS
 from minllm.kernels.kv.quantize_groups import quantize_groups_kernel
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, UINT32, Specimen, array
-from minllm.kernels.warp import WARP
+from minllm.tiles.warp import WARP
 
 # name: (head_dim, rotary_dim, interleaved, with QK norm)
 HEADS = {

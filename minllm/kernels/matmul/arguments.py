@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.runtime.device import HOPPER, current_device
 
 FLOAT32 = np.dtype(np.float32)
 MOST_ROWS_OF_GEMV, MOST_ROWS_OF_FLAT = 8, 256  # rows of x
@@ -32,3 +33,8 @@ def check_gated_arguments(x, gate_up, out, dtypes: tuple[np.dtype, ...] = FLOAT_
     check_array("out", out, dtypes, M=None, I=None)
     check_array("x", x, (out.dtype,), M=out.shape[0], K=None)
     check_array("gate_up", gate_up, (out.dtype,), gate_and_up=2 * out.shape[1], K=x.shape[1])
+
+
+def has_wgmma(array) -> bool:
+    """Whether wgmma runs where the array is: on a GPU of compute capability 9.0, or, slowly, in the simulator."""
+    return isinstance(array, np.ndarray) or current_device().compute_capability == HOPPER

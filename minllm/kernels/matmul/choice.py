@@ -6,16 +6,17 @@
     many           wgmma on Hopper, else tensor_core                    vectorized
 
 The GPU's table in dataflow.py says how many rows are few, some or many. float32 never uses tensor cores, which would round its inputs to
-10 bits. A launcher passes rows of x and weight that do not fit 16-byte loads to its stand-in (variants.py).
+10 bits. warpgroup and warp_specialized, the rungs below wgmma, are never chosen. A launcher passes rows of x and weight that do not fit
+16-byte loads to its stand-in (variants.py).
 """
 
 import numpy as np
 
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_GEMV, check_arguments
 from minllm.kernels.matmul.dataflow import choose_dataflow, table_of
-from minllm.kernels.matmul.variants import HOPPER, VARIANTS
+from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.vector import vectors_per_row
-from minllm.runtime.device import current_device, describe_device
+from minllm.runtime.device import HOPPER, current_device, describe_device
 from minllm.runtime.kernel import check
 
 FEWEST_ROWS_OF_WGMMA = 65  # fewer rows would leave half of every tile of 128 rows empty

@@ -16,7 +16,7 @@ from numba import cuda, float32, int64, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.stores import PACK
+from minllm.kernels.matmul.output_tiles import PACK
 
 CHUNK = 8  # elements in 16 bytes
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from numba.cuda import types
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import tensor_core, tiled, vectorized
+from minllm.kernels.matmul import tensor_core, tiled, vectorized, warp_specialized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat import flat_wgmma
 from minllm.kernels.matmul.flat import tiles as flat_tiles
@@ -16,7 +16,7 @@ from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
-from minllm.kernels.warp import WARP
+from minllm.tiles.warp import WARP
 
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
@@ -56,6 +56,7 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
         yield from flat_specimens(dtype.name)
+        yield from warpgroup_specimens(dtype.name)
         yield from wgmma_specimens(dtype.name)
 
 
@@ -138,6 +139,19 @@ def flat_specimens(dtype):
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
         if dtype != "bfloat16":
             return  # the same instructions but for one letter
+
+
+def warpgroup_specimens(dtype):
+    """Hopper only: the rungs below wgmma, with outputs stored in pairs, and with bias and float32 outputs stored one by one."""
+    rungs = (
+        ("warpgroup", warpgroup.warpgroup_kernel, warpgroup.THREADS, warpgroup.BLOCKS_PER_SM, warpgroup.SHARED_BYTES),
+        ("warp_specialized", warp_specialized.warp_specialized_kernel, warp_specialized.THREADS, 1, warp_specialized.SHARED_BYTES),
+    )
+    for rung, make_kernel, threads, blocks, shared_bytes in rungs:
+        for name, out, bias in (("pairs", dtype, types.none), ("out float32", "float32", array(dtype, 1))):
+            kernel, arguments = make_kernel(dtype, out == dtype), (types.uint64, types.uint64, bias, array(out, 2), types.int32)
+            name = f"matmul/{rung}/{name}/{dtype}"
+            yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, WGMMA, targets=((9, 0),))
 
 
 def wgmma_specimens(dtype):

@@ -37,12 +37,11 @@ from minllm import ptx
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles
+from minllm.kernels.matmul.output_tiles import make_store_pair, make_tile_order
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
-from minllm.kernels.matmul.stores import make_store_pair
-from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.vector import address, vectors_per_row
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 BLOCKS_TO_FILL_A_GPU = 128
 tile_at = make_tile_order(8)

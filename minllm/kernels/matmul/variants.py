@@ -6,8 +6,7 @@ If the rows of x and weight do not fit a variant's 16-byte loads, its stand_in s
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.variants import HALF_DTYPES as HALF
 from minllm.kernels.variants import Variant, Variants
-
-HOPPER = (9, 0)
+from minllm.runtime.device import HOPPER
 
 VARIANTS = Variants(
     "minllm.kernels.matmul",
@@ -15,6 +14,8 @@ VARIANTS = Variants(
     Variant("tiled", ".tiled", "matmul_tiled"),
     Variant("vectorized", ".vectorized", "matmul_vectorized", stand_in="tiled"),
     Variant("tensor_core", ".tensor_core", "matmul_tensor_core", dtypes=HALF),
+    Variant("warpgroup", ".warpgroup", "matmul_warpgroup", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
+    Variant("warp_specialized", ".warp_specialized", "matmul_warp_specialized", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
     Variant("wgmma", ".wgmma.wgmma", "matmul_wgmma", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
     Variant("gemv", ".gemv.gemv", "matmul_gemv", most_rows=MOST_ROWS_OF_GEMV),
     Variant("flat", ".flat.flat", "matmul_flat", most_rows=MOST_ROWS_OF_FLAT, dtypes=HALF, stand_in="tensor_core"),

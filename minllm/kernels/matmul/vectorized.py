@@ -28,8 +28,8 @@ import numpy as np
 from numba import cuda, float32
 
 from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.arguments import check_arguments
-from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch

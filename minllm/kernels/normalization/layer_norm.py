@@ -21,11 +21,11 @@ from numba.cuda import libdevice
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
-from minllm.kernels.reduction import block_moments, block_sum, warp_sum
+from minllm.kernels.reduction import block_moments, block_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
-from minllm.kernels.warp import WARP
 from minllm.ptx import rcp
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP, warp_sum
 
 BLOCK = 256
 
@@ -116,7 +116,7 @@ def layer_norm_vector_kernel(dtype, pieces, has_residual, has_bias):
                     total += values[k]
                 count += float32(width)
         count = warp_sum(count)
-        mean = warp_sum(total) * rcp(max(count, float32(1)))  # of this warp's part of the row, and the deviations likewise
+        mean = warp_sum(total) * rcp(max(count, float32(1)))  # this warp's part of the row, as are the deviations
         deviations = float32(0)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width

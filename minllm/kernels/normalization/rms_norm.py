@@ -22,8 +22,8 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_sum
 from minllm.kernels.vector import vector_access
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP
 
 BLOCK = 256
 

@@ -2,7 +2,7 @@
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
-from minllm.kernels.warp import WARP
+from minllm.tiles.warp import WARP
 
 THREADS = 1024  # the most threads that a block can have
 HELD = 16  # float32 values of the row per thread; weights take the same number of registers, and 1,024 threads have 64 each

@@ -22,14 +22,13 @@ Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache"
 from dataclasses import dataclass
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.quantization.groups import INT4_GROUP, TOKEN_GROUP
 
 CODE_BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8, "fp8_e5m2": 8, "kivi_int4": 4}
 ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's alias
 TOKEN_FORMATS = ("int8", "int4", "fp8_e4m3", "fp8_e5m2")  # a token is quantised as it arrives
 CHANNEL_FORMATS = ("kivi_int4",)  # a key is quantised together with its group
 KV_FORMATS = (*TOKEN_FORMATS, *CHANNEL_FORMATS)
-INT4_GROUP = 32  # components
-TOKEN_GROUP = 32  # tokens quantised together if keys are by channel; residual windows are multiples of it
 PAIR_BYTES = 4  # scale and zero in float16
 RESIDUAL_WINDOW = 128  # tokens; the default for formats that need a window, as in KIVI
 FP8_SINCE = (8, 9)  # the first compute capability that converts to and from fp8

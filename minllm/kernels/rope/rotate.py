@@ -20,8 +20,8 @@ from numba import cuda, float32, uint32
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.vector import load_4_float32, load_words, vector_access, vector_unpack, vectors_per_row
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 HEADS_PER_BLOCK = 4
 THREADS = 128  # approximate block size of the vector kernel

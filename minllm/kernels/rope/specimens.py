@@ -3,7 +3,7 @@
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.rope.rotate import HEADS_PER_BLOCK, THREADS, rope_kernel, rope_vector_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
-from minllm.kernels.warp import WARP
+from minllm.tiles.warp import WARP
 
 
 def specimens():

@@ -12,9 +12,9 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import load_float32
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import ALL_LANES, WARP
 
 THREADS = 256
 WARPS = THREADS // WARP

@@ -15,8 +15,8 @@ import numpy as np
 from numba import cuda, float32, float64, int32, int64, uint32
 
 from minllm.kernels.sampling.argmax import load_quad
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import float_as_uint, uint_as_float
+from minllm.tiles.warp import ALL_LANES, WARP
 
 THREADS = 1024
 WARPS = THREADS // WARP

@@ -36,8 +36,8 @@ from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import gumbel, gumbel_reference, philox_4x32
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP
 
 
 def sample_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:

@@ -6,7 +6,7 @@ from minllm.kernels.sampling import advance, argmax, penalties, radix_select
 from minllm.kernels.sampling.sample import draw_parts_kernel
 from minllm.kernels.sampling.thresholds import thresholds_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
-from minllm.kernels.warp import WARP
+from minllm.tiles.warp import WARP
 
 SHARES = "the share p of an int64 sum of weights is formed in float64, once a level and thread"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.kv.layout import layer_of
 
 GUARD_ROWS = 3  # rows of NaN before and after the output that must stay as they are
@@ -28,7 +28,7 @@ class AttentionCase:
     block_size: int = 16
     sliding_window: int = 0
     dtype: object = field(default=np.float32)
-    magnitude: float = 1.0  # of queries and keys: 100 gives logits of some 1e4 for head_dim 64
+    magnitude: float = 1.0  # scale of queries and keys: 100 gives logits of some 1e4 for head_dim 64
 
     def with_dtype(self, dtype):
         """The same case in another dtype."""

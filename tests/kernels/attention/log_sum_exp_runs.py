@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from tests.kernels.attention.cases import make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_runs import poisoned

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
@@ -20,7 +20,7 @@ EVERY_FORMAT_CASES = [
     AttentionCase((1, 0, 1, 1), (50, 70, 12, 90), heads=12, kv_heads=1, head_dim=32, dtype=FLOAT16, sliding_window=30, block_size=32),
     AttentionCase((1,), (45,), heads=4, kv_heads=1, head_dim=96, dtype=BFLOAT16, block_size=48),
 ]
-FORMAT_CASES = [  # of one format, with a group size
+FORMAT_CASES = [  # (case, format, group size)
     (AttentionCase((1,), (37,), heads=8, kv_heads=1, head_dim=80, dtype=BFLOAT16), "int8", None),  # five chunks a row
     (AttentionCase((1, 1), (3, 41), heads=18, kv_heads=2, head_dim=32, dtype=BFLOAT16, block_size=12), "int8", 16),  # 9 heads a group
     (AttentionCase((1,), (35,), heads=2, kv_heads=1, head_dim=96, dtype=FLOAT16), "int4", 32),  # 3 groups: chunks of scales cross keys
@@ -38,7 +38,7 @@ FETCHED_CASES = [  # by the copy engine, with a group size: one line a key and s
 FETCHED_SHAPES = [SplitShape(1, 16, 2, 1, tensor_copies=True, turns=2), SplitShape(2, 32, 3, 1, tensor_copies=True, turns=1)]
 SHAPES = [SplitShape(1, 16, 2, 1, turns=2), SplitShape(2, 16, 3, 1, turns=1), SplitShape(1, 32, 4, 2, turns=2)]
 POISON = {"int8": 255, "int4": 255, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F}  # NaN of the floats
-FLOAT_SCALES = (0.02, 3.0)  # of KV heads in turn
+FLOAT_SCALES = (0.02, 3.0)  # KV heads take them in turn
 
 
 def quantize_case(arrays, name, group_size=None):

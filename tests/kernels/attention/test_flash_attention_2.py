@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.errors import KernelArgumentError
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2, float32
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT32_CASES,
@@ -31,6 +32,12 @@ def test_tile_shapes(device, tiles):
 @pytest.mark.parametrize("case", FLOAT32_CASES, ids=str)
 def test_float32(device, case):
     run_variant(device, flash_attention_2, case, tiles=FLOAT32_TILES)
+
+
+def test_float32_is_a_variant_of_its_own(device):
+    run_variant(device, float32, FLOAT32_CASES[0], tiles=FLOAT32_TILES)
+    with pytest.raises(KernelArgumentError, match="takes float32, not bfloat16: use flash_attention_2"):
+        run_variant(device, float32, AttentionCase((3,), (5,), heads=2, head_dim=8, dtype=BFLOAT16))
 
 
 def test_default_tiles(device):

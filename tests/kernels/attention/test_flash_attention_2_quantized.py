@@ -12,7 +12,7 @@ from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 from tests.kernels.attention.cases import AttentionCase
 from tests.kernels.attention.quantized_cases import run_quantized
 
-TILES = (16, 16, 1)  # of a block: small ones, so that short prompts cross them
+TILES = (16, 16, 1)  # small tiles, so that short prompts cross them
 EVERY_FORMAT = ("int8", "int4", "fp8_e4m3", "fp8_e5m2")
 CASES = [  # case, format, group_size, tiles
     (AttentionCase((19, 0, 5), (19, 7, 35), heads=2, kv_heads=1, head_dim=32, dtype=BFLOAT16, block_size=8), "int8", None, TILES),

@@ -18,7 +18,7 @@ from tests.kernels.attention.window_runs import run_window
 
 R, G = 32, 32
 ROWS = (1,) * 8
-EDGES = (1, R - 1, R, R + 1, R + G - 1, R + G, 0, 3 * G + R + 5)  # of contexts: the first code comes with R + G keys
+EDGES = (1, R - 1, R, R + 1, R + G - 1, R + G, 0, 3 * G + R + 5)  # context lengths: the first code comes with R + G keys
 DECODES = [
     WindowCase(ROWS[:3], (64, 0, 133), "int8", heads=2, kv_heads=1, dtype=BFLOAT16),
     WindowCase(ROWS[:3], (40, 97, 130), "int4", R, heads=8, kv_heads=1, head_dim=64, block_size=64, sliding_window=50, dtype=FLOAT16),

@@ -40,7 +40,7 @@ def test_several_new_tokens_are_refused():
 
 def test_the_number_of_splits_fills_the_gpu():
     """Few sequences are split until the blocks fill the multiprocessors; many are not split at all; short contexts hardly."""
-    assert 264 <= split_kv.choose_splits(sequences=1, kv_heads=8, group=4, max_context_len=131072) * 8 <= 3 * 132
-    assert split_kv.choose_splits(sequences=256, kv_heads=8, group=4, max_context_len=8192) == 1
-    assert split_kv.choose_splits(sequences=1, kv_heads=8, group=4, max_context_len=16) == 1
-    assert split_kv.choose_splits(sequences=1, kv_heads=1, group=1, max_context_len=2**20) <= MAX_SPLITS
+    assert 264 <= split_kv.choose_splits(sequences=1, kv_heads=8, group=4, max_context_len=131072, sm_count=132) * 8 <= 3 * 132
+    assert split_kv.choose_splits(sequences=256, kv_heads=8, group=4, max_context_len=8192, sm_count=132) == 1
+    assert split_kv.choose_splits(sequences=1, kv_heads=8, group=4, max_context_len=16, sm_count=132) == 1
+    assert split_kv.choose_splits(sequences=1, kv_heads=1, group=1, max_context_len=2**20, sm_count=132) <= MAX_SPLITS

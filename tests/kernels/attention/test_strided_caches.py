@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.arguments import check_layout
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.kv.layout import check_layout, layer_of
+from minllm.kernels.kv.layout import layer_of
 from tests.kernels.attention.case_lists import STRIDED_CASES, STRIDED_PROMPT
 from tests.kernels.attention.cases import among_layers, make_arrays, run_variant
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
 from minllm.kernels.quantization.cache import allocate
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from tests.kernels.attention.window_cases import put
 
 LONGEST, WINDOW, HEADS, HEAD_DIM = 170, 32, 2, 32

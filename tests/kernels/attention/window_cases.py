@@ -9,9 +9,10 @@ import numpy as np
 
 from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.quantization.cache import QuantizedCache, allocate
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 
-FLOAT_SCALES = (0.02, 0.03)  # of KV heads in turn
+FLOAT_SCALES = (0.02, 0.03)  # KV heads take them in turn
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.kernels.attention.common.arguments import make_workspace
+from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.residual_window import residual_window
 from tests.kernels.attention.cases import GUARD_ROWS
 from tests.kernels.attention.window_cases import expected_output, make_window_arrays
 
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # of a number, twice that of the nearest
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error per number, twice that of rounding to nearest
 
 
 def poisoned(device):

@@ -23,7 +23,7 @@ class AppendCase:
     head_dim: int
     block_size: int = 16
     skip: bool = True  # every third token has slot -1
-    layers: int = 0  # of a cache in which the layers of a token lie side by side; 0: the layer has one of its own
+    layers: int = 0  # layers of a token that lie side by side in the cache; 0: each layer has a cache of its own
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.kv.move_window import move_window, window_of_rows
 from minllm.kernels.kv.quantize_groups import quantize_groups, quantize_groups_reference
 from minllm.kernels.quantization.cache import allocate
-from minllm.kernels.quantization.formats import TOKEN_GROUP, kv_format
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from tests.kernels.attention.window_cases import scattered
 from tests.kernels.guarded import bits, random
 from tests.kernels.kv.quantized_cases import UNWRITTEN, on

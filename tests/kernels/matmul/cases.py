@@ -18,7 +18,8 @@ from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
-UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(("tensor_core", "wgmma", "flat"), 2.0**-23)
+ON_TENSOR_CORES = ("tensor_core", "warpgroup", "warp_specialized", "wgmma", "flat")
+UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(ON_TENSOR_CORES, 2.0**-23)
 
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
 SHAPES = [
@@ -44,6 +45,8 @@ FEW_ROWS = [shape for shape in SHAPES if shape[0] <= 8]
 
 # Around tiles of 64 and 128 and steps of 64; K that is no multiple of 8 goes to tensor_core.
 WGMMA_SHAPES = [(1, 1, 8), (17, 15, 47), (64, 64, 64), (65, 72, 72), (63, 136, 136), (129, 65, 40), (200, 201, 192)]
+# Around tiles of 64 x 256 and steps of 64, with fewer and more steps than the ring has stages.
+WARPGROUP_SHAPES = [(1, 1, 8), (17, 15, 47), (64, 256, 64), (65, 255, 328), (63, 258, 136), (130, 264, 520)]
 
 # Small tilings, so that small shapes have edges and several blocks, and rings turn over.
 SMALL_TILES = [(8, 8, 2), (16, 4, 4)]
@@ -108,6 +111,8 @@ CASES = [
     *spread("vectorized", [(17, 15, 47), *VECTORIZED_SHAPES], DTYPES, [(("tile", 16),)]),
     *spread("vectorized", [(33, 47, 24)], DTYPES, [(("tile", 32),)]),
     *spread("wgmma", WGMMA_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_WGMMA_TILINGS)),
+    *spread("warpgroup", WARPGROUP_SHAPES, (BFLOAT16, FLOAT16)),
+    *spread("warp_specialized", WARPGROUP_SHAPES, (BFLOAT16, FLOAT16)),
     *spread("tensor_core", SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_TENSOR_CORE_TILINGS)),
     *spread("flat", FLAT_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_FLAT_TILINGS)),
     *(Case("flat", *shape, BFLOAT16, BFLOAT16, True, (("tiling", tiling),) if tiling else ()) for shape, tiling in FLAT_CASES),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul import VARIANTS, tensor_core, tiled
+from minllm.kernels.matmul import VARIANTS, tensor_core, tiled, warpgroup
 from minllm.kernels.matmul.choice import choose, matmul
 from minllm.kernels.matmul.flat import flat
 from minllm.kernels.matmul.flat import tiles as flat_tiles
@@ -266,3 +266,17 @@ def test_mistakes_of_one_variant_are_explained():
     for tiling in ((8, 16, 16, 1, 1, 2), (16, 16, 24, 1, 1, 2), (16, 32, 16, 1, 2, 2), (16, 16, 16, 1, 1, 1)):
         with pytest.raises(KernelArgumentError):
             tensor_core.matmul_tensor_core(*half, tiling=tiling)
+
+
+@pytest.mark.parametrize("variant", ["warpgroup", "warp_specialized"])
+def test_the_rungs_below_wgmma_leave_other_gpus_and_unaligned_rows_to_tensor_core(variant, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tensor_core, "matmul_tensor_core", lambda *arguments: asked.append(arguments))
+    x, odd, out = np.zeros((3, 16), BFLOAT16), np.zeros((3, 17), BFLOAT16), np.zeros((3, 3), BFLOAT16)
+    VARIANTS[variant](odd, odd, out)
+    assert asked.pop() == (odd, odd, out, None, None)
+    VARIANTS[variant](x, x, out)
+    assert not asked
+    monkeypatch.setattr(warpgroup, "has_wgmma", lambda array: False)
+    VARIANTS[variant](x, x, out)
+    assert asked == [(x, x, out, None, None)]

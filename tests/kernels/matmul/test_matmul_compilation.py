@@ -37,6 +37,16 @@ def test_wgmma_s_products_are_not_serialised(name):
     assert waits[0] - products[0] < 60  # few instructions a step: addresses are kept, descriptors need an addition
 
 
+@pytest.mark.parametrize("name", ["warpgroup/pairs", "warp_specialized/pairs", "warpgroup/out float32", "warp_specialized/out float32"])
+def test_the_rungs_below_wgmma_wait_once_a_step(name):
+    found = opcodes(all_specimens()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass())
+    products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
+    assert len(products) == 4  # a step of 64 of K
+    assert not any(opcode.startswith(("WARPGROUP", "S2R", "LD", "BRA", "BAR")) for opcode in found[products[0] : products[-1]])
+    assert sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in found) == 1
+    assert not any(opcode.startswith(("LDL", "STL")) for opcode in found)  # sums stay in registers
+
+
 @pytest.mark.parametrize(
     "tiling", [gemv.GemvTiling(1, 8, 4), gemv.GemvTiling(2, 4, 4), gemv.GemvTiling(2, 4, 2), gemv.GemvTiling(1, 8, 4, 2)]
 )

@@ -9,8 +9,8 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.choice import can_use_wgmma
+from minllm.kernels.matmul.output_tiles import make_tile_order
 from minllm.kernels.matmul.wgmma import wgmma
-from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma.tiling import TILINGS, WgmmaTiling, choose_tiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random

@@ -80,7 +80,7 @@ def test_nibbles_come_back(codes):
     packed = pack_nibbles(codes)
     np.testing.assert_array_equal(unpack_nibbles(packed), codes)
     words = packed.view("<u4")
-    for i in range(4):  # as a kernel takes them apart: neighbours in the halves of a word
+    for i in range(4):  # a kernel unpacks them so: neighbours in the halves of a word
         halves = words >> np.uint32(4 * i) & np.uint32(0x000F000F)
         np.testing.assert_array_equal(halves & 0xFFFF, codes[:, 2 * i :: 8])
         np.testing.assert_array_equal(halves >> 16, codes[:, 2 * i + 1 :: 8])

@@ -1,19 +1,10 @@
-"""What the launchers of this folder have in common: they check the same arguments, and get their scratch memory the same way.
-
-Launchers never allocate on a device: a decode step is captured into a CUDA graph, where nothing may be allocated. Each variant says what
-scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape, dtype), empty if it needs
-none; it looks at the shapes of its arguments alone. The caller allocates one array per name and passes the dictionary as `workspace`.
-Floats may have any value, and may be used for something else between calls; counts (int32) are zeros before the first call, and every call
-leaves them zeros: make_workspace(...) makes them so. Without a workspace a launcher makes NumPy scratch when it runs in the simulator, and
-raises an error on a GPU.
-"""
+"""The checks of arguments that the launchers of this folder have in common."""
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from minllm.kernels.kv.layout import check_layout
+from minllm.errors import KernelArgumentError
+from minllm.kernels.arguments import check_layout, dtype_name
 from minllm.runtime.kernel import check
 
 LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
@@ -54,48 +45,41 @@ def sizes_of(query, key_cache, block_tables):
 
 
 def check_arguments(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
     quantized=False,
-):
+):  # fmt: skip
     """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
 
-    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype.
+    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype. Launches are frequent:
+    messages with a dtype are formatted only on errors.
     """
     check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
     check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
     check(block_tables.ndim == 2, f"block_tables has shape {block_tables.shape}; it must be [sequences, max_blocks]")
     sizes = sizes_of(query, key_cache, block_tables)
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     check(dtype in DTYPES, f"attention takes {', '.join(DTYPES)}; the query is {dtype}")
     if quantized:
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-            check(hasattr(cache, "codes"), f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
+            if not hasattr(cache, "codes"):
+                raise KernelArgumentError(f"{name} is not quantised, but an array of {cache.dtype}; take a variant for arrays")
         key_cache.check_values(value_cache)
     arrays = {"out": out} if quantized else {"key_cache": key_cache, "value_cache": value_cache, "out": out}
     for name, array in arrays.items():
-        check(str(array.dtype) == dtype, f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
+        if dtype_name(array.dtype) != dtype:
+            raise KernelArgumentError(f"{name} is {array.dtype} and the query {dtype}; they must have one dtype")
     same_shape = tuple(value_cache.shape) == tuple(key_cache.shape)
     check(same_shape, f"value_cache has shape {value_cache.shape}; it must be the key_cache's, {key_cache.shape}")
     check(tuple(out.shape) == tuple(query.shape), f"out has shape {out.shape}; it must be the query's, {query.shape}")
     check(key_cache.shape[3] == sizes.head_dim, f"the cache holds head_dim {key_cache.shape[3]}, the query has {sizes.head_dim}")
-    check(
-        sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM,
-        f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}",
-    )
+    whole = sizes.head_dim % 8 == 0 and 8 <= sizes.head_dim <= MAX_HEAD_DIM
+    check(whole, f"head_dim {sizes.head_dim} is not supported; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")
     check(sizes.heads % sizes.kv_heads == 0, f"{sizes.heads} query heads cannot share {sizes.kv_heads} KV heads evenly")
     for name, array, length in (("query_start", query_start, sizes.sequences + 1), ("context_lens", context_lens, sizes.sequences)):
         check(tuple(array.shape) == (length,), f"{name} has shape {array.shape}; {sizes.sequences} sequences need ({length},)")
     for name, array in (("query_start", query_start), ("context_lens", context_lens), ("block_tables", block_tables)):
-        check(str(array.dtype) == "int32", f"{name} is {array.dtype}; it must be int32")
+        if dtype_name(array.dtype) != "int32":
+            raise KernelArgumentError(f"{name} is {array.dtype}; it must be int32")
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
@@ -128,31 +112,10 @@ def check_lse(sizes, lse):
     """Raise KernelArgumentError for an lse other than None or float32 [tokens, heads]."""
     if lse is not None:
         wanted = (sizes.tokens, sizes.heads)
-        fits = tuple(lse.shape) == wanted and str(lse.dtype) == "float32"
-        check(fits, f"lse is {lse.dtype} {tuple(lse.shape)}; it must be float32 {wanted}, [tokens, heads]")
+        if tuple(lse.shape) != wanted or dtype_name(lse.dtype) != "float32":
+            raise KernelArgumentError(f"lse is {lse.dtype} {tuple(lse.shape)}; it must be float32 {wanted}, [tokens, heads]")
 
 
 def query_len_bound(max_query_len, sizes):
     """The bound on new tokens of one sequence that grids are made from: the caller's, else all tokens of the batch."""
     return sizes.tokens if max_query_len is None else max_query_len
-
-
-def scratch_arrays(workspace, shapes, query):
-    """The arrays named in `shapes`: the caller's, checked; in the simulator, where the caller gave none, fresh NumPy arrays full of NaN."""
-    if workspace is None:
-        missing = "attention was called on a GPU without its workspace; allocate what workspace_shapes(...) lists: "
-        check(isinstance(query, np.ndarray) or not shapes, missing + ", ".join(shapes))
-        return make_workspace(shapes, lambda shape, dtype: np.full(shape, np.nan, dtype), np.zeros)
-    for name, (shape, dtype) in shapes.items():
-        check(name in workspace, f"the workspace lacks {name!r}; workspace_shapes(...) lists what it must hold")
-        array = workspace[name]
-        check(
-            tuple(array.shape) == tuple(shape) and str(array.dtype) == np.dtype(dtype).name,
-            f"workspace {name!r} is {array.dtype} {array.shape}; this call needs {np.dtype(dtype).name} {tuple(shape)}",
-        )
-    return workspace
-
-
-def make_workspace(shapes, empty, zeros):
-    """An array for each name in `shapes`: zeros(shape, dtype) for counts, which must begin as zeros, empty(shape, dtype) for all others."""
-    return {name: (zeros if dtype == "int32" else empty)(shape, np.dtype(dtype)) for name, (shape, dtype) in shapes.items()}

@@ -8,7 +8,7 @@ import functools
 
 from numba import cuda, int32
 
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 ALL, CODES, RECENT = "all", "codes", "recent"  # which of a row's keys

@@ -21,13 +21,13 @@ import functools
 
 from numba import cuda, float32, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, sizes_of
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
-from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES, WARP
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import ALL_LANES, WARP, warp_max, warp_sum
 
 KEY_TILE = WARP  # one key per lane
 WARPS = 8
@@ -41,14 +41,6 @@ def workspace_shapes(query, key_cache, block_tables):
         "row_sum": ((sizes.tokens, sizes.heads), "float32"),
         "row_out": ((sizes.tokens, sizes.heads, sizes.head_dim), "float32"),
     }
-
-
-@cuda.jit(device=True)
-def warp_max(value):
-    """The largest value of a warp's lanes, in every lane."""
-    for distance in (16, 8, 4, 2, 1):
-        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
-    return value
 
 
 @functools.cache

@@ -19,12 +19,13 @@ import functools
 
 from numba import cuda, float32, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
-from minllm.kernels.warp import WARP
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP
 
 THREADS = 128
 

@@ -4,7 +4,7 @@ Bytes from L2: K and V once per tile of queries and head, 2 * head_dim * itemsiz
 of 2 * QUERY_TILE / itemsize = 64 FLOPs per byte for 64 rows of bf16, and far more from memory.
 
 Q, K and V tiles come by cp.async (tiles/cp_async.py). V travels while the scores are computed, and the next K while softmax and the second
-product run. float32 goes to float32.py.
+product run. float32 goes to the variant flash_attention_2_float32.
 """
 
 import functools
@@ -12,12 +12,12 @@ import functools
 import numpy as np
 from numba import cuda, float32
 
+from minllm.kernels.arguments import dtype_name
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.common.window_keys import ALL, RECENT, check_window
 from minllm.kernels.attention.flash_attention_2 import kernel
-from minllm.kernels.attention.flash_attention_2.float32 import make_kernel as make_float32_kernel
-from minllm.kernels.attention.flash_attention_2.float32 import tiles_for as float32_tiles_for
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, query_in_registers, warp_tiles
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
@@ -125,17 +125,14 @@ def attention(
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_window(residual_window)
     check_lse(sizes, lse)
-    longest = query_len_bound(max_query_len, sizes)
-    dtype = str(query.dtype)
-    if dtype == "float32":
+    if dtype_name(query.dtype) == "float32":
         check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need float16 or bfloat16 queries, not float32")
-        tiles = tiles or float32_tiles_for(sizes.head_dim)
-        chosen, threads, shared_bytes, query_tile = make_float32_kernel(sizes.head_dim, sizes.block_size, *tiles)
-    else:
-        sm_count = SMS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count
-        tiles = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences, sm_count)
-        query_tile = tiles[0]
-        chosen, threads, shared_bytes = make_kernel(dtype, sizes.head_dim, sizes.block_size, *tiles, residual_window)
-    grid = (-(-longest // query_tile), sizes.heads, sizes.sequences)
+        VARIANTS["flash_attention_2_float32"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
+        return
+    longest = query_len_bound(max_query_len, sizes)
+    sm_count = SMS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count
+    tiles = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences, sm_count)
+    chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, *tiles, residual_window)
+    grid = (-(-longest // tiles[0]), sizes.heads, sizes.sequences)
     arguments = (query, key_cache, None, value_cache, None, out, lse, *inputs[4:], float(scale * LOG2_E), int(sliding_window))
     launch(chosen, grid, threads, arguments, stream, shared_bytes)

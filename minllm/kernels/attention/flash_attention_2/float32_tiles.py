@@ -5,17 +5,19 @@ column, column + column_threads, ...; of the output the same rows and the dimens
 holds Q, K, V and the weights.
 
 For every element of head_dim a thread reads rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. The weights pass
-through shared memory from Q K^T, where a row's threads share its keys, to P V, where they share its dimensions.
+through shared memory from Q K^T, where a row's threads share its keys, to P V, where they share its dimensions. Indices of the inner loops
+are unsigned: Numba adds the array's length to a negative index, and that test would cost as many instructions as the FMAs.
 """
 
 import functools
 import math
 
-from numba import cuda, float32, int32, int64
+from numba import cuda, float32, int32, int64, uint64
 
 from minllm.kernels.attention.flash_attention_2.kernel import Matmuls, Tiles
 from minllm.ptx import ex2, float_as_uint, store_32
-from minllm.tiles.rows import ALL_LANES, Rows
+from minllm.tiles.rows import Rows
+from minllm.tiles.warp import ALL_LANES
 
 
 @functools.cache
@@ -53,11 +55,12 @@ def make_matmuls(tiles):
     def multiply_query_key(scores, query, shared, lane_row, lane):
         for i in range(rows_each * keys_each):
             scores[i] = float32(0.0)
+        query_at, key_at = lane_row * stride, keys_at + lane * stride
         for dim in range(head_dim):
             for i in range(rows_each):
-                number = shared[(lane_row + i) * stride + dim]
+                number = shared[uint64(query_at + i * stride + dim)]
                 for j in range(keys_each):
-                    scores[i * keys_each + j] += number * shared[keys_at + (lane + column_threads * j) * stride + dim]
+                    scores[i * keys_each + j] += number * shared[uint64(key_at + column_threads * j * stride + dim)]
 
     @cuda.jit(device=True)
     def multiply_weights_values(acc, weights, shared, lane_row, lane):
@@ -65,13 +68,13 @@ def make_matmuls(tiles):
             for j in range(keys_each):
                 shared[weights_at + (lane_row + i) * weights_stride + lane + column_threads * j] = weights[i * keys_each + j]
         cuda.syncwarp()  # a row's weights are written and read by threads of one warp
+        row_at, value_at = weights_at + lane_row * weights_stride, values_at + lane
         for key in range(key_tile):
             for i in range(rows_each):
-                weight = shared[weights_at + (lane_row + i) * weights_stride + key]
+                weight = shared[uint64(row_at + i * weights_stride + key)]
                 for j in range(dims_each):
-                    dim = lane + column_threads * j
-                    if even or dim < head_dim:  # nobody loads what lies beyond
-                        acc[i * dims_each + j] += weight * shared[values_at + key * stride + dim]
+                    if even or lane + column_threads * j < head_dim:  # nobody loads what lies beyond
+                        acc[i * dims_each + j] += weight * shared[uint64(value_at + key * stride + column_threads * j)]
 
     return Matmuls(begin, multiply_query_key, multiply_weights_values)
 

@@ -18,6 +18,7 @@ import functools
 
 from numba import cuda, float32, int32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.common.window_keys import ALL, CODES, check_window
@@ -159,7 +160,7 @@ def attention(
     """
     batch = (query_start, context_lens, block_tables)
     sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     check(dtype != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32: give LLM() such a dtype")
     check_window(residual_window, key_cache.format)
     check_lse(sizes, lse)

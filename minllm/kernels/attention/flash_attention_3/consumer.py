@@ -22,8 +22,9 @@ from minllm import ptx
 from minllm.kernels.attention.flash_attention_3.rows import Rows, make_rows
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
 from minllm.kernels.attention.flash_attention_3.work import CONTEXT_LEN, COUNT, STOP_TILE, VISIBLE_START, WORK_SLOTS, WORK_WORDS
+from minllm.tiles.left_operand import make_load_left
 from minllm.tiles.warpgroup import uniform
-from minllm.tiles.wgmma import make_load_left, make_wgmma
+from minllm.tiles.wgmma import make_wgmma
 
 CLEARED = 1  # the named barrier of consumers that have cleared rows
 FIRST_TURN = 2  # that of the first consumer's turn at the tensor cores
@@ -150,6 +151,28 @@ def make_consume(dtype, shape):
         ptx.keep_registers(opaque, 2)
         store_rows(acc, shared, out, opaque[1], opaque[0])
 
+    @cuda.jit(device=True, forceinline=True)
+    def start_item(query, rows, rings, item, own):
+        """The state of rows that have seen no key, and their queries."""
+        start_rows(rows)
+        load_queries(query, rings.queries, queries.state(item), own)
+
+    @cuda.jit(device=True, forceinline=True)
+    def release_operands(rings, item, state, left):
+        """The scores are there: nothing reads their keys any more, nor, after the item's last tile, its queries."""
+        cache.consumer_release(rings.keys, state)
+        if not in_registers and left == 0:
+            queries.consumer_release(rings.queries, queries.state(item))
+
+    @cuda.jit(device=True, forceinline=True)
+    def first_scores(query, scores, rows, rings, left, consumer, own):
+        """The scores of the first tile of all, with no output beside them."""
+        start_item(query, rows, rings, 0, own)
+        cache.consumer_wait(rings.keys, cache.state(0))
+        start_scores(scores, query, rings, 0, cache.state(0), consumer)
+        score_gemm.wait(scores)
+        release_operands(rings, 0, cache.state(0), left)
+
     @cuda.jit(device=True)
     def consume(rings, shared, out, own, scale, window):
         """A warpgroup's 64 rows of every work item: out = sum of weights times values, over the sum of weights."""
@@ -164,16 +187,9 @@ def make_consume(dtype, shape):
         queries.consumer_wait(rings.queries, queries.state(0))
         left = shared.work[COUNT]  # tiles of the item that are still to be taken, below 0 behind the last item
         if left > 0:
-            # The first step of all, with no output beside it. The last tile of an item's keys comes first: it has the diagonal.
+            # The last tile of an item's keys comes first: it has the diagonal.
             left, first_key = int32(left - 1), int32((shared.work[STOP_TILE] - 1) * key_tile)
-            start_rows(rows)
-            load_queries(query, rings.queries, queries.state(0), own)
-            cache.consumer_wait(rings.keys, cache.state(0))
-            start_scores(scores, query, rings, 0, cache.state(0), consumer)
-            score_gemm.wait(scores)
-            cache.consumer_release(rings.keys, cache.state(0))
-            if not in_registers and left == 0:
-                queries.consumer_release(rings.queries, queries.state(0))
+            first_scores(query, scores, rows, rings, left, consumer, own)
             from_origins = weigh_tile(scores, rows, False, shared, at, item, first_key, consumer, own, scale, window)
             pack_weights(scores, weights)
             clear_unseen(rings.values, shared, at, tile, first_key, own)
@@ -189,8 +205,7 @@ def make_consume(dtype, shape):
                     if left < 0:
                         break
                     first_key, from_origins = int32(shared.work[at + STOP_TILE] * key_tile), False
-                    start_rows(rows)
-                    load_queries(query, rings.queries, queries.state(item), own)
+                    start_item(query, rows, rings, item, own)
                 left, first_key = int32(left - 1), int32(first_key - key_tile)
                 before, now = cache.state(tile), cache.state(tile + 1)
                 tile = int32(tile + 1)
@@ -201,9 +216,7 @@ def make_consume(dtype, shape):
                 pass_turn(consumer)
                 ptx.wgmma_wait_group_1()
                 ptx.keep_registers(scores, score_count)
-                cache.consumer_release(rings.keys, now)
-                if not in_registers and left == 0:
-                    queries.consumer_release(rings.queries, queries.state(item))
+                release_operands(rings, item, now, left)
                 from_origins = weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window)
                 output_gemm.wait(acc)
                 ptx.keep_registers(weights, weight_count)  # the GEMM that has just ended was reading them

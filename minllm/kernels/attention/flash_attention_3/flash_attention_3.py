@@ -28,16 +28,18 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.arguments import dtype_name
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_turns
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
-from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines, map_of
+from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
-from minllm.kernels.attention.variants import HOPPER, VARIANTS
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles.shared import ALIGNMENT, first_tile_address
 
 WHOLE_CONTEXT = 2**30  # a block size that no position reaches: a sequence has one block, whatever its size
@@ -62,7 +64,7 @@ def why_not(query, key_cache, block_tables, shape=None):
     """Why this kernel cannot serve these arrays, as a sentence; None if it can."""
     sizes = sizes_of(query, key_cache, block_tables)
     shape = shape or shape_for(sizes.head_dim, sizes.tokens)
-    if str(query.dtype) not in ("float16", "bfloat16"):
+    if dtype_name(query.dtype) not in ("float16", "bfloat16"):
         return f"wgmma multiplies float16 and bfloat16; the query is {query.dtype}"
     if shape.page_rows(sizes.block_size, sizes.max_blocks) is None:
         return (
@@ -137,21 +139,9 @@ def make_kernel(dtype, shape, block_size, page_rows):
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    shape=None,
-    blocks=None,
-):
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, shape=None, blocks=None,
+):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     shape: the TileShape; the default suits head_dim and the prompts' length. blocks: of the grid; by default one per SM.
@@ -166,9 +156,10 @@ def attention(
         return
     page_rows = shape.page_rows(sizes.block_size, sizes.max_blocks)
     block_size = WHOLE_CONTEXT if sizes.max_blocks == 1 else sizes.block_size
-    chosen, threads = make_kernel(str(query.dtype), shape, block_size, page_rows)
-    query_map = map_of(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
-    key_map, value_map = (map_of(cache, (1, page_rows, 1, shape.keys.panel_columns), shape.swizzle) for cache in (key_cache, value_cache))
+    chosen, threads = make_kernel(dtype_name(query.dtype), shape, block_size, page_rows)
+    query_map = tensor_map(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
+    page = 1, page_rows, 1, shape.keys.panel_columns
+    key_map, value_map = tensor_map(key_cache, page, shape.swizzle), tensor_map(value_cache, page, shape.swizzle)
     total = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
     blocks = blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count)
     arguments = (

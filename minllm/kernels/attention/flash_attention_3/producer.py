@@ -15,19 +15,7 @@ from numba import cuda, int32, uint32
 from minllm import ptx
 from minllm.kernels.attention.common.paged_cache import kv_head_of, make_lookup
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
-from minllm.kernels.attention.flash_attention_3.work import (
-    CONTEXT_LEN,
-    COUNT,
-    FIRST_POSITION,
-    HEAD,
-    ROWS,
-    STOP_TILE,
-    TOKEN,
-    VISIBLE_START,
-    WORK_SLOTS,
-    WORK_WORDS,
-    make_work,
-)  # fmt: skip
+from minllm.kernels.attention.flash_attention_3.work import make_work
 from minllm.tiles import tma
 
 
@@ -83,15 +71,7 @@ def make_produce(shape, block_size, page_rows, parts):
     key_tile = shape.key_tile
     queries, cache, _ = make_pipelines(shape, parts)
     load_queries, load_pages = make_loads(shape, block_size, page_rows, parts)
-    item_of, place_of, key_range = make_work(shape)
-
-    @cuda.jit(device=True)
-    def hand_out(work, handed, count, first_tile, first_position, visible_start, context_len, token, head, rows):
-        """Describe a work item in shared memory, where consumers find it once the queries are there."""
-        at = WORK_WORDS * (handed & (WORK_SLOTS - 1))
-        work[at + COUNT], work[at + STOP_TILE] = count, first_tile + count
-        work[at + FIRST_POSITION], work[at + VISIBLE_START], work[at + CONTEXT_LEN] = first_position, visible_start, context_len
-        work[at + TOKEN], work[at + HEAD], work[at + ROWS] = token, head, rows
+    item_of, place_of, key_range, hand_out, hand_out_end = make_work(shape)
 
     @cuda.jit(device=True)
     def produce(part, with_queries, query_ring, query_map, ring, cache_map, batch, work):
@@ -124,7 +104,7 @@ def make_produce(shape, block_size, page_rows, parts):
             item = item_of(round_number)
         if leads:
             stage = queries.producer_acquire(query_ring, queries.state(handed))
-            work[WORK_WORDS * (handed & (WORK_SLOTS - 1)) + COUNT] = -1
+            hand_out_end(work, handed)
             ptx.mbarrier_arrive(stage.full)
 
     return produce

@@ -11,9 +11,9 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.flash_attention_3.work import FIRST_POSITION, HEAD, ROWS, TOKEN, WORK_SLOTS, WORK_WORDS
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2
 from minllm.tiles.rows import make_rows as make_register_rows
+from minllm.tiles.warp import ALL_LANES
 
 GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is raised
 HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would show in 16-bit weights

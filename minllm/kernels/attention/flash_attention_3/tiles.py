@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from numba import cuda
 
-from minllm.runtime.array import DeviceArray
-from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline, Ring, make_pipeline
 from minllm.tiles.shared import ALIGNMENT, SharedTile
 from minllm.tiles.warpgroup import ROWS
@@ -115,19 +113,3 @@ def make_pipelines(shape, parts=1):
         )
 
     return Pipelines(queries, cache, rings)
-
-
-@functools.lru_cache(maxsize=4096)
-def device_map(pointer, shape, strides, dtype, box, swizzle):
-    """The tensor map of an array on the GPU, made once: the same cache, or queries at the same address, come again in every layer or step.
-
-    It does not keep the array's memory alive: who launches a kernel does.
-    """
-    return tensor_map(DeviceArray(pointer, shape, dtype, None, None, strides), box, swizzle)
-
-
-def map_of(array, box, swizzle):
-    """The tensor map of a NumPy array or a DeviceArray in boxes of `box` elements."""
-    if isinstance(array, DeviceArray):
-        return device_map(array.pointer, array.shape, array.strides, array.dtype, box, swizzle)
-    return tensor_map(array, box, swizzle)

@@ -17,7 +17,7 @@ COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS 
 
 @functools.cache
 def make_work(shape):
-    """(item_of, place_of, key_range): device functions that say what a work item is."""
+    """(item_of, place_of, key_range, hand_out, hand_out_end): device functions that say what a work item is."""
     query_tile, key_tile = shape.query_tile, shape.key_tile
 
     @cuda.jit(device=True)
@@ -43,4 +43,17 @@ def make_work(shape):
         stop_tile = int32(uint32(visible_stop + key_tile - 1) // uint32(key_tile))
         return visible_start, visible_stop, first_tile, int32(max(1, stop_tile - first_tile))
 
-    return item_of, place_of, key_range
+    @cuda.jit(device=True)
+    def hand_out(work, handed, count, first_tile, first_position, visible_start, context_len, token, head, rows):
+        """Describe a work item in shared memory, where consumers find it once the queries are there."""
+        at = WORK_WORDS * (handed & (WORK_SLOTS - 1))
+        work[at + COUNT], work[at + STOP_TILE] = count, first_tile + count
+        work[at + FIRST_POSITION], work[at + VISIBLE_START], work[at + CONTEXT_LEN] = first_position, visible_start, context_len
+        work[at + TOKEN], work[at + HEAD], work[at + ROWS] = token, head, rows
+
+    @cuda.jit(device=True)
+    def hand_out_end(work, handed):
+        """There are no more items."""
+        work[WORK_WORDS * (handed & (WORK_SLOTS - 1)) + COUNT] = -1
+
+    return item_of, place_of, key_range, hand_out, hand_out_end

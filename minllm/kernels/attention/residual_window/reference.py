@@ -18,7 +18,7 @@ Source: Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for K
 import numpy as np
 
 from minllm.kernels.attention.reference import QUERY_CHUNK, attend, gather_context
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 
 def window_start(position, residual_window):

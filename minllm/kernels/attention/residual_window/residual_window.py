@@ -16,11 +16,13 @@ FLOPs and bytes: those of both kernels over their keys, and the merge's. A row s
 recent keys, so the cost of their part does not grow with the context.
 """
 
+from minllm.kernels.arguments import dtype_name
+from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.choice import choose_quantized
-from minllm.kernels.attention.common.arguments import check_arguments, scratch_arrays
+from minllm.kernels.attention.common.arguments import check_arguments
 from minllm.kernels.attention.common.merge_states import merge_states
-from minllm.kernels.attention.variants import VARIANTS
-from minllm.kernels.quantization.formats import TOKEN_GROUP
+from minllm.kernels.attention.common.workspace import scratch_arrays
+from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
 PARTS = ("codes", "recent")
@@ -35,7 +37,7 @@ def kernels_for(max_query_len, key_cache):
 def workspace_shapes(query, key_cache, block_tables, recent_key, recent_tables, max_query_len=None):
     """The workspace of `attention`: name -> (shape, dtype). Pass the same max_query_len here and there."""
     tokens, heads, _ = query.shape
-    shapes = {"codes_out": (tuple(query.shape), str(query.dtype))} | {f"{part}_lse": ((tokens, heads), "float32") for part in PARTS}
+    shapes = {"codes_out": (tuple(query.shape), dtype_name(query.dtype))} | {f"{part}_lse": ((tokens, heads), "float32") for part in PARTS}
     inputs = ((key_cache, block_tables), (recent_key, recent_tables))
     for part, module, (cache, tables) in zip(PARTS, kernels_for(max_query_len, key_cache), inputs, strict=True):
         shapes |= {f"{part}_{name}": found for name, found in module.workspace_shapes(query, cache, tables).items()}
@@ -68,7 +70,7 @@ def attention(
     TOKEN_GROUP. The others as in kernels/attention/__init__.py. Raises KernelArgumentError for float32, and for arguments that do not fit.
     """
     check(residual_window >= TOKEN_GROUP, f"residual_window is {residual_window}; it must be a positive multiple of {TOKEN_GROUP} keys")
-    check(str(query.dtype) != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32")
+    check(dtype_name(query.dtype) != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32")
     recent = (query, recent_key, recent_value, out, query_start, recent_lens, recent_tables)
     check_arguments(*recent, scale, sliding_window, max_query_len)
     check_arguments(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, quantized=True)

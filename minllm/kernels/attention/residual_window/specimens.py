@@ -8,7 +8,7 @@ from minllm.kernels.attention.common.specimen_types import NO_SCALES, SM_COUNT
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_quantized.tma_ring import can_fetch
+from minllm.kernels.attention.split_quantized.layout import can_fetch
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format

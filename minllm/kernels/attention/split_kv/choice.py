@@ -3,8 +3,11 @@
 import functools
 import math
 
+from minllm.runtime.device import current_device, is_available
+
 MAX_SPLITS = 256
 HEADS_PER_BLOCK = 8  # more query heads per KV head than this are spread over several blocks
+SMS_IN_SIMULATOR = 132  # as an H100 or H200 has
 BLOCKS_PER_SM = 3  # resident blocks per SM (streaming multiprocessor) that the registers of this kernel allow
 
 
@@ -15,7 +18,13 @@ def head_tiles_of(group):
 
 
 @functools.cache
-def choose_splits(sequences, kv_heads, group, max_context_len, sm_count=132):
+def sms_here():
+    """The number of SMs of this machine's GPU."""
+    return current_device().sm_count if is_available() else SMS_IN_SIMULATOR
+
+
+@functools.cache
+def choose_splits(sequences, kv_heads, group, max_context_len, sm_count):
     """Number of splits per context: the fewest within 15 % of the best use of the GPU's block slots.
 
     `blocks` blocks on `slots` slots run in ceil(blocks / slots) waves; the last wave is rarely full. Splits shorter than 64 keys do not

@@ -13,9 +13,9 @@ import functools
 from numba import cuda, float32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel
+from minllm.tiles.warp import ALL_LANES, WARP
 
 MERGE_WARPS = 4
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64, uint32
 
 from minllm.kernels.attention.split_kv.choice import head_tiles_of
-from minllm.kernels.warp import WARP
 from minllm.ptx import load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
+from minllm.tiles.warp import WARP
 
 
 @dataclass(frozen=True)

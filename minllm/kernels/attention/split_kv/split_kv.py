@@ -25,24 +25,26 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.arguments import dtype_name
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.split_kv.choice import MAX_SPLITS, choose_splits, head_tiles_of
+from minllm.kernels.attention.common.workspace import scratch_arrays
+from minllm.kernels.attention.split_kv.choice import MAX_SPLITS, choose_splits, head_tiles_of, sms_here
 from minllm.kernels.attention.split_kv.merge import make_merge_kernel, share_of_split
 from minllm.kernels.attention.split_kv.rows import LaneShape, make_row_loads, make_unpack
 from minllm.kernels.attention.split_kv.states import make_states
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2, token_stride
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import ALL_LANES, WARP
 
 WARPS = 4
 
 
-def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=132):
+def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None):
     """The states of all splits: name -> (shape, dtype). Pass the same `splits` or `sm_count` here and to `attention`."""
     sizes = sizes_of(query, key_cache, block_tables)
-    splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count)
+    splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count or sms_here())
     return {
         "split_max": ((sizes.sequences, sizes.heads, splits), "float32"),  # base 2
         "split_sum": ((sizes.sequences, sizes.heads, splits), "float32"),
@@ -198,34 +200,20 @@ def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each
 
 
 def attention(
-    query,
-    key_cache,
-    value_cache,
-    out,
-    query_start,
-    context_lens,
-    block_tables,
-    scale,
-    sliding_window=0,
-    max_query_len=None,
-    workspace=None,
-    stream=None,
-    splits=None,
-    sm_count=132,
-    warps=WARPS,
-    keys_each=None,
-):
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, splits=None, sm_count=None, warps=WARPS, keys_each=None,
+):  # fmt: skip
     """Attention of one new token per sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    splits: shares per context, at most 256; by default chosen for a GPU with `sm_count` SMs (streaming multiprocessors).
+    splits: shares per context, at most 256; by default chosen for a GPU with `sm_count` SMs (streaming multiprocessors; None: this GPU's).
     Raises KernelArgumentError for more than one new token per sequence, which flash_attention_2 supports.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_kv", sizes, max_query_len)
-    splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count)
+    splits = splits or choose_splits(sizes.sequences, sizes.kv_heads, sizes.group, sizes.max_context_len, sm_count or sms_here())
     check(1 <= splits <= MAX_SPLITS, f"splits is {splits}; it must be 1 to {MAX_SPLITS}")
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits), query)
     states = (scratch["split_max"], scratch["split_sum"], scratch["split_out"])
     split, threads, step, head_tiles = make_split_kernel(dtype, sizes.head_dim, sizes.block_size, sizes.group, warps, keys_each)

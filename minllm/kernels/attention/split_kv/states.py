@@ -10,8 +10,8 @@ from numba import cuda, float32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.vector import store_4_float32
-from minllm.kernels.warp import ALL_LANES, WARP
 from minllm.ptx import ex2
+from minllm.tiles.warp import ALL_LANES, WARP
 
 
 @functools.cache

@@ -1,11 +1,11 @@
-"""Products of a tile of quantised keys and values: codes are multiplied.
+"""Products of a tile of quantised values, and what those of keys (integers, floats, channels) share with them: codes are multiplied.
 
 An integer key is k = s c + z: codes c, and a scale and a zero for every group of channels. Neither is applied to a number of K or V:
 
     q . k = sum over groups of    s (q . c) + z sum(q)             one multiply-add per score and group, not per number
     p v   = (p s) . c + p . z     the weight takes the scale along; what the zeros add is one number for all channels of a group
 
-so that the codes themselves are the operands. q . c is a product of integers (query.py). (p s) . c and p . z are products of float16:
+so that the codes themselves are the operands. q . c is a product of integers (integers.py). (p s) . c and p . z are products of float16:
 weights are transposed first, two keys per word, and multiplied by the scales of two keys at a time; the same words hold the zeros,
 which are the A operand of p . z. 8-bit floats are operands as they are; their scale, one per head, goes into the scale of the scores and
 the output, as does the unit that integers become float16 in (codes.py).
@@ -14,146 +14,15 @@ S^T is [keys, heads], O^T [channels, heads]; codes.py says what a lane holds of 
 """
 
 import functools
-import math
 
 from numba import cuda, float32, int32, int64, uint32
 
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
 from minllm.kernels.attention.split_quantized.codes import lanes_of, operands_of
-from minllm.kernels.attention.split_quantized.ring import LINE_BYTES, make_scale_places
-from minllm.ptx import (
-    fma_f16x2,
-    ldmatrix_x2,
-    ldmatrix_x2_trans,
-    ldmatrix_x4,
-    ldmatrix_x4_trans,
-    mma_m16n8k16_f16,
-    mma_m16n8k32_u8_s8,
-    movmatrix_trans,
-    pack_f16x2,
-    prmt,
-    unpack_f16x2,
-)
+from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
+from minllm.ptx import fma_f16x2, ldmatrix_x2_trans, ldmatrix_x4_trans, mma_m16n8k16_f16, movmatrix_trans, pack_f16x2, prmt
 
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16 bits of two words
-MINUS_INFINITY = -math.inf
-
-
-@functools.cache
-def make_chunk_at(layout):
-    """chunk_at(tile, pair, lane): the shared address that a lane gives ldmatrix for 16 rows of codes, of which it loads chunks 2 * pair and
-    2 * pair + 1. tile: where the first of the rows begins."""
-    row_bytes, row_chunks, swizzled = layout.row_bytes, layout.chunks, layout.tma
-    rows_per_line = max(1, LINE_BYTES // layout.kv_format.code_bytes)
-
-    @cuda.jit(device=True)
-    def chunk_at(tile, pair, lane):
-        row, chunk = uint32(lane) % uint32(16), uint32(lane) // uint32(16)
-        if swizzled:  # lines of eight chunks, of which chunk c of line i lies at c ^ i: minllm/ptx/swizzle.py
-            line = uint32(row // uint32(rows_per_line))
-            within = uint32(row % uint32(rows_per_line) * uint32(row_chunks) + chunk)
-            at = uint32(within ^ line % uint32(8) ^ uint32(2 * pair))
-            return uint32(uint32(tile) + line * uint32(LINE_BYTES) + at * uint32(16))
-        return uint32(tile + row * row_bytes + 16 * (2 * pair + chunk))
-
-    return chunk_at
-
-
-@functools.cache
-def make_float_scores(layout, heads_here):
-    """score_tile(scores, operands, ring) for 8-bit floats: scores [8-key rows, a lane's heads] = K q^T, in units."""
-    kv_format, lanes = layout.kv_format, lanes_of(layout.kv_format, heads_here)
-    key_operands, steps = operands_of(kv_format.name).key_operands, kv_format.head_dim // 16
-    columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
-    chunk_at, tile_bytes = make_chunk_at(layout), 16 * layout.row_bytes
-    chain_words = 4 * key_tiles * columns
-    sum_count = 2 * chain_words
-
-    @cuda.jit(device=True)
-    def score_tile(scores, operands, ring):
-        """Even and odd steps are summed apart: two short chains of products, not a long one."""
-        words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
-        sums = cuda.local.array(sum_count, float32)
-        for i in range(sum_count):
-            sums[i] = float32(0.0)
-        for pair in range((steps + 1) // 2):
-            for key_tile in range(key_tiles):
-                address = chunk_at(ring.stage + key_tile * tile_bytes, pair, ring.lane)
-                if 2 * pair + 1 < steps:
-                    ldmatrix_x4(words, 0, address)
-                else:
-                    ldmatrix_x2(words, 0, address)
-                for step in range(2 * pair, min(2 * pair + 2, steps)):
-                    key_operands(a, words, 2 * (step % 2), 0)
-                    for column in range(columns):
-                        at = step % 2 * chain_words + 4 * (key_tile * columns + column)
-                        mma_m16n8k16_f16(sums, at, a, 0, operands.fragments, 2 * (column * steps + step))
-        for row in range(2 * key_tiles):
-            for column in range(columns):
-                for i in range(halves):
-                    at = 4 * (row // 2 * columns + column) + row % 2 * 2 + i
-                    scores[(row * columns + column) * halves + i] = sums[at] + sums[chain_words + at]
-
-    return score_tile
-
-
-@functools.cache
-def make_integer_scores(layout, heads_here):
-    """score_tile for integers."""
-    kv_format, chunks, key_tiles, tile_bytes = layout.kv_format, layout.chunks, layout.keys // 16, 16 * layout.row_bytes
-    groups, heads, operands_of_format = kv_format.groups, lanes_of(kv_format, heads_here).heads, operands_of(kv_format.name)
-    key_operands, chunk_words = operands_of_format.key_operands, operands_of_format.steps  # words of B per chunk of 16 bytes
-    chunk_at, (_, scale_word_of) = make_chunk_at(layout), make_scale_places(layout)
-    group_chunks, pitch = chunks // groups, -(-kv_format.head_dim // 32) * 2
-    parts = 2 if chunk_words == 2 or group_chunks == 1 else 1  # products for a pair of chunks
-    chains = max(2, groups)  # sums per group, or of even and odd pairs: short chains of products
-    chain_words = 4 * key_tiles * heads
-    sum_count = chains * chain_words
-
-    @cuda.jit(device=True)
-    def scale_sums(scores, sums, query_sums, ring, scale_word, key_tile, group):
-        """scores[key_tile] (+)= scale * sums + zero * sum(q) of one group, by the scales of this lane's keys."""
-        first_word = int64(scale_word) + int64(ring.lane // 4 * groups)  # of this lane's first key
-        for half in range(2):
-            scale, zero = unpack_f16x2(ring.words[first_word + ((16 * key_tile + 8 * half) * groups + group)])
-            for j in range(heads):
-                at, to = 4 * (key_tile * heads + j) + 2 * half, (2 * key_tile + half) * heads + j
-                upper, lower = sums[group * chain_words + at], sums[group * chain_words + at + 1]
-                if groups == 1:
-                    upper, lower = int32(upper + sums[chain_words + at]), int32(lower + sums[chain_words + at + 1])
-                score = zero * query_sums[group * heads + j]
-                if group > 0:
-                    score += scores[to]
-                scores[to] = score + scale * float32(int32(256 * upper + lower))
-
-    @cuda.jit(device=True)
-    def score_tile(scores, operands, ring):
-        """A group is scaled as soon as its last chunk has been multiplied."""
-        scale_word = scale_word_of(ring)
-        words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
-        sums = cuda.local.array(sum_count, int32)
-        for i in range(sum_count):
-            sums[i] = int32(0)
-        for pair in range((chunks + 1) // 2):
-            for key_tile in range(key_tiles):
-                address = chunk_at(ring.stage + key_tile * tile_bytes, pair, ring.lane)
-                if 2 * pair + 1 < chunks:
-                    ldmatrix_x4(words, 0, address)
-                else:
-                    ldmatrix_x2(words, 0, address)
-                    words[2], words[3] = uint32(0), uint32(0)
-                for part in range(parts if 2 * pair + 1 < chunks else 1):
-                    key_operands(a, words, part, parts)
-                    group = (2 * pair + part) // group_chunks
-                    chain = group if groups > 1 else (pair * parts + part) % 2
-                    for j in range(heads):
-                        at = chain * chain_words + 4 * (key_tile * heads + j)
-                        word = j * pitch + 2 * (pair * chunk_words + part * (chunk_words - 1))
-                        mma_m16n8k32_u8_s8(sums, at, a, 0, operands.fragments, word)
-                    end = min(2 * pair + (part + 1) * (3 - parts), chunks)  # of the chunks that have been multiplied
-                    if end % group_chunks == 0:
-                        scale_sums(scores, sums, operands.sums, ring, scale_word, key_tile, group)
-
-    return score_tile
 
 
 @functools.cache
@@ -181,7 +50,7 @@ def make_value_products(layout, heads_here):
     kv_format, lanes, chunks = layout.kv_format, lanes_of(layout.kv_format, heads_here), layout.chunks
     integers, groups = not kv_format.is_float, kv_format.groups
     heads, columns, halves, shared, lane_groups = lanes.heads, lanes.columns, lanes.halves, lanes.shared, lanes.lane_groups
-    operands = operands_of(kv_format.name)
+    operands = operands_of(kv_format)
     value_operands, chunk_steps, group_steps = operands.value_operands, operands.steps, kv_format.head_dim // 16 // groups
     key_tiles, tile_bytes, scales_at = layout.keys // 16, 16 * layout.row_bytes, layout.scale_words
     chunk_at, values_at, (_, scale_word_of) = make_chunk_at(layout), key_tiles * tile_bytes, make_scale_places(layout)

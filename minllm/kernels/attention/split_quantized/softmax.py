@@ -1,8 +1,7 @@
 """Online softmax over scores of quantised keys: it rescales only when it must.
 
-As in FlashAttention-4, weights are taken to a maximum that may lag behind the largest score by
-a factor of 2**SLACK. As long as no lane of the warp meets a larger one, nothing is exchanged and nothing multiplied. The result is still
-the exact softmax, since whatever is subtracted from all scores cancels.
+As in FlashAttention-4, weights are taken to a maximum that may lag behind the largest score by a factor of 2**SLACK. As long as no lane of
+the warp meets a larger one, nothing is exchanged and nothing multiplied. What is subtracted from all scores cancels: the softmax is exact.
 
 Weights, and weights times the scales of the values, become float16 operands. Weights are lifted by 2**BASE, away from float16's smallest
 numbers, which costs nothing in an exponent. Scales are multiplied by `lift`, one over a power of two above the largest scale so far
@@ -14,13 +13,11 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.codes import lanes_of, operands_of
-from minllm.kernels.attention.split_quantized.query import EXPONENT_BITS, TWO_EXPONENTS
-from minllm.kernels.attention.split_quantized.ring import make_scale_places
-from minllm.kernels.attention.split_tensor_core.merge_parts import maximum_over_rows, sum_over_rows
+from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of, operands_of
+from minllm.kernels.attention.split_quantized.layout import make_scale_places
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
-from minllm.kernels.warp import ALL_LANES
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
+from minllm.tiles.warp import ALL_LANES, maximum_over_rows, sum_over_rows
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
 UNLIFTED = 2.0**-BASE
@@ -46,7 +43,7 @@ def make_code_softmax(layout, heads_here):
     kv_format, lanes = layout.kv_format, lanes_of(layout.kv_format, heads_here)
     head_dim, groups, integers = kv_format.head_dim, kv_format.groups, not kv_format.is_float
     heads, columns, halves, parts, lane_groups = lanes.heads, lanes.columns, lanes.halves, lanes.parts, lanes.lane_groups
-    operands_of_format, zero_tiles, (_, scale_word_of) = operands_of(kv_format.name), lanes.zero_tiles, make_scale_places(layout)
+    operands_of_format, zero_tiles, (_, scale_word_of) = operands_of(kv_format), lanes.zero_tiles, make_scale_places(layout)
     value_channel, unit = operands_of_format.value_channel, operands_of_format.unit
     chunk_steps, upper_factor = operands_of_format.steps, operands_of_format.upper_factor
     steps, rows, scale_words = head_dim // 16, layout.keys // 8, layout.scale_words

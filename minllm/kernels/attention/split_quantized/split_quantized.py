@@ -2,19 +2,15 @@
 
 The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile and what is done with it differ, one idea per file:
 
-    ring, tma_ring    codes and their scales travel as they lie in memory, by cp.async, or by TMA, which a warp of its own keeps busy
-    codes             words of codes become operands, one instruction for two numbers, or none; which heads and groups a lane has
-    query             queries as operands for products with codes
-    products          products of codes; scales and zeros are applied to scores and weights, never to keys or values
-    channel_scores    products of codes of keys by channel
-    softmax           online softmax that rescales only when it must
+    layout      codes and their scales travel as they lie in memory, by cp_async_ring.py, or tma_ring.py, which keeps a warp busy
+    codes       words of codes become operands, one instruction for two numbers, or none; which heads and groups a lane has
+    products    products of codes; scales and zeros are applied to scores and weights: no dequantised number exists, not even in a register
+    integers, floats, channels   queries and scores of one kind of keys each: only that of the cache's format is loaded
+    softmax     online softmax that rescales only when it must
 
-So no dequantised key or value exists anywhere, neither in memory nor in a register.
-
-FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills, and for integers 256 for every
-two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits / 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but
-8 bytes of scales per KV head. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read. Against bfloat16
-that is 1.94 times less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
+FLOPs: those of split_tensor_core.py, and for integers 256 for every two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits
+/ 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but 8 bytes of scales per KV head. Against bfloat16 that is 1.94 times
+less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 Measured: docs/results.md, rows split_quantized, beside split_tensor_core in bfloat16; docs/split-decode.md says what mattered.
 """
@@ -23,32 +19,19 @@ import functools
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.arguments import is_contiguous
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.arguments import dtype_name, is_contiguous
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.window_keys import check_window, code_keys
-from minllm.kernels.attention.split_quantized.channel_scores import make_channel_scores
-from minllm.kernels.attention.split_quantized.codes import lanes_of
-from minllm.kernels.attention.split_quantized.products import make_float_scores, make_integer_scores, make_mask, make_value_products
-from minllm.kernels.attention.split_quantized.query import QueryOperands, make_query_preparation, query_counts
-from minllm.kernels.attention.split_quantized.ring import CodeCache, CodeLayout, make_cp_async_source
+from minllm.kernels.attention.common.workspace import scratch_arrays
+from minllm.kernels.attention.split_quantized.codes import QueryOperands, arithmetic_of, lanes_of
+from minllm.kernels.attention.split_quantized.layout import CodeCache, CodeLayout, can_fetch, make_source, map_of
+from minllm.kernels.attention.split_quantized.products import make_mask, make_value_products
 from minllm.kernels.attention.split_quantized.softmax import CodeState, make_code_softmax
-from minllm.kernels.attention.split_quantized.tma_ring import can_fetch, make_tma_source, map_of
+from minllm.kernels.attention.split_tensor_core import shape as shapes
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
-from minllm.kernels.attention.split_tensor_core.shape import (
-    HOPPER,
-    SplitShape,
-    block_shared_bytes,
-    capability_here,
-    first_that_fits,
-    grid_of,
-    head_tiles_of,
-    line_heads_of,
-    sms_here,
-)
 from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import bar_sync
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -71,32 +54,21 @@ def make_visible_codes(residual_window):
 def make_products(layout, dtype, heads_here, head_tiles):
     """The Products of blocks of `heads_here` query heads of 16-bit `dtype`."""
     kv_format = layout.kv_format
-    make_scores = make_channel_scores if kv_format.keys_by_channel else make_float_scores if kv_format.is_float else make_integer_scores
-    scores, mask, values = make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
-    queries = make_query_preparation(kv_format, dtype, heads_here, head_tiles)
-    return Products(*queries, scores, mask, values, lanes_of(kv_format, heads_here).heads * layout.keys // 8)
-
-
-@functools.cache
-def make_synchronize(threads):
-    """A barrier for the first `threads` threads of a block."""
-
-    @cuda.jit(device=True)
-    def synchronize():
-        bar_sync(1, threads)
-
-    return synchronize
+    arithmetic = arithmetic_of(kv_format)
+    load_query, prepare = arithmetic.make_query(kv_format, dtype, heads_here, head_tiles)
+    score, mask, values = arithmetic.make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
+    return Products(load_query, prepare, score, mask, values, lanes_of(kv_format, heads_here).heads * layout.keys // 8)
 
 
 @functools.cache
 def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early):
     """The walk of blocks of a SplitShape: make_kernel says what the arguments are."""
-    head_dim, (head_tiles, heads_here) = kv_format.head_dim, head_tiles_of(group, kv_format.head_dim)
+    head_dim, (head_tiles, heads_here) = kv_format.head_dim, shapes.head_tiles_of(group, kv_format.head_dim)
     layout, by_tma, warps = layout_of(kv_format, shape), shape.tensor_copies, shape.warps
     plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
-    source = (make_tma_source if by_tma else make_cp_async_source)(layout, block_size, head_tiles, warps, plan)
+    source = make_source(layout, block_size, head_tiles, warps, plan)
     products, softmax = make_products(layout, dtype, heads_here, head_tiles), make_code_softmax(layout, heads_here)
-    merge = make_merges(head_dim, warps, *([make_synchronize(32 * warps)] if by_tma else []))
+    merge = make_merges(head_dim, warps, has_producer=by_tma)
     return make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=True)
 
 
@@ -104,10 +76,10 @@ def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_
 def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_window=0):
     """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape;
     residual_window: 0, or that beside which these codes are kept."""
-    head_tiles, heads_here = head_tiles_of(group, kv_format.head_dim)
+    head_tiles, heads_here = shapes.head_tiles_of(group, kv_format.head_dim)
     by_tma, lanes = shape.tensor_copies, lanes_of(kv_format, heads_here)
     threads = 32 * (shape.warps + by_tma)  # with the producer's
-    loaded_count, fragment_count = query_counts(kv_format, heads_here)
+    loaded_count, fragment_count = arithmetic_of(kv_format).query_counts(kv_format, heads_here)
     load_early = loaded_count <= 16 and threads * shape.blocks <= 256  # if the registers have room for the queries of two heads
     head_count, group_count, out_count = lanes.heads, kv_format.groups * lanes.heads, kv_format.head_dim // 4 * lanes.columns
     zero_count = 4 * lanes.zero_tiles * lanes.columns
@@ -164,8 +136,8 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
     finishes a head while the others go on. The fewer bytes a key has, the sooner a head is finished. TMA fetches 32 keys at a time: that
     makes few requests, and rings without padding have room for them.
     """
-    shared_bytes, sm_count = shared_bytes or block_shared_bytes(), sm_count or sms_here()
-    _, heads = head_tiles_of(group, kv_format.head_dim)
+    shared_bytes, sm_count = shared_bytes or shapes.block_shared_bytes(), sm_count or shapes.sms_here()
+    _, heads = shapes.head_tiles_of(group, kv_format.head_dim)
     narrow = kv_format.code_bytes in (32, 64)
     keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
     keys = kv_format.token_group if kv_format.keys_by_channel else keys  # whose tiles are groups
@@ -177,21 +149,21 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
     else:
         many = [(4, 32, 3, 2, 1)]
     sizes = [*many, *few] if line_heads >= 2 * sm_count else few
-    candidates = [SplitShape(*numbers, tensor_copies=tensor_copies, turns=turns) for *numbers, turns in sizes]
-    return first_that_fits(candidates, kv_format.head_dim, heads, lambda shape: layout_of(kv_format, shape).ring_bytes, shared_bytes)
+    candidates = [shapes.SplitShape(*numbers, tensor_copies=tensor_copies, turns=turns) for *numbers, turns in sizes]
+    return shapes.first_that_fits(candidates, kv_format.head_dim, heads, lambda shape: layout_of(kv_format, shape).ring_bytes, shared_bytes)
 
 
 def shape_of(sizes, kv_format, sm_count=None):
     """The SplitShape of a call. TMA fetches codes if GPU and cache allow it."""
-    by_tma = capability_here() >= HOPPER and can_fetch(kv_format, sizes.block_size)
-    return shape_for(kv_format, sizes.group, line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma)
+    by_tma = shapes.capability_here() >= shapes.HOPPER and can_fetch(kv_format, sizes.block_size)
+    return shape_for(kv_format, sizes.group, shapes.line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma)
 
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
     sizes = sizes_of(query, key_cache, block_tables)
-    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, key_cache.format, sm_count))
-    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    blocks = shapes.grid_of(sizes, splits, sm_count, shape or shape_of(sizes, key_cache.format, sm_count))
+    _, heads = shapes.head_tiles_of(sizes.group, sizes.head_dim)
     return part_shapes(blocks, heads, sizes.head_dim)
 
 
@@ -211,19 +183,19 @@ def attention(
     check_single_tokens("split_quantized", sizes, max_query_len, splits)
     check_window(residual_window, key_cache.format)
     check_lse(sizes, lse)
-    kv_format = key_cache.format
+    kv_format, dtype = key_cache.format, dtype_name(query.dtype)
     caches = (key_cache.codes, value_cache.codes, key_cache.scales, value_cache.scales)
-    check_caches(caches, kv_format, str(query.dtype), sizes.block_size)
+    check_caches(caches, kv_format, dtype, sizes.block_size)
     shape = shape or shape_of(sizes, kv_format, sm_count)
     tiles = shape.keys == kv_format.token_group or not kv_format.keys_by_channel
     check(tiles, f"a warp's tile has {shape.keys} keys; of keys by channel it is a group of {kv_format.token_group}")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
-    chosen, threads, shared_bytes = make_kernel(kv_format, str(query.dtype), sizes.block_size, sizes.group, splits, shape, residual_window)
+    chosen, threads, shared_bytes = make_kernel(kv_format, dtype, sizes.block_size, sizes.group, splits, shape, residual_window)
     batch = (query_start, context_lens, block_tables, float(scale * LOG2_E), int(sliding_window))
     maps = [map_of(cache.codes, shape.keys) if shape.tensor_copies else None for cache in (key_cache, value_cache)]
     arguments = (query, *caches, out, lse, *states, *batch, *maps)
-    launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
+    launch(chosen, shapes.grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
 
 
 def check_caches(caches, kv_format, dtype, block_size):

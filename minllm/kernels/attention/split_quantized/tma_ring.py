@@ -1,4 +1,4 @@
-"""The rings of ring.py filled by TMA, for which a warp works as producer.
+"""The rings of layout.py filled by TMA, for which a warp works as producer.
 
 For Hopper and later. The codes of a cache are lines of 128 bytes to TMA, of one key or of several: a head's keys lie side by side. It
 fetches boxes of as many keys as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as
@@ -18,15 +18,8 @@ import functools
 
 from numba import cuda, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.ring import (
-    BARRIER_BYTES,
-    LINE_BYTES,
-    SWIZZLE_BYTES,
-    make_clear_scales,
-    make_look_up,
-    make_scale_places,
-    run_of,
-)
+from minllm.kernels.attention.split_quantized.layout import BARRIER_BYTES, LINE_BYTES, make_scale_places, run_of
+from minllm.kernels.attention.split_quantized.ring import make_clear_scales, make_look_up
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.attention.split_tensor_core.walk import Ring, Source
 from minllm.ptx import (
@@ -39,22 +32,6 @@ from minllm.ptx import (
     mbarrier_init,
     mbarrier_wait_parity,
 )
-from minllm.runtime.tensor_map import tensor_map
-
-SMALLEST_TILE = 16  # keys
-
-
-def can_fetch(kv_format, block_size):
-    """Whether TMA can fetch a cache's codes: lines of whole keys, in boxes after which the swizzle repeats."""
-    code_bytes, run = kv_format.code_bytes, run_of(block_size, SMALLEST_TILE)
-    return LINE_BYTES % code_bytes == 0 and run * code_bytes % SWIZZLE_BYTES == 0
-
-
-def map_of(codes, keys):
-    """The tensor map of a cache's codes for tiles of `keys` keys."""
-    lines = codes.reshape(-1, LINE_BYTES)
-    box_bytes = run_of(codes.shape[2], keys) * codes.shape[3]
-    return tensor_map(lines, (box_bytes // LINE_BYTES, LINE_BYTES), swizzle=LINE_BYTES, promotion=LINE_BYTES)
 
 
 @functools.cache
@@ -133,7 +110,7 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
 
 
 @functools.cache
-def make_tma_source(layout, block_size, head_tiles, warps, plan):
+def make_source(layout, block_size, head_tiles, warps, plan):
     """Codes by TMA: the warps that compute only wait for tiles and release them."""
     keys, scale_words = layout.keys, layout.scale_words
     clear_scales, (setup, filled) = make_clear_scales(layout), make_barriers(layout, warps)

@@ -21,11 +21,12 @@ import math
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.arguments import dtype_name
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.online_softmax import finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.attention.split_tensor_core.merge_parts import sum_over_rows
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.attention.split_tensor_core.shape import sms_here
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_clear, make_products, make_softmax, sizes_of_lane
@@ -33,6 +34,7 @@ from minllm.kernels.attention.split_tensor_core.walk import Ring, Softmax
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, ex2, load_32, shared_address
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.cp_async import make_copies, row_words_of
+from minllm.tiles.warp import sum_over_rows
 
 MINUS_INFINITY = -math.inf
 WARPS, KEYS = 4, 32
@@ -207,7 +209,7 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale)
     check_single_tokens("split_cascade", sizes, 1)
-    dtype = str(query.dtype)
+    dtype = dtype_name(query.dtype)
     check(dtype in ("float16", "bfloat16"), f"split_cascade takes float16 and bfloat16, not {dtype}")
     check(1 <= prefix_len < sizes.max_context_len, f"prefix_len is {prefix_len}; contexts have up to {sizes.max_context_len} keys")
     head_dim_limit = 128

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.choice import suits_clusters
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
@@ -30,7 +31,6 @@ from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpS
 from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
 from minllm.kernels.attention.split_tensor_core.shape import (
-    HOPPER,
     block_shared_bytes,
     capability_here,
     head_tiles_of,
@@ -42,6 +42,7 @@ from minllm.kernels.attention.split_tensor_core.tile import Operands, State, mak
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
+from minllm.runtime.device import HOPPER
 from minllm.runtime.kernel import check, kernel, launch
 
 MINUS_INFINITY = -math.inf
@@ -198,7 +199,7 @@ def cluster_shape(sizes, sm_count=None):
 def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):
     """Launch the kernel on checked inputs of split_tensor_core.attention, `splits` blocks of this SplitShape for each head."""
     query, key_cache, value_cache, *_ = inputs
-    made = make_cluster_kernel(str(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape)
+    made = make_cluster_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape)
     cluster_kernel, threads, shared_bytes = made
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
     arguments = (*inputs, float(scale * LOG2_E), int(sliding_window), *maps)
@@ -222,6 +223,6 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_cluster", sizes, max_query_len)
-    check(str(query.dtype) != "float32", "split_cluster takes float16 and bfloat16, not float32")
+    check(dtype_name(query.dtype) != "float32", "split_cluster takes float16 and bfloat16, not float32")
     check(isinstance(query, np.ndarray) or capability_here() == HOPPER, "split_cluster needs a GPU of compute capability 9.0")
     launch_clusters(inputs, sizes, scale, sliding_window, stream, CLUSTER, cluster_shape(sizes))

@@ -10,18 +10,15 @@ FLOPs: 2 * head_dim per state and head. Bytes: 4 * (head_dim + 2) per state and 
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention.common.online_softmax import finite_or_zero, log_sum_exp, reciprocal_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES
-from minllm.ptx import ex2, float_as_uint, load_128, store_128, uint_as_float
+from minllm.ptx import bar_sync, ex2, float_as_uint, load_128, store_128, uint_as_float
+from minllm.tiles.warp import ALL_LANES, warp_max, warp_sum
 
-MINUS_INFINITY = -math.inf
 VECTOR = 4  # float32 in 16 bytes: what a thread merges at one time
 PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of the kernels' arguments
 
@@ -58,36 +55,6 @@ def part_shapes(blocks, heads, head_dim):
     """The workspace of Parts: name -> (shape, dtype)."""
     shapes = ((2 * blocks, heads), (2 * blocks, heads), (2 * blocks, heads, head_dim), (blocks,))
     return dict(zip(PART_NAMES, zip(shapes, ("float32", "float32", "float32", "int32"), strict=True), strict=True))
-
-
-@cuda.jit(device=True)
-def maximum_over_rows(value):
-    """The largest of a column's values over the eight rows of lanes."""
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 4))
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 8))
-    return max(value, cuda.shfl_xor_sync(ALL_LANES, value, 16))
-
-
-@cuda.jit(device=True)
-def sum_over_rows(value):
-    """The sum of a column's values over the eight rows of lanes."""
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
-    return value + cuda.shfl_xor_sync(ALL_LANES, value, 16)
-
-
-@cuda.jit(device=True)
-def warp_max(value):
-    """The largest `value` of the warp's lanes, in every lane."""
-    for distance in (16, 8, 4, 2, 1):
-        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
-    return value
-
-
-@cuda.jit(device=True)
-def synchronize_block():
-    """The barrier of all threads."""
-    cuda.syncthreads()
 
 
 @cuda.jit(device=True)
@@ -150,14 +117,21 @@ def make_write_zeros(head_dim, threads, visible_keys):
 
 
 @functools.cache
-def make_merges(head_dim, warps, synchronize=synchronize_block):
-    """The Merge of the first `warps` warps of a block; synchronize: their barrier, where a block has other warps too."""
+def make_merges(head_dim, warps, has_producer=False):
+    """The Merge of the first `warps` warps of a block; has_producer: it has another warp, which does not wait at their barrier."""
     threads = 32 * warps
     vectors_each = -(-head_dim // (32 * VECTOR))  # per lane
     dims_each = VECTOR * vectors_each
     parts_at_once = 16 // vectors_each  # parts of a head whose loads are in flight together
     word_count = parts_at_once * dims_each
     merge_warps = make_warp_merge(warps)
+
+    @cuda.jit(device=True)
+    def synchronize():
+        if has_producer:
+            bar_sync(1, threads)
+        else:
+            cuda.syncthreads()
 
     @cuda.jit(device=True)
     def write_whole(states, out, lse, heads, scale):

@@ -1,24 +1,22 @@
 """A decode step's keys divided among blocks: a line of tiles in fair shares.
 
-The visible keys of a sequence are taken in tiles. The tiles of all sequences and heads form one line: the heads of a sequence behind each
-other, then those of the next sequence. Each block takes a run of neighbouring tiles. A run may end in the middle of a head, where the next
-run begins; merge_parts.py puts a head together that was cut. Every warp computes the plan from context_lens on the device, so that a CUDA
-graph that was captured once serves contexts that grow.
+The tiles of all sequences' visible keys form one line: the heads of a sequence behind each other, then those of the next sequence. Each
+block takes a run of neighbouring tiles, which may end in the middle of a head, where the next run begins (merge_parts.py). Every warp
+computes the plan from context_lens on the device, so that a CUDA graph that was captured once serves contexts that grow.
 
 The number of blocks that work is chosen so that, in a batch of equal lengths, every head gets a whole number of blocks, or every block a
 whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none.
 
-With a fixed number of `splits`, a sequence is cut in the same places whatever the batch around it: block (sequence * heads + head) * splits
-+ split takes an equal share of one head. "Head" means here what a block takes at one time: a KV head, or a tile of its query heads.
+"Head" means here what a block takes at one time: a KV head, or a tile of its query heads.
 """
 
 import functools
+import importlib
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from minllm.kernels.reduction import warp_sum
-from minllm.kernels.warp import ALL_LANES
+from minllm.tiles.warp import ALL_LANES, warp_sum
 
 SEQUENCES_AT_ONCE = 4  # sequences per lane whose lengths are loaded together
 
@@ -54,7 +52,7 @@ class Cut(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The device functions of a plan."""
+    """Device functions."""
 
     visible_keys: Any  # (sequence, batch) -> (first key, one past the last)
     begin: Any  # (batch) -> (Cursor, Cut) of this block
@@ -210,31 +208,8 @@ def make_fair_plan(tile, visible=visible_keys):
     return Plan(visible, begin, advance, parts_of_head)
 
 
-@functools.cache
-def make_fixed_plan(tile, splits, visible=visible_keys):
-    """The Plan of a fixed number of splits."""
-    tiles_of, advance = make_steps(tile, visible)
-
-    @cuda.jit(device=True)
-    def begin(batch):
-        """This block's first tile, and the cut; the last splits of a short context are empty."""
-        block = int32(cuda.blockIdx.x)
-        pair = quotient(block, splits)
-        sequence = quotient(pair, batch.line_heads)
-        first, tiles = tiles_of(sequence, batch)
-        share = quotient(tiles + splits - 1, splits)
-        at = int32((block - pair * splits) * share)
-        left = int32(max(0, min(share, tiles - at)))
-        return Cursor(sequence, int32(pair - sequence * batch.line_heads), at, tiles, first, left), Cut(int32(0), share, int32(0))
-
-    @cuda.jit(device=True)
-    def parts_of_head(cursor, cut, line):
-        """(slot of the first part, parts) of the cursor's head."""
-        return int32(2 * splits * quotient(cuda.blockIdx.x, splits)), int32(quotient(cursor.tiles - 1, cut.share) + 1)
-
-    return Plan(visible, begin, advance, parts_of_head)
-
-
 def make_plan(tile, splits, visible=visible_keys):
-    """The Plan for tiles of `tile` keys; splits: None for fair shares."""
-    return make_fixed_plan(tile, splits, visible) if splits else make_fair_plan(tile, visible)
+    """The Plan for tiles of `tile` keys; splits: None for fair shares, else fixed_plan.py, which is loaded for them only."""
+    if not splits:
+        return make_fair_plan(tile, visible)
+    return importlib.import_module(f"{__package__}.fixed_plan").make_fixed_plan(tile, splits, visible)

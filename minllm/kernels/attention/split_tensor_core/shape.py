@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from minllm.kernels.attention.split_tensor_core.merge_parts import pitch_of
 from minllm.machine.occupancy import MULTIPROCESSORS
-from minllm.runtime.device import current_device, is_available
+from minllm.runtime.device import HOPPER, current_device, is_available
 
-SIMULATED_CAPABILITY, SIMULATED_SMS = (9, 0), 132  # without a GPU: an H200
-HOPPER = (9, 0)
+SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # without a GPU: an H200
 RESERVED_BYTES = 1024  # shared memory that CUDA reserves per block
 STATIC_BYTES = 48 * 1024  # static shared memory that a block can have: the states of its warps
 

@@ -5,11 +5,10 @@ What counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/
 before the first and after the last of them. One idea per file:
 
     walk          a block's walk over heads and tiles: the frame
-    ring          every warp has a ring of 16-key tiles in shared memory, filled by cp.async or TMA: 100 KB and more per SM are in flight
-    tile          both products on tensor cores with keys (or head_dim) on the 16 rows of mma and the heads on its 8 columns, and softmax
-    plan          ragged contexts laid on a line of tiles and cut into equal runs, one per block, planned on the device
+    ring          a warp's own ring of tiles in shared memory, which cp_async_ring.py or tma_ring.py fills
+    tile          both products on tensor cores, and softmax
+    plan          ragged contexts cut into equal runs of tiles, one per block, on the device; fixed_plan.py cuts without regard to the batch
     merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
-    shape         warps, stages and blocks
     cluster, unified_maximum, cascade   kernels of the same parts: for one short sequence, with another softmax, behind a shared prefix
 
 FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
@@ -23,22 +22,14 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, scratch_arrays, sizes_of
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
+from minllm.kernels.attention.common.workspace import scratch_arrays
+from minllm.kernels.attention.split_tensor_core import shape as shapes
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of
-from minllm.kernels.attention.split_tensor_core.shape import (
-    HOPPER,
-    SplitShape,
-    block_shared_bytes,
-    capability_here,
-    first_that_fits,
-    grid_of,
-    head_tiles_of,
-    line_heads_of,
-    sms_here,
-)
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
@@ -56,13 +47,13 @@ class Origin(NamedTuple):
 
 def columns_of(group, head_dim):
     """Query heads of a block as mma counts them: whole tiles of 8 columns."""
-    return -(-head_tiles_of(group, head_dim)[1] // 8) * 8
+    return -(-shapes.head_tiles_of(group, head_dim)[1] // 8) * 8
 
 
 @functools.cache
 def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
     """(plan, source, products, softmax) of blocks of a SplitShape; splits: None for fair shares; softmax: tile.make_softmax or the like."""
-    head_tiles, columns, plan = head_tiles_of(group, head_dim)[0], columns_of(group, head_dim), make_plan(shape.tile, splits)
+    head_tiles, columns, plan = shapes.head_tiles_of(group, head_dim)[0], columns_of(group, head_dim), make_plan(shape.tile, splits)
     source = make_source(head_dim, block_size, head_tiles, shape, plan)
     products = make_products(dtype, head_dim, shape.keys, columns, shape.tensor_copies)
     return plan, source, products, softmax(dtype, head_dim, shape.keys, columns, shape.warps)
@@ -71,7 +62,7 @@ def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
 @functools.cache
 def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_softmax):
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; arguments as for make_parts."""
-    head_tiles, by_tma, threads = head_tiles_of(group, head_dim)[0], shape.tensor_copies, 32 * shape.warps
+    head_tiles, by_tma, threads = shapes.head_tiles_of(group, head_dim)[0], shape.tensor_copies, 32 * shape.warps
     query_count, out_count, state_count, _ = sizes_of_lane(head_dim, shape.keys, columns_of(group, head_dim))
     load_early = query_count <= 16  # if the registers have room for the queries of two heads
     parts_of_walk = make_parts(dtype, head_dim, block_size, group, splits, shape, softmax)
@@ -124,29 +115,29 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
     Few heads are cut among all SMs: one block on each, with the deepest rings, makes the fewest parts to merge. With many heads, a block
     takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps.
     """
-    shared_bytes, sm_count = shared_bytes or block_shared_bytes(), sm_count or sms_here()
+    shared_bytes, sm_count = shared_bytes or shapes.block_shared_bytes(), sm_count or shapes.sms_here()
     keys = 16 if head_dim > 64 else 32
-    _, heads = head_tiles_of(group, head_dim)
+    _, heads = shapes.head_tiles_of(group, head_dim)
     one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
-    single = [SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
-    double = [SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
-    return first_that_fits(double + single, head_dim, heads, functools.partial(ring_bytes_of, head_dim), shared_bytes)
+    single = [shapes.SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
+    double = [shapes.SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    return shapes.first_that_fits(double + single, head_dim, heads, functools.partial(ring_bytes_of, head_dim), shared_bytes)
 
 
 def shape_of(sizes, sm_count=None, unified=False):
     """The SplitShape of a call. TMA copies keys if GPU and cache allow it, except for the unified maximum's kernel, which may have to fetch
     a run again."""
-    by_tma = capability_here() >= HOPPER and can_fetch(sizes.head_dim, sizes.block_size)
-    return shape_for(sizes.head_dim, sizes.group, line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma and not unified)
+    by_tma = shapes.capability_here() >= shapes.HOPPER and can_fetch(sizes.head_dim, sizes.block_size)
+    return shape_for(sizes.head_dim, sizes.group, shapes.line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma and not unified)
 
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
-    if str(query.dtype) == "float32":
-        return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count or sms_here())
+    if dtype_name(query.dtype) == "float32":
+        return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
-    blocks = grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
-    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
+    blocks = shapes.grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
+    _, heads = shapes.head_tiles_of(sizes.group, sizes.head_dim)
     return part_shapes(blocks, heads, sizes.head_dim)
 
 
@@ -165,9 +156,9 @@ def attention(
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_tensor_core" if phi is None else "split_unified_maximum", sizes, max_query_len, splits)
     check_lse(sizes, lse)
-    if str(query.dtype) == "float32":
+    if dtype_name(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
-        options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count or sms_here())
+        options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         VARIANTS.stand_in("split_tensor_core").attention(*inputs, *options)
         return
     if all(option is None for option in (splits, shape, phi, lse)):
@@ -189,10 +180,10 @@ def launch_kernel(
     check(not (unified and shape.tensor_copies), "the unified maximum takes no tensor copies: it may have to fetch a run again")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     states = tuple(scratch[name] for name in PART_NAMES)
-    made = make_kernel(str(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape, softmax)
+    made = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape, softmax)
     chosen, threads, shared_bytes = made
     numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
     optional = (*(prefix or (None, None, None)), *maps)
     arguments = (query, key_cache, value_cache, out, lse, *states, query_start, context_lens, block_tables, *numbers, *optional)
-    launch(chosen, grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
+    launch(chosen, shapes.grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)

@@ -13,13 +13,11 @@ Scores are folded unscaled, and their difference to the maximum is scaled: flash
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
-from minllm.kernels.attention.split_tensor_core.merge_parts import maximum_over_rows, sum_over_rows
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.split_tensor_core.ring import row_bytes_of
 from minllm.kernels.attention.split_tensor_core.walk import Products, Softmax
 from minllm.ptx import (
@@ -33,8 +31,7 @@ from minllm.ptx import (
     pack_bf16x2,
     pack_f16x2,
 )
-
-MINUS_INFINITY = -math.inf
+from minllm.tiles.warp import maximum_over_rows, sum_over_rows
 
 
 class Operands(NamedTuple):

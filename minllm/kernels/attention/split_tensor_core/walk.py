@@ -93,18 +93,9 @@ class Softmax(NamedTuple):
     failed: Any = None  # (state, states, heads): whether this thread knows of weights that are not valid (unified_maximum.py)
 
 
-class Steps(NamedTuple):
-    """What a block does within a walk: the device functions of make_steps."""
-
-    open_ring: Any
-    heads_of: Any
-    fill: Any
-    take_tiles: Any
-
-
 @functools.cache
 def make_steps(group, head_dim, shape, source, products, softmax):
-    """The Steps of blocks of a SplitShape for groups of `group` query heads."""
+    """(open_ring, heads_of, fill, take_tiles): what blocks of a SplitShape do within a walk, for groups of `group` query heads."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     threads, tile, stages = 32 * shape.warps, shape.tile, shape.stages
     stage_bytes, warp_bytes, score_count = source.stage_bytes, source.ring_bytes, products.score_count
@@ -170,7 +161,7 @@ def make_steps(group, head_dim, shape, source, products, softmax):
             pipeline = Pipeline(after, here.stage, parity)
         return ahead, pipeline
 
-    return Steps(open_ring, heads_of, fill, take_tiles)
+    return open_ring, heads_of, fill, take_tiles
 
 
 @functools.cache

@@ -30,15 +30,14 @@ Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference 
 import numpy as np
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, check_gated_arguments
+from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, check_gated_arguments, has_wgmma
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
 from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
-from minllm.kernels.matmul.variants import VARIANTS
-from minllm.kernels.matmul.wgmma.wgmma import has_wgmma
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map

@@ -11,7 +11,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.matmul.stores import PACK, make_store_pair
+from minllm.kernels.matmul.output_tiles import PACK, make_store_pair
 from minllm.kernels.vector import address, vectors_per_row
 
 PADDING = 4  # float32 of padding per token, so that the 32 lanes of a warp write to 32 different banks

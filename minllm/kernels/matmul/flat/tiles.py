@@ -19,8 +19,8 @@ from minllm import ptx
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_write
 from minllm.kernels.matmul.fragments import make_multiply_step
 from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check, kernel
+from minllm.tiles.warp import WARP
 
 TILE_K, STEPS = 64, 4  # columns of a tile, and its mma.sync steps
 MOST_TOKENS = 128

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.tiles import FlatTiling
-from minllm.kernels.warp import WARP
 from minllm.runtime.kernel import check
+from minllm.tiles.warp import WARP
 from minllm.tiles.warpgroup import ROWS, THREADS
 
 TILE_K, LINE_BYTES = 64, 128  # elements of a step, and their bytes: the swizzle's span

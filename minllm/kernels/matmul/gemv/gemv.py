@@ -40,9 +40,9 @@ from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
-from minllm.kernels.warp import WARP
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 WARP_SHIFT = 5  # log2(WARP): a warp's number is its thread's, shifted right by this
 

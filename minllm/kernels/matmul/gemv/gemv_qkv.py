@@ -23,9 +23,9 @@ from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT, check_norm
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
-from minllm.kernels.warp import WARP
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
 
 RESIDENT_WARPS = 24  # warps per SM that have registers for their loads in flight
 

@@ -14,9 +14,7 @@ import numpy as np
 from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
-from minllm.kernels.reduction import warp_sum
 from minllm.kernels.vector import VECTOR_BYTES
-from minllm.kernels.warp import WARP
 from minllm.ptx import (
     griddepcontrol_wait,
     load_128,
@@ -25,6 +23,7 @@ from minllm.ptx import (
     unpack_bf16x2,
     unpack_f16x2,
 )
+from minllm.tiles.warp import WARP, warp_sum
 
 
 class GemvTiling(NamedTuple):

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.matmul.stores import PACK, make_store_pair
+from minllm.kernels.matmul.output_tiles import PACK, make_store_pair
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.tiles import warpgroup
 from minllm.tiles.warpgroup import ROWS, WARP_ROWS

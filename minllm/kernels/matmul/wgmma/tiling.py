@@ -1,5 +1,6 @@
 """How the wgmma GEMM is divided among blocks: tile shapes, what they cost, and the choice by shape."""
 
+import functools
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
@@ -94,17 +95,18 @@ TILINGS = (
 )
 
 
-def choose_tiling(m: int, n: int, gated: bool, multiprocessors: int) -> WgmmaTiling:
+@functools.lru_cache(1024)
+def choose_tiling(m: int, n: int, gated: bool, sms: int) -> WgmmaTiling:
     """The tiling whose blocks are done first, when each SM computes one tile after another; of several, the earliest listed.
 
-    A step of a tile takes an SM's tensor cores 128 cycles for every 64 x 64 outputs, or the TMA a cycle for every 64
-    bytes, whichever is longer; beginning and ending a tile counts as half of 64 x 64 outputs.
+    A step of a tile takes an SM's tensor cores 128 cycles per 64 x 64 outputs, or the TMA a cycle per 64 bytes, whichever is longer; a
+    tile's prologue and epilogue count as half of 64 x 64 outputs.
     """
 
     def time(tiling):
         clusters = ceil_div(m, tiling.tile_m * tiling.cluster) * ceil_div(n, tiling.columns(gated))
         products, copies = 128 * tiling.consumers * tiling.tile_n // ROWS, tiling.stage_bytes // 64
-        return ceil_div(clusters, multiprocessors // tiling.cluster) * (max(products, copies) + 64)
+        return ceil_div(clusters, sms // tiling.cluster) * (max(products, copies) + 64)
 
     fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n % 128 == 0) and (m <= FEW_ROWS or not tiling.early))
     return min(fitting, key=lambda tiling: (time(tiling), not tiling.early))

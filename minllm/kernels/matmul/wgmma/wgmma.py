@@ -10,7 +10,7 @@ A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 operations
     in flight             A consumer starts a step's wgmma, then waits for those of the step before: the tensor cores have work while it
                           releases a stage and waits for the next. Its loop has some 35 instructions for 4 wgmma; with 60, among them
                           addresses that the compiler would rather compute again, the tensor cores stood still 8 % of the time, not 1 %.
-    persistent kernel     As many blocks as SMs, each with one tile after another, in an order that shares L2 (tile_order.py): the
+    persistent kernel     As many blocks as SMs, each with one tile after another, in an order that shares L2 (output_tiles.py): the
                           producer loads the next tile's first steps while the consumers write this one.
     epilogue              Bias, residual or the gate are applied to sums in registers, which leave by TMA while the next tile is
                           multiplied (epilogue.py). For the gate a tile of weight is half gate and half up rows, so a thread has both
@@ -34,10 +34,10 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments
-from minllm.kernels.matmul.variants import HOPPER, VARIANTS
+from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma
+from minllm.kernels.matmul.output_tiles import make_tile_order
 from minllm.kernels.matmul.wgmma.epilogue import Output, make_epilogue
-from minllm.kernels.matmul.wgmma.tile_order import make_tile_order
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
@@ -250,11 +250,6 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
 def fits(x, weight) -> bool:
     """Whether TMA can load tiles of x and weight: their rows begin on multiples of 16 bytes."""
     return rows_begin_on(16, x, weight)
-
-
-def has_wgmma(array) -> bool:
-    """Whether the kernel runs where the array is: on a GPU of compute capability 9.0, or, slowly, in the simulator."""
-    return isinstance(array, np.ndarray) or current_device().compute_capability == HOPPER
 
 
 def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:

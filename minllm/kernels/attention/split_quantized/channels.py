@@ -19,10 +19,14 @@ import functools
 
 from numba import cuda, float32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.codes import lanes_of, nibbles, operands_of
-from minllm.kernels.attention.split_quantized.products import LOWER_HALVES, UPPER_HALVES, make_chunk_at
-from minllm.kernels.attention.split_quantized.ring import make_scale_places
+from minllm.kernels.attention.split_quantized import floats
+from minllm.kernels.attention.split_quantized.codes import lanes_of
+from minllm.kernels.attention.split_quantized.integers import nibbles, operands_of
+from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
+from minllm.kernels.attention.split_quantized.products import LOWER_HALVES, UPPER_HALVES
 from minllm.ptx import fma_f16x2, ldmatrix_x2, mma_m16n8k16_f16, prmt
+
+make_query, query_counts = floats.make_query, floats.query_counts  # a query is float16 operands here too
 
 
 @cuda.jit(device=True)
@@ -34,8 +38,8 @@ def key_operands(a, words, part):
 
 
 @functools.cache
-def make_channel_scores(layout, heads_here):
-    """score_tile as products.py has it."""
+def make_scores(layout, heads_here):
+    """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T."""
     kv_format, lanes, chunks = layout.kv_format, lanes_of(layout.kv_format, heads_here), layout.chunks
     steps, operands_of_format = kv_format.head_dim // 16, operands_of(kv_format.name)
     columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16

@@ -1,0 +1,169 @@
+"""Keys that are 8-bit floats, multiplied as float16: fp8_e4m3 and fp8_e5m2.
+
+cvt.rn.f16x2.e4m3x2 converts e4m3; e5m2 is the upper half of a float16, which prmt puts above a byte of zeros. key_operands is like
+value_operands, and query_channel(step, half, lane) the first of the two channels in word `half` of B.
+
+A power of two brings a query into float16's range; the products are multiplied by it afterwards, as by the scale of the KV head.
+"""
+
+import functools
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.kernels.attention.split_quantized import codes
+from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, CodeOperands, lanes_of
+from minllm.kernels.attention.split_quantized.layout import make_chunk_at
+from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.ptx import (
+    e4m3x2_to_f16x2,
+    float_as_uint,
+    ldmatrix_x2,
+    ldmatrix_x4,
+    load_32,
+    mma_m16n8k16_f16,
+    pack_f16x2,
+    prmt,
+    uint_as_float,
+    unpack_bf16x2,
+    unpack_f16x2,
+)
+from minllm.tiles.warp import ALL_LANES, maximum_of_row
+
+SWAP_MIDDLE = 0x3120  # bytes 0, 2, 1, 3
+SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way
+
+
+@cuda.jit(device=True)
+def e5m2_key_operands(a, words, at, part):
+    """A byte of zeros below each byte, two neighbours per word."""
+    for row in range(2):
+        a[row] = prmt(words[at + row], uint32(0), uint32(0x1404))
+        a[2 + row] = prmt(words[at + row], uint32(0), uint32(0x3424))
+
+
+@cuda.jit(device=True)
+def e4m3_key_operands(a, words, at, part):
+    """Neighbouring bytes are converted together."""
+    for row in range(2):
+        a[row] = e4m3x2_to_f16x2(words[at + row])
+        a[2 + row] = e4m3x2_to_f16x2(words[at + row] >> uint32(16))
+
+
+@cuda.jit(device=True)
+def e4m3_value_operands(a, words, at, part):
+    """Bytes of one channel are brought together first."""
+    for half in range(2):
+        word = prmt(words[at + half], uint32(0), uint32(SWAP_MIDDLE))
+        a[2 * half] = e4m3x2_to_f16x2(word)
+        a[2 * half + 1] = e4m3x2_to_f16x2(word >> uint32(16))
+
+
+@cuda.jit(device=True)
+def query_channel_of_floats(step, half, lane):
+    """Lane t of a row has bytes 4t to 4t + 3: the two words of B."""
+    return int32(16 * step + 4 * (lane % 4) + 2 * half)
+
+
+def operands_of(name):
+    """The CodeOperands of a format."""
+    if name == "fp8_e5m2":
+        key_operands, value_operands = e5m2_key_operands, codes.make_byte_halves(0x2404, 0x3414)
+    else:
+        key_operands, value_operands = e4m3_key_operands, e4m3_value_operands
+    return CodeOperands(1, 1.0, 1.0, key_operands, value_operands, query_channel_of_floats, codes.value_channel_of_bytes)
+
+
+@cuda.jit(device=True)
+def power_of_two(largest):
+    """(2**e, 2**-e), 2**e the power of two below a number."""
+    bits = uint32(float_as_uint(largest) & uint32(EXPONENT_BITS))
+    bits = uint32(min(max(bits, uint32(SMALLEST)), uint32(LARGEST)))
+    return uint_as_float(bits), uint_as_float(uint32(uint32(TWO_EXPONENTS) - bits))
+
+
+def query_counts(kv_format, heads_here):
+    """(words of a lane's queries as they lie in memory, words of operands)."""
+    count = kv_format.head_dim // 8 * lanes_of(kv_format, heads_here).columns
+    return count, count
+
+
+@functools.cache
+def make_query(kv_format, dtype, heads_here, head_tiles):
+    """(load_query, prepare_query) as walk.Products has them, for a block of `heads_here` query heads of 16-bit `dtype`."""
+    head_dim, lanes = kv_format.head_dim, lanes_of(kv_format, heads_here)
+    steps, columns, halves, unit_count = head_dim // 16, lanes.columns, lanes.halves, lanes.heads
+    query_channel, floats = codes.operands_of(kv_format).query_channel, kv_format.is_float
+    unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
+
+    @cuda.jit(device=True)
+    def load_query(operands, query, heads, lane):
+        for column in range(columns):
+            head = int32(8 * column + lane // 8 + lane // 4 % 2 * 4)
+            base = (int64(heads.row) * query.shape[1] + heads.first + head) * head_dim
+            for step in range(steps):
+                for half in range(2):
+                    word = uint32(0)
+                    if head < heads.left:
+                        word = load_32(query, base + query_channel(step, half, lane))
+                    operands.loaded[2 * (column * steps + step) + half] = word
+
+    @cuda.jit(device=True)
+    def prepare_query(operands, state, cursor, cache, lane):
+        fragments, loaded, units, _ = operands
+        for column in range(columns):
+            at = 2 * column * steps
+            largest = float32(0.0)
+            for i in range(2 * steps):
+                low, high = unpack(loaded[at + i])
+                largest = max(largest, max(abs(low), abs(high)))
+            power, inverse = power_of_two(maximum_of_row(largest))
+            for i in range(halves):
+                units[column * halves + i] = cuda.shfl_sync(ALL_LANES, power, 8 * (lane % 4) + 4 * i)
+            for i in range(2 * steps):
+                low, high = unpack(loaded[at + i])
+                fragments[at + i] = pack_f16x2(low * inverse, high * inverse)
+        if floats:  # scales of the whole KV head
+            kv_head = uint32(quotient(cursor.head, head_tiles))
+            state.ceiling[0] = cache.value_scales[kv_head]
+            for i in range(unit_count):
+                units[i] *= cache.key_scales[kv_head]
+
+    return load_query, prepare_query
+
+
+@functools.cache
+def make_scores(layout, heads_here):
+    """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T, in units."""
+    kv_format, lanes = layout.kv_format, lanes_of(layout.kv_format, heads_here)
+    key_operands, steps = operands_of(kv_format.name).key_operands, kv_format.head_dim // 16
+    columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
+    chunk_at, tile_bytes = make_chunk_at(layout), 16 * layout.row_bytes
+    chain_words = 4 * key_tiles * columns
+    sum_count = 2 * chain_words
+
+    @cuda.jit(device=True)
+    def score_tile(scores, operands, ring):
+        """Even and odd steps are summed apart: two short chains of products, not a long one."""
+        words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
+        sums = cuda.local.array(sum_count, float32)
+        for i in range(sum_count):
+            sums[i] = float32(0.0)
+        for pair in range((steps + 1) // 2):
+            for key_tile in range(key_tiles):
+                address = chunk_at(ring.stage + key_tile * tile_bytes, pair, ring.lane)
+                if 2 * pair + 1 < steps:
+                    ldmatrix_x4(words, 0, address)
+                else:
+                    ldmatrix_x2(words, 0, address)
+                for step in range(2 * pair, min(2 * pair + 2, steps)):
+                    key_operands(a, words, 2 * (step % 2), 0)
+                    for column in range(columns):
+                        at = step % 2 * chain_words + 4 * (key_tile * columns + column)
+                        mma_m16n8k16_f16(sums, at, a, 0, operands.fragments, 2 * (column * steps + step))
+        for row in range(2 * key_tiles):
+            for column in range(columns):
+                for i in range(halves):
+                    at = 4 * (row // 2 * columns + column) + row % 2 * 2 + i
+                    scores[(row * columns + column) * halves + i] = sums[at] + sums[chain_words + at]
+
+    return score_tile

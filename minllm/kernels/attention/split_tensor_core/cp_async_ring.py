@@ -1,0 +1,78 @@
+"""The rings of ring.py filled by cp.async: every lane copies chunks of 16 bytes; rows that must not be seen are not read."""
+
+import functools
+
+from numba import cuda, int32, int64, uint32
+
+from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.ring import aim, release, ring_bytes_of, row_bytes_of, stage_bytes_of
+from minllm.kernels.attention.split_tensor_core.walk import Source
+from minllm.ptx import (
+    cp_async_16,
+    cp_async_commit_group,
+    cp_async_wait_group_1,
+    cp_async_wait_group_2,
+    cp_async_wait_group_3,
+    token_stride,
+)
+
+WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
+
+
+@functools.cache
+def make_source(head_dim, block_size, head_tiles, shape, plan):
+    """Tiles by cp.async."""
+    block_of, element_of = make_lookup(block_size)
+    visible_keys, advance, keys, warps = plan.visible_keys, plan.advance, shape.keys, shape.warps
+    row_bytes = row_bytes_of(head_dim)
+    chunks = -(-head_dim // 16) * 2  # of 16 bytes, per row
+    copies = keys * chunks // 32  # per lane, for keys
+    in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
+    padded = head_dim % 16 != 0
+    wait_for_oldest = WAIT_FOR_OLDEST[shape.stages]
+
+    @cuda.jit(device=True)
+    def copy_tile(cursor, ring, batch, cache):
+        """Start copying this warp's rows of the cursor's tile."""
+        key_cache, value_cache = cache
+        start, stop = visible_keys(cursor.sequence, batch)
+        position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # of the warp's first row
+        block_table = batch.block_tables[uint32(cursor.sequence)]
+        key_stride = token_stride(key_cache, int32(int32(key_cache.shape[2]) * head_dim))
+        within = int32(quotient(cursor.head, head_tiles) * head_dim)
+        block = int32(0)
+        if in_one_block:
+            block = block_of(block_table, max(start, min(position, stop - 1)))
+        for i in range(copies):
+            row = quotient(ring.lane + 32 * i, chunks)
+            column = int32((ring.lane + 32 * i - row * chunks) * 8)
+            at = int32(position + row)
+            if not in_one_block:
+                block = block_of(block_table, max(start, min(at, stop - 1)))
+            inside = start <= at and at < stop and (not padded or column < head_dim)
+            element = element_of(block, at, key_stride, int32(within + column)) if inside else int64(0)
+            to = uint32(ring.free + row * row_bytes + column * 2)
+            cp_async_16(to, key_cache, element, 16 if inside else 0)
+            cp_async_16(uint32(to + keys * row_bytes), value_cache, element, 16 if inside else 0)
+
+    @cuda.jit(device=True)
+    def setup(ring):
+        """cp.async needs no preparation."""
+
+    @cuda.jit(device=True)
+    def fetch(cursor, ring, batch, cache):
+        """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
+        if cursor.left > 0:
+            copy_tile(cursor, ring, batch, cache)
+            cursor = advance(cursor, 1, batch)
+        cp_async_commit_group()
+        return cursor
+
+    @cuda.jit(device=True)
+    def wait(ring, position, visible):
+        """Wait for all but the newest groups."""
+        wait_for_oldest()
+        cuda.syncwarp()
+
+    return Source(setup, aim, fetch, wait, release, stage_bytes_of(head_dim, shape), ring_bytes_of(head_dim, shape))

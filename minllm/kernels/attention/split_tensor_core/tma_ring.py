@@ -1,0 +1,105 @@
+"""The rings of ring.py filled by TMA, on Hopper and later.
+
+A cache of whole blocks of 16 keys is an array [num_blocks, block_size, kv_heads, head_dim / 64, 64], of which one lane fetches boxes of 16
+keys, a KV head and 64 numbers, 128 bytes per row. They lie in a stage as [K and V][head_dim / 64][keys][64], swizzled, so that no padding
+is needed. The copies of a stage report to its mbarrier, which lies behind the warp's ring. TMA also fetches slots of a block beyond a
+context's end: rows that must not be seen are cleared after they have arrived. The tensor maps ask L2 for 128 bytes at a time, not more:
+L2 looks up sectors that it fetches ahead twice, which is what cp.async loses by.
+"""
+
+import functools
+
+from numba import cuda, int32, uint32
+
+from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.ring import (
+    BOX_KEYS,
+    BOX_NUMBERS,
+    BOX_ROW_BYTES,
+    aim,
+    release,
+    ring_bytes_of,
+    stage_bytes_of,
+)
+from minllm.kernels.attention.split_tensor_core.walk import Source
+from minllm.ptx import (
+    cp_async_bulk_tensor_5d_shared_global,
+    fence_mbarrier_init,
+    fence_proxy_async,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait_parity,
+)
+
+
+@functools.cache
+def make_source(head_dim, block_size, head_tiles, shape, plan):
+    """Tiles by TMA."""
+    block_of, _ = make_lookup(block_size)
+    visible_keys, advance, keys, warps, stages = plan.visible_keys, plan.advance, shape.keys, shape.warps, shape.stages
+    stage_bytes = stage_bytes_of(head_dim, shape)
+    value_bytes, columns = stage_bytes // 2, head_dim // BOX_NUMBERS
+    groups, box_bytes, row_words = keys // BOX_KEYS, BOX_KEYS * BOX_ROW_BYTES, BOX_ROW_BYTES // 4
+
+    @cuda.jit(device=True)
+    def barrier_of(ring, stage):
+        """The mbarrier of the stage at this address."""
+        return uint32(ring.base + stages * stage_bytes + quotient(stage - ring.base, stage_bytes) * 8)
+
+    @cuda.jit(device=True)
+    def setup(ring):
+        """Make the ring's mbarriers."""
+        if ring.lane == 0:
+            for i in range(stages):
+                mbarrier_init(uint32(ring.base + stages * stage_bytes + 8 * i), 1)
+            fence_mbarrier_init()
+        cuda.syncwarp()
+
+    @cuda.jit(device=True)
+    def copy_tile(cursor, ring, batch, cache):
+        """Start copying this warp's boxes of the cursor's tile, but for those without visible keys; for one lane."""
+        key_map, value_map = cache
+        start, stop = visible_keys(cursor.sequence, batch)
+        position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # of the warp's first row
+        head = quotient(cursor.head, head_tiles)
+        barrier, boxes = barrier_of(ring, ring.free), int32(0)
+        for group in range(groups):
+            at = int32(position + BOX_KEYS * group)
+            if at < stop and at + BOX_KEYS > start:
+                boxes = int32(boxes + 1)
+        mbarrier_arrive_expect_tx(barrier, uint32(boxes * 2 * columns * box_bytes))
+        for group in range(groups):
+            at = int32(position + BOX_KEYS * group)
+            if at < stop and at + BOX_KEYS > start:
+                block = block_of(batch.block_tables[uint32(cursor.sequence)], at)
+                slot = int32(uint32(at) % uint32(block_size))
+                for column in range(columns):
+                    to = uint32(ring.free + column * keys * BOX_ROW_BYTES + group * box_bytes)
+                    cp_async_bulk_tensor_5d_shared_global(to, key_map, 0, column, head, slot, block, barrier)
+                    cp_async_bulk_tensor_5d_shared_global(uint32(to + value_bytes), value_map, 0, column, head, slot, block, barrier)
+
+    @cuda.jit(device=True)
+    def fetch(cursor, ring, batch, cache):
+        """Start copying the cursor's tile, if any is left, and go on to the next."""
+        if cursor.left > 0:
+            if ring.lane == 0:
+                copy_tile(cursor, ring, batch, cache)
+            cursor = advance(cursor, 1, batch)
+        return cursor
+
+    @cuda.jit(device=True)
+    def wait(ring, position, visible):
+        """Wait for the oldest tile and clear its rows outside of the visible keys."""
+        start, stop = visible
+        mbarrier_wait_parity(barrier_of(ring, ring.stage), ring.parity)
+        if position < start or position + keys > stop:
+            word = uint32((ring.stage - ring.start) // 4)
+            for row in range(keys):
+                if position + row < start or position + row >= stop:
+                    for column in range(2 * columns):  # of K, then of V
+                        ring.words[uint32(word + (column * keys + row) * row_words + ring.lane)] = uint32(0)
+            fence_proxy_async()  # before the copies that fill the stage again
+        cuda.syncwarp()
+
+    return Source(setup, aim, fetch, wait, release, stage_bytes, ring_bytes_of(head_dim, shape))

@@ -1,0 +1,45 @@
+"""Tiles of the output of a GEMM: the order in which they are computed, and how their elements are stored.
+
+The machine works on some hundred neighbouring tiles of the order at once, and what one of them has fetched from memory the others find in
+L2. A square of tiles needs the fewest rows of x and weight: 64 tiles in a row need 1 + 64 strips of them, 8 x 8 need 8 + 8.
+"""
+
+from numba import cuda, int32, uint32
+
+from minllm import ptx
+
+PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
+
+
+def make_tile_order(group: int):
+    """The device function that gives a tile's (row, column): groups of `group` rows of tiles, each group walked down its rows first."""
+
+    @cuda.jit(device=True)
+    def tile_at(number, tiles_m, tiles_n):
+        # In 32 bits: a division of 64 takes ten times as long.
+        tiles_in_a_group = uint32(group * tiles_n)
+        group_number = uint32(number) // tiles_in_a_group
+        inside = uint32(uint32(number) - group_number * tiles_in_a_group)
+        first = uint32(group_number * uint32(group))
+        height = uint32(min(uint32(tiles_m - first), uint32(group)))  # the last group may be lower
+        column = inside // height
+        return int32(first + inside - column * height), int32(column)
+
+    return tile_at
+
+
+def make_store_pair(dtype: str, paired: bool):
+    """The device function that stores two neighbouring outputs; `paired`: as one word of two elements of `dtype`, aligned."""
+    pack = PACK[dtype]
+
+    @cuda.jit(device=True)
+    def store_pair(out, row, column, low, high):
+        if row < out.shape[0] and column < out.shape[1]:
+            if paired:
+                ptx.store_32(out, row * out.shape[1] + column, pack(low, high))
+            else:
+                out[row, column] = low
+                if column + 1 < out.shape[1]:
+                    out[row, column + 1] = high
+
+    return store_pair
