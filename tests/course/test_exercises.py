@@ -52,6 +52,7 @@ def test_the_solution_passes_and_the_skeleton_does_not(exercise, tmp_path):
     assert not report.passed and "not filled in yet" in report.failed.message and str(path) in report.failed.message, f"\n{report}"
 
 
+@pytest.mark.covering("mutation.exercise + mutation.rung")
 @pytest.mark.parametrize("mutation", [*MUTATIONS, *BEGINNERS], ids=str)
 def test_a_plausible_mistake_is_named(mutation, tmp_path):
     exercise = find(mutation.exercise)

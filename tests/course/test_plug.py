@@ -38,10 +38,14 @@ def numpy_tokens():
     return generated()[0]
 
 
-@pytest.mark.parametrize("name", ["normalization.rms_norm", "attention.split_merge", "attention.scores", "matmul.naive"])
-def test_an_exercise_generates_text(name, numpy_tokens):
-    exercise = find(name)
-    kernel = own_kernel(exercise.stage, exercise.path, name)
+@pytest.mark.covering("exercise.stage")
+@pytest.mark.parametrize(
+    "exercise",
+    [find(name) for name in ("normalization.rms_norm", "attention.split_merge", "attention.scores", "matmul.naive")],
+    ids=lambda one: one.name,
+)
+def test_an_exercise_generates_text(exercise, numpy_tokens):
+    kernel = own_kernel(exercise.stage, exercise.path, exercise.name)
     tokens, ops = generated(kernel_variants={exercise.stage: kernel})
     assert isinstance(ops, SimulatedStageOps) and ops.launches[exercise.stage] >= 1
     assert tokens == numpy_tokens

@@ -28,11 +28,24 @@ COMMON = dict(vocab_size=VOCAB_SIZE, num_hidden_layers=3, num_attention_heads=6,
 
 @dataclass(frozen=True)
 class Family:
-    """A family as the tests know it: what makes its configuration, and with which sizes."""
+    """A family as the tests know it: what makes its configuration, and with which sizes.
 
-    config_class: Callable[..., Any]
-    model_class: Callable[..., Any]
+    The classes are named, because transformers imports a model's module, which takes seconds, on first use.
+    """
+
+    config_name: str
+    model_name: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_class(self) -> Callable[..., Any]:
+        """The class of transformers' configuration."""
+        return getattr(transformers, self.config_name)
+
+    @property
+    def model_class(self) -> Callable[..., Any]:
+        """The class of transformers' model."""
+        return getattr(transformers, self.model_name)
 
     def config(self) -> Any:
         """The transformers configuration."""
@@ -40,7 +53,7 @@ class Family:
 
 
 def _llama_like(name: str, **options: Any) -> Family:
-    return Family(getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}ForCausalLM"), {**COMMON, **options})
+    return Family(f"{name}Config", f"{name}ForCausalLM", {**COMMON, **options})
 
 
 FAMILIES: dict[str, Family] = {
@@ -59,8 +72,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2_window": _llama_like("Qwen2", hidden_size=240, use_sliding_window=True, sliding_window=13, max_window_layers=1),
     "qwen3": _llama_like("Qwen3", hidden_size=256, head_dim=128, tie_word_embeddings=False),
     "gpt2": Family(
-        transformers.GPT2Config,
-        transformers.GPT2LMHeadModel,
+        "GPT2Config",
+        "GPT2LMHeadModel",
         dict(vocab_size=VOCAB_SIZE, n_layer=3, n_head=6, n_embd=240, n_inner=344, n_positions=160, bos_token_id=0, eos_token_id=0),
     ),
 }

@@ -72,8 +72,9 @@ BY_NAME = [
 ]
 
 
-@pytest.mark.parametrize("variants", BY_NAME, ids=str)
-def test_variants_by_name_give_the_same(variants):
+@pytest.mark.covering("stages")
+@pytest.mark.parametrize(("variants", "stages"), [(variants, " and ".join(variants)) for variants in BY_NAME], ids=str)
+def test_variants_by_name_give_the_same(variants, stages):
     chunks = [[[5, 1, 7], [2]], [[3], [9]]]
     ours = logits_of(CudaOps("float32", variants, simulated=True), "llama", chunks, True)
     theirs = logits_of(NumpyOps("float32"), "llama", chunks, True)

@@ -8,6 +8,7 @@ import functools
 
 from numba import cuda, float32, int32, int64
 
+from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.flash_attention_2 import kernel
@@ -118,7 +119,7 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    check(str(query.dtype) == "float32", f"flash_attention_2_float32 takes float32, not {query.dtype}: use flash_attention_2")
+    check(dtype_name(query.dtype) == "float32", f"flash_attention_2_float32 takes float32, not {query.dtype}: use flash_attention_2")
     tiles = tiles or tiles_for(sizes.head_dim)
     chosen, threads, shared_bytes, query_tile = make_kernel(sizes.head_dim, sizes.block_size, *tiles)
     grid = (-(-query_len_bound(max_query_len, sizes) // query_tile), sizes.heads, sizes.sequences)

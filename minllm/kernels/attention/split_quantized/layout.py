@@ -15,13 +15,10 @@ from typing import Any, NamedTuple
 
 from numba import cuda, uint32
 
-from minllm.kernels.quantization.formats import KvFormat
 from minllm.runtime.tensor_map import tensor_map
 
-SMALLEST_TILE = 16  # keys
-LINE_BYTES = 128  # of L2
-BARRIER_BYTES = 16  # two mbarriers per stage
-SWIZZLE_BYTES = 1024  # after which TMA's swizzle repeats
+SMALLEST_TILE, BARRIER_BYTES = 16, 16  # keys; two mbarriers per stage
+LINE_BYTES, SWIZZLE_BYTES = 128, 1024  # of L2; after which TMA's swizzle repeats
 
 
 class CodeCache(NamedTuple):
@@ -37,7 +34,7 @@ class CodeCache(NamedTuple):
 class CodeLayout:
     """How a warp's ring lies in shared memory."""
 
-    kv_format: KvFormat
+    kv_format: Any  # a KvFormat (kernels/quantization/formats.py)
     keys: int  # of a tile
     stages: int
     tma: bool

@@ -53,8 +53,7 @@ def make_visible_codes(residual_window):
 @functools.cache
 def make_products(layout, dtype, heads_here, head_tiles):
     """The Products of blocks of `heads_here` query heads of 16-bit `dtype`."""
-    kv_format = layout.kv_format
-    arithmetic = arithmetic_of(kv_format)
+    kv_format, arithmetic = layout.kv_format, arithmetic_of(layout.kv_format)
     load_query, prepare = arithmetic.make_query(kv_format, dtype, heads_here, head_tiles)
     score, mask, values = arithmetic.make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
     return Products(load_query, prepare, score, mask, values, lanes_of(kv_format, heads_here).heads * layout.keys // 8)

@@ -5,9 +5,8 @@ block takes a run of neighbouring tiles, which may end in the middle of a head, 
 computes the plan from context_lens on the device, so that a CUDA graph that was captured once serves contexts that grow.
 
 The number of blocks that work is chosen so that, in a batch of equal lengths, every head gets a whole number of blocks, or every block a
-whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none.
-
-"Head" means here what a block takes at one time: a KV head, or a tile of its query heads.
+whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none. "Head" means here what a block
+takes at one time: a KV head, or a tile of its query heads.
 """
 
 import functools
