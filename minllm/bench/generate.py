@@ -24,6 +24,7 @@ from minllm.engine.llm import LLM
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestMetrics
 from minllm.engine.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError
 from minllm.models.shapes import SHAPES
 
 BUNDLED = "bundled"
@@ -51,6 +52,11 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
 def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Iterator[LLM]:
     """The bundled model, a directory, or random weights in a shape of SHAPES, with room for one sequence of `max_model_len` tokens."""
     options = dict(options, max_model_len=max_model_len, max_num_seqs=1, progress=sys.stderr.isatty())
+    if model != BUNDLED and model not in SHAPES and not Path(model).is_dir():
+        raise InvalidOptionError(
+            f"--model {model} is neither a model directory nor a known shape: give a directory, or one of {BUNDLED}, {', '.join(SHAPES)}. "
+            "Nothing is downloaded."
+        )
     if model not in SHAPES:
         with LLM(None if model == BUNDLED else model, **options) as llm:
             yield llm

@@ -39,6 +39,11 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
     return min(useful, fitting)
 
 
+def tokens_that_fit(shape: CacheShape, budget: CacheBudget) -> int:
+    """The most tokens whose keys and values fit the budget, at least 0."""
+    return max(0, budget.num_bytes) // _bytes_per_token(shape)
+
+
 def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
     """The shape of a contiguous cache: blocks of up to `max_model_len` tokens.
 

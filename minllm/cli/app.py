@@ -33,7 +33,7 @@ from minllm.cli.options import (
     VariantOption,
     variants,
 )
-from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
+from minllm.cli.terminal import open_missing_streams, read_prompt, run_to_the_end, show, user_errors, user_lines, with_kernel_status
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The LLM inference engine that you can read."
@@ -46,7 +46,8 @@ LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 
 def main() -> None:
     """The console script."""
-    app()
+    open_missing_streams()
+    run_to_the_end(app)
 
 
 def print_version(wanted: bool) -> None:

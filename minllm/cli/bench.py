@@ -14,7 +14,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 def bench_generate(
     model: Annotated[
         str,
-        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or random weights: llama-3.2-1b, llama-3.1-8b."),
+        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or a shape that plan knows, with random weights."),
     ] = "bundled",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
@@ -52,7 +52,7 @@ def bench_kernels(
 def bench_step(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME", help="llama-3.2-1b or llama-3.1-8b; both by default.", show_default=False),
+        typer.Option("--model", "-m", metavar="NAME", help="A shape of plan; default llama-3.2-1b and llama-3.1-8b.", show_default=False),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1. May be repeated.", show_default=False)

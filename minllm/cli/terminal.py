@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import typer
 from rich.console import Console
@@ -19,19 +20,72 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except MinLLMError as error:
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         print(f"minllm: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print(file=sys.stderr)
         raise typer.Exit(CONTROL_C) from None
     except BrokenPipeError:
-        # Python flushes standard output once more at exit, and would report an error then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         raise typer.Exit(0) from None
     except OSError as error:  # an unwritable file, a full disk
         print(f"minllm: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def drop_output() -> None:
+    """Send what is still buffered nowhere: Python flushes both streams once more at exit, and would report an error then."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def open_missing_streams() -> None:
+    """Give numbers 0 to 2 to the null device if they are closed, so that no other file gets them. Exits if standard output was closed.
+
+    `minllm ... 2>&-` closes standard error; Python then sets sys.stderr to None.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        print("minllm: standard output is closed: send it to a file, a pipe or /dev/null.", file=sys.stderr)
+        sys.exit(1)
+
+
+def run_to_the_end(command: Callable[[], None]) -> None:
+    """Run a command that exits, and write what it left in the buffers: exit code 0 if the reader has gone, 1 for a full disk.
+
+    Click and rich turn a closed pipe into exit code 1; a program whose output nobody reads any more has not failed.
+    """
+    code = 0
+    try:
+        try:
+            command()
+        except SystemExit as stop:
+            code = 0 if isinstance(stop.__context__, BrokenPipeError) else stop.code or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+    except OSError as error:
+        with suppress(OSError):
+            print(f"minllm: {error}", file=sys.stderr)
+        drop_output()
+        code = code or 1
+    sys.exit(code)
+
+
+def required_input() -> TextIO:
+    """Standard input. InvalidOptionError if it is closed."""
+    if sys.stdin is None:
+        raise InvalidOptionError("standard input is closed, and the text is read from it: give a file, a pipe or a terminal.")
+    return sys.stdin
 
 
 def read_prompt(prompt: str) -> str:
@@ -43,17 +97,18 @@ def read_prompt(prompt: str) -> str:
     if prompt != "-":
         return prompt
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        return required_input().buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InvalidOptionError(f"standard input is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
 
 
 def user_lines() -> Iterator[str]:
     """The user's input, line by line, until an empty line or the end of the input."""
+    typed = required_input()
     while True:
-        if sys.stdin.isatty():
+        if typed.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline().strip()
+        line = typed.readline().strip()
         if not line:
             return
         yield line

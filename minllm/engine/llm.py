@@ -12,8 +12,8 @@ from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
-from minllm.engine.progress import Progress, progress_bars
-from minllm.engine.prompts import checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
+from minllm.engine.progress import Progress, check_progress, progress_bars
+from minllm.engine.prompts import check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests import make_sequences
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
@@ -37,6 +37,7 @@ class LLM:
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
         check_names(options)
         self.options = EngineOptions(model=model, **options)
+        check_progress(progress)
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
             engine = self._engine
@@ -116,13 +117,13 @@ class LLM:
         self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
     ) -> list[RequestOutput]:
         """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
-        return self.generate(self.tokenizer.encode_chat(messages), sampling_params, cache_salt=cache_salt)
+        return self.generate(self._chat_tokens(messages), sampling_params, cache_salt=cache_salt)
 
     def stream_chat(
         self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
     ) -> TextStream:
         """Like chat(), piece by piece as stream() does it."""
-        return self.stream(self.tokenizer.encode_chat(messages), sampling_params, cache_salt=cache_salt)
+        return self.stream(self._chat_tokens(messages), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
@@ -168,7 +169,8 @@ class LLM:
     def _requests(self, prompts: Any, sampling_params: Any = None, cache_salt: Any = None) -> list[list[Sequence]]:
         """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
         engine = self.engine
-        parsed = parse_prompts(prompts, engine.tokenizer.encode, engine.model.config.vocab_size, engine.max_model_len)
+        tokenizer, most_tokens = engine.tokenizer, engine.max_model_len
+        parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
         params = self._params_for(len(parsed), sampling_params)
         salts = checked_salts(cache_salt, len(parsed))
         requests = []
@@ -178,6 +180,13 @@ class LLM:
             self._batching.check_fits(requests[-1][0])
         self._num_requests += len(requests)  # after all checks: a refused call must not change the seeds of later ones
         return requests
+
+    def _chat_tokens(self, messages: list[dict[str, str]]) -> list[int]:
+        """The token ids of a conversation; the template itself writes the tokens that begin a text."""
+        tokenizer = self.tokenizer
+        text = tokenizer.apply_chat_template(messages)
+        check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
+        return tokenizer.encode(text, add_special_tokens=False)
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
         if sampling_params is None:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_per_sequence
+from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_per_sequence, tokens_that_fit
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -21,7 +21,7 @@ from minllm.cache.virtual.capacity import virtual_cache_that_fits
 from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.memory_budget import cache_budget, check_weights_fit
+from minllm.engine.memory_budget import available_host_bytes, cache_budget, check_weights_fit
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
@@ -60,11 +60,24 @@ class Engine:
 def model_directory(model: str | Path | None) -> Path:
     """The directory of a model; the bundled one's for None."""
     if model is not None:
-        return Path(model)
+        return _given_directory(Path(model))
     bundled = Path(str(resources.files("minllm"))) / BUNDLED_MODEL
     if not bundled.is_dir():
         raise CheckpointError(f"The bundled model is missing from this installation ({bundled}): install minllm again, or give a path.")
     return bundled
+
+
+def _given_directory(path: Path) -> Path:
+    """The path, if it is a directory. CheckpointError otherwise."""
+    if path.is_dir():
+        return path
+    name = str(path) if str(path).isprintable() else repr(str(path))
+    if path.exists():
+        raise CheckpointError(f"{name} is not a directory: give the directory that holds config.json, tokenizer.json and the weights.")
+    raise CheckpointError(
+        f"There is no directory {name}. minllm downloads nothing: fetch a model first, for example with "
+        "`hf download OWNER/NAME --local-dir DIRECTORY`, and give its directory, or none for the bundled model."
+    )
 
 
 def load_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
@@ -73,13 +86,13 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     directory = model_directory(options.model)
     config, checkpoint = _open_model(directory, options)
     dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype(quantized=options.quantization is not None))
-    wanted_len = _wanted_model_len(options, config)
     generation_config = read_generation_config(directory)
     tokenizer = Tokenizer.from_directory(directory)
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
+    wanted_len = _wanted_model_len(options, config, shape, cache_budget(device, ops, config, options))
     weight_format = _weight_format(device, options)
     check_weights_fit(device, ops, config, weight_format)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
@@ -149,13 +162,23 @@ def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> 
     return PrefixSharingPolicy(index, *sizes)
 
 
-def _wanted_model_len(options: EngineOptions, config: ModelConfig) -> int:
+def _wanted_model_len(options: EngineOptions, config: ModelConfig, shape: CacheShape, budget: CacheBudget) -> int:
+    """The longest sequence that was asked for; by default the model's, or what all free memory could cache.
+
+    The table of rotary positions has this length. Some models claim ten million positions, whose table alone exceeds a machine's memory.
+    """
     if options.max_model_len is None:
-        return config.max_position_embeddings
+        return min(config.max_position_embeddings, max(2, tokens_that_fit(shape, budget)))
     if options.max_model_len > config.max_position_embeddings:
         raise InvalidOptionError(
             f"max_model_len={options.max_model_len} is more than this model's {config.max_position_embeddings} positions: "
             "lower it, or leave it out for the most that the model allows."
+        )
+    needed, free = 0 if config.rope is None else 4 * config.head_dim * options.max_model_len, available_host_bytes()
+    if needed > free:
+        raise OutOfMemoryError(
+            f"max_model_len={options.max_model_len} needs a table of rotary positions of {needed:,} bytes, and {free:,} of this machine's "
+            f"memory are free: lower it to {free // (8 * config.head_dim)} or less."
         )
     return options.max_model_len
 

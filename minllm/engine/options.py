@@ -113,7 +113,8 @@ class EngineOptions:
     """Read results through page-locked host memory."""
 
     def __post_init__(self) -> None:
-        _check(self.model is None or isinstance(self.model, str | Path), "model", self.model, "the path of a model directory, or None")
+        is_path = self.model is None or isinstance(self.model, Path) or (isinstance(self.model, str) and self.model != "")
+        _check(is_path, "model", self.model, "the path of a model directory, or None for the bundled model")
         for name, names in (("device", DEVICES), ("dtype", DTYPES), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
         self._check_quantization()

@@ -2,8 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from minllm.errors import InvalidOptionError
 
 Progress = Callable[[str, int, int], None]  # (task, amount done, total amount)
+
+
+def check_progress(progress: Any) -> None:
+    """Raises InvalidOptionError for what cannot be called."""
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise InvalidOptionError(f"progress={progress!r} is not allowed: it is True, False, or a function of (task, done, total).")
 
 
 @contextmanager

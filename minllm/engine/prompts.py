@@ -30,20 +30,34 @@ def is_single(prompts: Any) -> bool:
     return isinstance(prompts, str)
 
 
-def parse_prompts(prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> list[PromptTokens]:
+def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int) -> None:
+    """Raises InvalidRequestError for a text that cannot fit, however it is tokenised: tokenising 30 MB takes more than a minute."""
+    most = None if most_chars_per_token is None else max_model_len * most_chars_per_token
+    if most is not None and len(text) > most:
+        raise InvalidRequestError(
+            f"The prompt has {len(text):,} characters; max_model_len={max_model_len} tokens have at most {most:,}, as the longest token "
+            f"stands for {most_chars_per_token:,}: shorten it, or raise max_model_len if the model allows."
+        )
+
+
+def parse_prompts(
+    prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int, most_chars_per_token: int | None = None
+) -> list[PromptTokens]:
     """Convert one prompt or a list of them, each a text or a list of token ids, to token ids.
 
     Raises InvalidRequestError for other types, for an empty prompt, for ids outside the vocabulary, and for a prompt that leaves no room
     for a new token within `max_model_len`.
     """
     many = [prompts] if is_single(prompts) else prompts
-    if not isinstance(many, list | tuple | np.ndarray):
+    if not isinstance(many, list | tuple | np.ndarray) or (isinstance(many, np.ndarray) and many.ndim == 0):
         raise InvalidRequestError(f"{prompts!r} is not a prompt: give a string, a list of token ids, or a list of those.")
     if len(many) == 0:
         raise InvalidRequestError("The list of prompts is empty: give at least one prompt.")
     parsed = []
     for index, prompt in enumerate(many):
         with naming_the_prompt(index, len(many)):
+            if isinstance(prompt, str):
+                check_chars(prompt, most_chars_per_token, max_model_len)
             parsed.append(_parse(prompt, encode, vocab_size, max_model_len))
     return parsed
 
@@ -76,7 +90,7 @@ def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max
 
 def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
     """A list of at least one int from 0 to vocab_size - 1. Raises InvalidRequestError otherwise."""
-    if not isinstance(token_ids, list | tuple | np.ndarray):
+    if not isinstance(token_ids, list | tuple | np.ndarray) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 0):
         raise InvalidRequestError(f"{token_ids!r} is not a prompt: give a string or a list of token ids.")
     if len(token_ids) == 0:
         raise InvalidRequestError("The list of token ids is empty: give at least one.")

@@ -82,7 +82,7 @@ def _open_shards(directory: Path) -> dict[str, SafetensorsFile]:
         raise CheckpointError(f"{directory / INDEX_FILE} must hold a weight_map from tensor names to file names.")
     shards: dict[str, SafetensorsFile] = {}
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+        if Path(shard).name != shard or not shard.endswith(".safetensors") or not shard.isprintable():
             raise CheckpointError(f"{INDEX_FILE} of {directory} names the shard {shard!r}; shards are .safetensors files beside it.")
         shards[shard] = SafetensorsFile(directory / shard)
     for name, shard in weight_map.items():

@@ -11,9 +11,20 @@ REQUIRED = object()
 LARGEST_JSON_FILE = 64 << 20  # bytes; tokenizers have readers of their own, configurations are a few kilobytes
 
 
+# The largest values of keys by which memory is taken before any tensor is compared with them.
+LARGEST_VALUES = dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000)
+
+
+def refuse_special_file(path: Path) -> None:
+    """Raises CheckpointError for a FIFO, a socket or a device, which reading may wait for without end; a missing file passes."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CheckpointError(f"{path} is a FIFO, a socket or a device, and a model's files are regular files: give a copy of the file.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises CheckpointError where the file is missing, unreadable, not JSON or not an object."""
     try:
+        refuse_special_file(path)
         if path.stat().st_size > LARGEST_JSON_FILE:
             raise CheckpointError(f"{path} is larger than {LARGEST_JSON_FILE >> 20} MiB, which no configuration is.")
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -53,12 +64,13 @@ class Fields:
         return CheckpointError(f"{self.source} says {key} = {value!r}, and it must be {allowed}.")
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`."""
-        allowed = f"a whole number of at least {minimum}"
+        """A whole number of at least `minimum`, and at most what LARGEST_VALUES allows."""
+        maximum = LARGEST_VALUES.get(key, 2**31 - 1)
+        allowed = f"a whole number from {minimum} to {maximum}" if key in LARGEST_VALUES else f"a whole number of at least {minimum}"
         value = self._get(key, default, allowed)
         if value is default and default is not REQUIRED:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self._wrong(key, value, allowed)
         return value
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import CheckpointError
+from minllm.models.json_files import refuse_special_file
 
 LARGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
 ITEM_BYTES = {
@@ -48,6 +49,7 @@ class SafetensorsFile:
         """Raises CheckpointError where the file is missing, cut short, or its header is not true of it."""
         self.path = path
         try:
+            refuse_special_file(path)
             size = path.stat().st_size
             with path.open("rb") as file:
                 header_bytes = _header_length(path, file.read(8), size)

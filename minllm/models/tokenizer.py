@@ -4,6 +4,7 @@ The `tokenizers` library does the work, on the model's own tokenizer.json. token
 the chat template.
 """
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ import tokenizers
 from minllm.errors import CheckpointError, InvalidRequestError
 from minllm.models.chat_template import ChatTemplate, find_template
 from minllm.models.incremental_decoder import IncrementalDecoder
-from minllm.models.json_files import read_json
+from minllm.models.json_files import read_json, refuse_special_file
+from minllm.models.token_length import most_chars_per_token
 
 
 class Tokenizer:
@@ -43,6 +45,7 @@ class Tokenizer:
                 f"tokenizer.json is missing from {directory}. A model with only tokenizer.model or vocab.json can be converted: "
                 "AutoTokenizer.from_pretrained(PATH).save_pretrained(PATH)."
             )
+        refuse_special_file(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises its plain Exception for any fault of the file
@@ -55,6 +58,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens, added ones included; every id that `encode` gives lies below the largest id plus one."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @functools.cached_property
+    def most_chars_per_token(self) -> int | None:
+        """The most characters of a text that one token stands for; None where there is no bound."""
+        return most_chars_per_token(self.backend)
 
     @property
     def bos_token_id(self) -> int | None:

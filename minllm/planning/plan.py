@@ -10,6 +10,7 @@ Cost: the price per hour of all GPUs over tokens per hour. At the ridge's batch 
 them: below it a larger batch is nearly free. Source: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """
 
+import math
 from dataclasses import dataclass
 
 from minllm import costs
@@ -43,8 +44,8 @@ class Wishes:
         kv_window(self.kv_dtype, self.kv_window)
         if not 0 < self.memory_share <= 1:
             raise InvalidOptionError(f"memory-share {self.memory_share} is not allowed: it is above 0 and at most 1.")
-        if self.price_per_hour is not None and self.price_per_hour < 0:
-            raise InvalidOptionError(f"price-per-hour {self.price_per_hour} is not allowed: it is at least 0.")
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour < math.inf:
+            raise InvalidOptionError(f"price-per-hour {self.price_per_hour} is not allowed: it is a number of at least 0.")
 
     @property
     def residual_window(self) -> int:

@@ -221,3 +221,48 @@ def test_the_kernel_being_compiled_is_named_until_the_first_piece(monkeypatch, c
     before = len(compilation_listeners)
     assert list(terminal.with_kernel_status(pieces())) == ["a", "b"]
     assert heard == [before + 1, before] and len(compilation_listeners) == before
+
+
+def shell(command, **options):
+    """Run a line of bash in which $minllm is the command."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", minllm=f"{sys.executable} -m minllm")
+    return subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], env=environment, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("arguments", ["--help", "plan llama-3.1-8b --stages", "plan llama-3.1-8b --json -", "exercise", "inspect"])
+@pytest.mark.parametrize("reader", ["head -1", "true"])
+def test_a_reader_that_goes_away_is_no_failure(arguments, reader):
+    done = shell(f"$minllm {arguments} | {reader}")
+    assert done.returncode == 0 and "Error" not in done.stderr and "Broken" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--help", "plan llama-3.1-8b", "--version"])
+def test_a_full_disk_is_one_line(arguments):
+    done = shell(f"$minllm {arguments} > /dev/full")
+    assert done.returncode == 1 and done.stderr.startswith("minllm: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command, code, says",
+    [
+        ("$minllm plan llama-3.1-8b >&-", 1, "minllm: standard output is closed"),
+        ("$minllm generate - <&-", 1, "minllm: standard input is closed"),
+        ("$minllm chat --device cpu <&-", 1, "minllm: standard input is closed"),
+        ("$minllm plan llama-3.1-8b 2>&-", 0, ""),
+        ("$minllm plan nosuch 2>&-", 1, ""),
+    ],
+)
+def test_closed_streams(command, code, says):
+    done = shell(command)
+    assert done.returncode == code and done.stderr.startswith(says) and done.stderr.count("\n") == bool(says)
+
+
+@pytest.mark.parametrize("price", ["nan", "inf", "-1"])
+def test_prices_are_numbers(price):
+    result = run("plan", "llama-3.1-8b", f"--price-per-hour={price}")
+    assert result.exit_code == 1 and "price-per-hour" in result.stderr
+
+
+def test_bench_generate_names_the_shapes_that_plan_knows():
+    result = run("bench", "generate", "--model", "nosuch", "--device", "cpu")
+    assert result.exit_code == 1 and "llama-3.1-70b" in result.stderr and "Nothing is downloaded" in result.stderr

@@ -1,5 +1,6 @@
 """`minllm exercise` and `minllm check`, as a reader runs them, and pytest in the folder that they get."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,45 @@ def test_a_reader_does_an_exercise(tmp_path):
 def test_what_is_not_there_is_said(arguments, says):
     result = run(*arguments)
     assert result.exit_code == 1 and says in result.output and len(result.output.splitlines()) == 1
+
+
+SOLVED = find("matmul.naive").source
+EXITS = {
+    "at import": "import sys\nsys.exit(0)\n",
+    "at import, by an exception": "raise SystemExit\n",
+    "at import, at once": "import os\nos._exit(0)\n",
+    "at import, by a signal": "import os\nos.kill(os.getpid(), 9)\n",
+    "an exception of its own": "class Stop(BaseException): pass\nraise Stop\n",
+}
+
+
+@pytest.mark.parametrize("lines", EXITS.values(), ids=EXITS.keys())
+def test_a_file_that_exits_has_not_passed(lines, tmp_path):
+    path = tmp_path / "matmul_naive.py"
+    path.write_text(f"{SOLVED}\n{lines}")
+    result = run("check", path)
+    assert result.exit_code == 1 and "Passed" not in result.output
+    assert "ends the program" in result.output or "has not passed" in result.output or "Stop" in result.output
+
+
+@pytest.mark.parametrize("call, says", [("__import__('sys').exit(0)", "ends the program"), ("__import__('os')._exit(0)", "has not passed")])
+def test_a_kernel_that_exits_has_not_passed(call, says, tmp_path):
+    path = tmp_path / "matmul_naive.py"
+    path.write_text(SOLVED.replace("# exercise: matmul.naive", f"# exercise: matmul.naive\n    {call}"))
+    result = run("check", path)
+    assert result.exit_code == 1 and says in result.output
+
+
+def test_a_file_prints_and_debugs_as_any_program_does(tmp_path):
+    path = tmp_path / "matmul_naive.py"
+    path.write_text(f"{SOLVED}\nprint('from the file')\nbreakpoint()\n")
+    command = [sys.executable, "-m", "minllm", "check", str(path)]
+    done = subprocess.run(command, input="p 6 * 7\ncontinue\n", capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("from the file") < done.stdout.index("42") < done.stdout.index("Passed")
+
+
+def test_a_fifo_is_no_exercise(tmp_path):
+    os.mkfifo(tmp_path / "fifo.py")
+    result = run("check", tmp_path / "fifo.py")
+    assert result.exit_code == 1 and "FIFO" in result.output

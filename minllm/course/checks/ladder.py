@@ -142,12 +142,16 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
         return f"{error or 'A part is not written yet'}{place(error, file)}: write the lines that the comment FILL IN asks for."
     except SyntaxError as error:
         return f"{error.filename}, line {error.lineno}: Python cannot read this: {error.msg}\n    {(error.text or '').strip()}"
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        return f"The file ends the program{place(error, file)}.\nLikely cause: a call of sys.exit() or exit(): remove it."
+    except BaseException as error:  # whatever a file raises, it has not passed
         return f"{type(error).__name__}: {error}{place(error, file)}{advice(error, file)}"
     return None
 
 
-def advice(error: Exception, file: str) -> str:
+def advice(error: BaseException, file: str) -> str:
     """The usual meaning of a Python or NumPy error here, on its own line; "" if unknown."""
     text = str(error)
     if isinstance(error, TypeError) and ("positional argument" in text or "unexpected keyword" in text):

@@ -31,11 +31,15 @@ def run_source(text: str, path: str | Path, name: str) -> types.ModuleType:
 def read(path: Path) -> str:
     """The text of a reader's file."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ExerciseError(f"{path} is a FIFO, a socket or a device; give the Python file of an exercise")
         return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        if not isinstance(error, UnicodeDecodeError):
+            raise ExerciseError(f"{str(path)!r} is not the name of a file: {error}") from None
+        raise ExerciseError(f"{path} is not UTF-8 text; give the Python file of an exercise") from None
     except OSError as error:
         raise ExerciseError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ExerciseError(f"{path} is not UTF-8 text; give the Python file of an exercise") from None
 
 
 def exercise_of(path: Path, text: str, exercises) -> Exercise:

@@ -25,6 +25,7 @@ from minllm.tiles.warp import WARP
 
 HEADS_PER_BLOCK = 4
 THREADS = 128  # approximate block size of the vector kernel
+TABLE_ROWS = 16384  # positions of the table that are computed at a time, because their float64 angles take several times its memory
 HEADS_PER_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
 
 
@@ -40,8 +41,12 @@ def rope_table(positions_count, rotary_dim, inverse_frequencies, attention_facto
         f"inverse_frequencies has shape {inverse_frequencies.shape}; a rotary_dim of {rotary_dim} needs one frequency for each pair of "
         "components: an even rotary_dim, and the shape (rotary_dim / 2,)",
     )
-    angles = np.arange(positions_count)[:, None] * inverse_frequencies[None, :]  # [positions, rotary_dim / 2]
-    return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * attention_factor).astype(np.float32)
+    table = np.empty((positions_count, rotary_dim), np.float32)
+    for start in range(0, positions_count, TABLE_ROWS):
+        rows = table[start : start + TABLE_ROWS]
+        angles = np.arange(start, start + len(rows))[:, None] * inverse_frequencies[None, :]  # [rows, rotary_dim / 2]
+        rows[:] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * attention_factor
+    return table
 
 
 def rope_reference(x, positions, cos_sin, interleaved=False):
