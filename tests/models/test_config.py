@@ -146,6 +146,7 @@ WRONG = {
     "architectures": {**LLAMA, "architectures": "LlamaForCausalLM"},
     "tie": {**LLAMA, "tie_word_embeddings": "yes"},
     "eos": {**LLAMA, "eos_token_id": [2, -1]},
+    "layer_types that are no list": {**LLAMA, "layer_types": 5},
     "layer_types": {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "layer_types": ["full_attention"]},
     "gpt2 heads": {**GPT2, "n_head": 7},
 }

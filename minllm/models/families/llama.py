@@ -1,6 +1,6 @@
 """Llama 2, 3 and their like (SmolLM), and Mistral."""
 
-from minllm.errors import UnsupportedModelError
+from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
 from minllm.models.families.common import LLAMA_SHAPE_KEYS, full_attention, layer_windows, llama_shape, sliding_window
 from minllm.models.json_files import Fields
@@ -36,7 +36,10 @@ def read_mistral(fields: Fields) -> ModelConfig:
 
 def _refuse_layer_types(fields: Fields) -> None:
     """Llama attends to the whole context in every layer; a file that lists another kind of attention is another model."""
-    others = set(map(str, fields.values.get("layer_types") or [])) - {"full_attention"}
+    kinds = fields.values.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise CheckpointError(f"{fields.source} says layer_types = {kinds!r}; it must be a list with a name for each layer.")
+    others = set(map(str, kinds)) - {"full_attention"}
     if others:
         raise UnsupportedModelError(
             f"{fields.source} has layer_types {sorted(others)}; minllm computes full_attention for Llama, and sliding_attention for "
