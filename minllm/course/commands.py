@@ -41,5 +41,5 @@ def check(first: Path, second: Path | None) -> bool:
         print(report.text, flush=True)
     except BrokenPipeError:
         if report.passed:
-            raise  # as for every command, a reader that goes away is no failure
+            raise  # a reader that goes away is no failure, here as in every command
     return report.passed

@@ -82,7 +82,7 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
     @cuda.jit(device=True, forceinline=True)
     def init(ring):
         """One thread makes the barriers; then all threads of the block (cluster) meet."""
-        full = ptx.keep_register(ring.full)  # of an address known to be aligned the compiler makes an OR per barrier, not an offset
+        full = ptx.keep_register(ring.full)  # for an address known to be aligned the compiler makes an OR per barrier, not an offset
         for slot in range(stages):
             ptx.mbarrier_init(full + BARRIER_BYTES * slot, producers)
             ptx.mbarrier_init(full + BARRIER_BYTES * (stages + slot), arrivals)

@@ -6,7 +6,7 @@ from minllm import ptx
 from minllm.tiles.warp import ALL_LANES
 
 THREADS = 128
-ROWS = 64  # of a warpgroup's sums
+ROWS = 64  # rows of a warpgroup's sums
 WARP_ROWS = 16
 
 

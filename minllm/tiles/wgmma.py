@@ -18,7 +18,7 @@ from minllm import ptx
 from minllm.tiles.shared import SharedTile
 
 DTYPES = {"bfloat16": "bf16", "float16": "f16"}
-DEPTH = 16  # of one instruction
+DEPTH = 16  # depth of one instruction along K
 
 
 @cuda.jit(device=True, forceinline=True)

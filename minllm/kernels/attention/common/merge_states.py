@@ -41,13 +41,13 @@ def merge_states_reference(first, first_lse, second, second_lse):
 def make_kernel(dtype, head_dim):
     """The kernel for 16-bit `dtype` and head_dim, a multiple of 8."""
     width, load, store = vector_access(dtype)
-    vectors = head_dim // width  # of a head's row
+    vectors = head_dim // width  # vectors per head
 
     @kernel(dependent_launch=True)
     def merge_states_kernel(
         first,  # [tokens, heads, head_dim]
         first_lse,  # [tokens, heads]
-        second,  # as first
+        second,  # the same shape
         second_lse,
         out,  # [tokens, heads, head_dim]; may be first or second
         query_start,  # [sequences + 1]: rows of no sequence are not written
@@ -55,7 +55,7 @@ def make_kernel(dtype, head_dim):
         wait_for_predecessors()
         heads = first.shape[1]
         vector = uint32(cuda.blockIdx.x * BLOCK + cuda.threadIdx.x)
-        row = vector // uint32(vectors)  # of a token and head
+        row = vector // uint32(vectors)  # one per token and head
         token = uint32(row // uint32(heads))
         head = uint32(row - token * heads)
         if token >= query_start[query_start.shape[0] - 1]:

@@ -27,7 +27,7 @@ def merge_reference(first, second):
     """Merge two states (m [...], l [...], o [..., head_dim]) to base e, in NumPy."""
     # exercise: attention.merge_states
     maximum = np.maximum(first[0], second[0])
-    shift = np.where(np.isneginf(maximum), 0, maximum)  # of two empty states -inf - -inf would be NaN
+    shift = np.where(np.isneginf(maximum), 0, maximum)  # two empty states would give -inf - -inf, which is NaN
     weight1, weight2 = np.exp(first[0] - shift), np.exp(second[0] - shift)
     return (
         maximum,

@@ -11,7 +11,7 @@ BATCH = (array(INT32, 1), array(INT32, 1), array(INT32, 2))  # query_start, cont
 # (GPU whose shared memory sets the shape of a decode step, targets, KV heads of the batch): small shared memories, and large ones.
 SPLIT_TARGETS = (((8, 9), ((8, 0), (8, 9)), 8), ((9, 0), ((9, 0), (10, 0)), 8), ((9, 0), ((9, 0),), 1024))
 SHORT, LONG = 100, 8192  # tokens of prompts that make few tiles, and many
-SM_COUNT = 132  # of an H200
+SM_COUNT = 132  # SMs of an H200
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
 

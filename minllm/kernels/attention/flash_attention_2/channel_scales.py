@@ -39,7 +39,7 @@ def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
     """
     block_of, _ = make_lookup(block_size)
     head_dim, token_group, chunks = kv_format.head_dim, kv_format.token_group, kv_format.head_dim // CHUNK
-    vectors = head_dim // 4  # of 16 bytes, per group
+    vectors = head_dim // 4  # 16-byte vectors per group
     tile_vectors = -(-key_tile // token_group) * vectors
     passes = -(-tile_vectors // threads)
 

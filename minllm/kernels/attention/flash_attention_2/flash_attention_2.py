@@ -25,7 +25,7 @@ from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, launch
 from minllm.tiles.cp_async import make_copies
 
-SMS_IN_SIMULATOR = 132  # as an H100 or H200 has
+SMS_IN_SIMULATOR = 132  # the number of an H100 or H200
 
 
 def workspace_shapes(query, key_cache, block_tables):

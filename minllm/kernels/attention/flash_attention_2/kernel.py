@@ -190,7 +190,7 @@ def make_kernel(tiles, source, matmuls, score_rows, out_rows, part=ALL, residual
     def flash_attention_2_kernel(
         query,  # [tokens, heads, head_dim]
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim], or codes [num_blocks, kv_heads, block_size, code_bytes]
-        key_scales,  # of codes, as in QuantizedCache; or None
+        key_scales,  # scales of codes, laid out like QuantizedCache's; None without codes
         value_cache,
         value_scales,
         out,  # [tokens, heads, head_dim]

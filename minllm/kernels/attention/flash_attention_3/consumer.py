@@ -27,7 +27,7 @@ from minllm.tiles.warpgroup import uniform
 from minllm.tiles.wgmma import make_wgmma
 
 CLEARED = 1  # the named barrier of consumers that have cleared rows
-FIRST_TURN = 2  # that of the first consumer's turn at the tensor cores
+FIRST_TURN = 2  # the named barrier of the first consumer's turn at the tensor cores
 
 
 class Shared(NamedTuple):

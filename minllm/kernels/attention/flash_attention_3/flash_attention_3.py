@@ -94,8 +94,8 @@ def make_kernel(dtype, shape, block_size, page_rows):
 
     @kernel(launch_bounds=(threads, 1))
     def flash_attention_3_kernel(
-        query_map,  # of [tokens, heads, head_dim] in boxes of query_tile rows of one head
-        key_map,  # of [num_blocks, block_size, kv_heads, head_dim] in boxes of page_rows rows of one block and KV head
+        query_map,  # tensor map of [tokens, heads, head_dim]; boxes are query_tile rows of one head
+        key_map,  # tensor map of [num_blocks, block_size, kv_heads, head_dim]; boxes are page_rows rows of a block and KV head
         value_map,  # the same
         out,  # [tokens, heads, head_dim]
         query_start,  # [sequences + 1]

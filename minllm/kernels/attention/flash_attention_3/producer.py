@@ -54,7 +54,7 @@ def make_loads(shape, block_size, page_rows, parts):
         """Every `parts`-th page, from page `part` on, of the tile of keys (or values) that begins at first_key, of one KV head."""
         expect(stage, part_bytes)
         for i in range(part_pages):
-            row = int32((parts * i + part) * page_rows)  # of the tile
+            row = int32((parts * i + part) * page_rows)  # row of the tile
             position = int32(first_key + row)
             visible = position < visible_stop and position + page_rows > visible_start
             block = block_of(block_table, position) if visible else num_blocks  # beyond the end: zeros

@@ -16,14 +16,14 @@ from minllm.tiles.rows import make_rows as make_register_rows
 from minllm.tiles.warp import ALL_LANES
 
 GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is raised
-HUGE = 1024.0  # of a maximum, to base 2: from here on its rounding error would show in 16-bit weights
+HUGE = 1024.0  # a maximum, to base 2, from which on its rounding error would show in 16-bit weights
 
 
 class Rows(NamedTuple):
     """The softmax of a thread's two rows, in arrays of two registers."""
 
     maxima: Any
-    sums: Any  # of weights, this thread's part
+    sums: Any  # this thread's part of the sums of weights
     factors: Any  # what older weights are to be multiplied by
     origins: Any  # what huge scores are counted from
 

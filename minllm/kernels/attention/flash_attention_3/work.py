@@ -8,7 +8,7 @@ import functools
 
 from numba import cuda, int32, uint32
 
-WORK_WORDS = 8  # of a description
+WORK_WORDS = 8  # words per description
 WORK_SLOTS = 4  # descriptions at a time: of the item that is being stored, the one in hand, the next, and the one behind it
 COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS = range(WORK_WORDS)
 # COUNT: tiles of keys, -1 behind the last item. STOP_TILE: the tile behind the last one. FIRST_POSITION: of the first row of queries.

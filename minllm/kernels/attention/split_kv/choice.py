@@ -7,7 +7,7 @@ from minllm.runtime.device import current_device, is_available
 
 MAX_SPLITS = 256
 HEADS_PER_BLOCK = 8  # more query heads per KV head than this are spread over several blocks
-SMS_IN_SIMULATOR = 132  # as an H100 or H200 has
+SMS_IN_SIMULATOR = 132  # the number of an H100 or H200
 BLOCKS_PER_SM = 3  # resident blocks per SM (streaming multiprocessor) that the registers of this kernel allow
 
 

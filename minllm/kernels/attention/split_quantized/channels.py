@@ -44,7 +44,7 @@ def make_scores(layout, heads_here):
     steps, operands_of_format = kv_format.head_dim // 16, operands_of(kv_format.name)
     columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
     chunk_at, tile_bytes, (_, scale_word_of) = make_chunk_at(layout), 16 * layout.row_bytes, make_scale_places(layout)
-    chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # of even or of odd steps; of both
+    chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # words of even or odd steps; zeros of both
     sum_count, scaled_words = 2 * chain_words, 4 * columns
     even_factor, odd_factor = 1 / operands_of_format.unit, 1 / (operands_of_format.unit * operands_of_format.upper_factor)
 
@@ -52,7 +52,7 @@ def make_scores(layout, heads_here):
     def scale_query(scaled, zero_sums, fragments, ring, scale_word, chunk):
         """The operands of a chunk's two steps times the scales of their channels; and what the zeros add."""
         zeros = cuda.local.array(4, uint32)
-        first = int64(scale_word) + int64(32 * chunk + 8 * (ring.lane % 4))  # of eight channels in a row
+        first = int64(scale_word) + int64(32 * chunk + 8 * (ring.lane % 4))  # word of eight consecutive channels
         for part in range(2):
             step = 2 * chunk + part
             for half in range(2):

@@ -117,7 +117,7 @@ def make_source(layout, block_size, head_tiles, warps, plan):
             for i in range(runs):
                 slot = uint32(uint32(ahead.position + i * run) % uint32(block_size))
                 block_rows = int64(uint32(ring.blocks[i])) * int64(uint32(kv_heads * block_size))
-                row = block_rows + int64(uint32(head * block_size + slot))  # of [num_blocks, kv_heads, block_size]
+                row = block_rows + int64(uint32(head * block_size + slot))  # row of [num_blocks, kv_heads, block_size]
                 code_bases[i], scale_bases[i] = row * code_bytes, row * groups
             copy_rows(cache, code_bases, ahead, ring)
             if scale_words > 0:

@@ -192,7 +192,7 @@ def make_scores(layout, heads_here):
     @cuda.jit(device=True)
     def scale_sums(scores, sums, query_sums, ring, scale_word, key_tile, group):
         """scores[key_tile] (+)= scale * sums + zero * sum(q) of one group, by the scales of this lane's keys."""
-        first_word = int64(scale_word) + int64(ring.lane // 4 * groups)  # of this lane's first key
+        first_word = int64(scale_word) + int64(ring.lane // 4 * groups)  # word of this lane's first key
         for half in range(2):
             scale, zero = unpack_f16x2(ring.words[first_word + ((16 * key_tile + 8 * half) * groups + group)])
             for j in range(heads):
@@ -229,7 +229,7 @@ def make_scores(layout, heads_here):
                         at = chain * chain_words + 4 * (key_tile * heads + j)
                         word = j * pitch + 2 * (pair * chunk_words + part * (chunk_words - 1))
                         mma_m16n8k32_u8_s8(sums, at, a, 0, operands.fragments, word)
-                    end = min(2 * pair + (part + 1) * (3 - parts), chunks)  # of the chunks that have been multiplied
+                    end = min(2 * pair + (part + 1) * (3 - parts), chunks)  # end of the chunks that have been multiplied
                     if end % group_chunks == 0:
                         scale_sums(scores, sums, operands.sums, ring, scale_word, key_tile, group)
 

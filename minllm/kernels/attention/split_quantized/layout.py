@@ -18,7 +18,7 @@ from numba import cuda, uint32
 from minllm.runtime.tensor_map import tensor_map
 
 SMALLEST_TILE, BARRIER_BYTES = 16, 16  # keys; two mbarriers per stage
-LINE_BYTES, SWIZZLE_BYTES = 128, 1024  # of L2; after which TMA's swizzle repeats
+LINE_BYTES, SWIZZLE_BYTES = 128, 1024  # an L2 line; the period of TMA's swizzle
 
 
 class CodeCache(NamedTuple):
@@ -35,7 +35,7 @@ class CodeLayout:
     """How a warp's ring lies in shared memory."""
 
     kv_format: Any  # a KvFormat (kernels/quantization/formats.py)
-    keys: int  # of a tile
+    keys: int  # keys per tile
     stages: int
     tma: bool
 

@@ -63,7 +63,7 @@ def make_value_products(layout, heads_here):
         for half in range(2):
             for i in range(lane_groups):
                 word = first_word + (8 * half * groups + i)
-                one, next_one = words[word], words[word + groups]  # of two keys
+                one, next_one = words[word], words[word + groups]  # scales of two keys
                 factors = fma_f16x2(prmt(one, next_one, uint32(LOWER_HALVES)), lift, uint32(0))
                 zeros[4 * (i // 2) + 2 * half + i % 2] = prmt(one, next_one, uint32(UPPER_HALVES))
                 for column in range(columns):
@@ -77,7 +77,7 @@ def make_value_products(layout, heads_here):
         zeros = cuda.local.array(zero_words, uint32)
         for i in range(zero_words):
             zeros[i] = uint32(0)
-        first_group = lane // 4 % 2 * lane_groups if shared else 0  # of this lane's column
+        first_group = lane // 4 % 2 * lane_groups if shared else 0  # first group of this lane's column
         first_word = int64(scale_word_of(ring)) + int64(scales_at + lane % 4 * (2 * groups) + first_group)
         for key_tile in range(key_tiles):
             for half in range(2):

@@ -20,7 +20,7 @@ class Ahead(NamedTuple):
     sequence: int  # to which start and stop belong
     start: int  # the visible keys
     stop: int
-    position: int  # of the first key of this warp's part of the tile
+    position: int  # position of the first key of this warp's part of the tile
 
 
 @functools.cache

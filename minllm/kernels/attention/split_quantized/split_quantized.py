@@ -89,7 +89,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
         value_codes,  # the same
-        key_scales,  # as value_scales; by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
+        key_scales,  # like value_scales; by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
         value_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
         out,  # [tokens, heads, head_dim]
         lse,  # [tokens, heads]: the log-sum-exp of every row, to base 2; or None
@@ -102,7 +102,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         block_tables,  # [sequences, max_blocks]
         scale,  # times log2(e): exponentials are to base 2
         sliding_window,
-        key_map,  # of key_codes, or None: for TMA
+        key_map,  # key_codes' tensor map, or None without TMA
         value_map,
     ):
         wait_for_predecessors()
@@ -138,7 +138,7 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
     shared_bytes, sm_count = shared_bytes or shapes.block_shared_bytes(), sm_count or shapes.sms_here()
     _, heads = shapes.head_tiles_of(group, kv_format.head_dim)
     narrow = kv_format.code_bytes in (32, 64)
-    keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
+    keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # the most scores that the registers hold
     keys = kv_format.token_group if kv_format.keys_by_channel else keys  # whose tiles are groups
     few = [(warps, keys, stages, 1, 1) for warps, stages in ((8, 4), (8, 3), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
     if keys == 16:

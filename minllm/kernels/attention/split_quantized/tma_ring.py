@@ -78,7 +78,7 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
             if at < ahead.stop and int32(at + run) > ahead.start:
                 slot = uint32(uint32(at) % uint32(block_size))
                 block_head = uint32(uint32(ring.blocks[i]) * kv_heads + head)
-                row = uint32(block_head * uint32(block_size) + slot)  # of [num_blocks, kv_heads, block_size]
+                row = uint32(block_head * uint32(block_size) + slot)  # row of [num_blocks, kv_heads, block_size]
                 to, line = uint32(ring.free + i * run_bytes), uint32(row // uint32(rows_per_line))
                 cp_async_bulk_tensor_2d_shared_global(to, cache.keys, 0, line, barrier)
                 cp_async_bulk_tensor_2d_shared_global(uint32(to + keys * row_bytes), cache.values, 0, line, barrier)

@@ -131,7 +131,7 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
         block_tables,  # [sequences, max_blocks]
         scale,  # times log2(e): exponentials are to base 2
         sliding_window,
-        key_map,  # of key_cache, or None: for TMA
+        key_map,  # key_cache's tensor map, or None without TMA
         value_map,
     ):
         barrier_cluster_arrive()  # a block must have begun before others write into its shared memory

@@ -26,7 +26,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
     block_of, element_of = make_lookup(block_size)
     visible_keys, advance, keys, warps = plan.visible_keys, plan.advance, shape.keys, shape.warps
     row_bytes = row_bytes_of(head_dim)
-    chunks = -(-head_dim // 16) * 2  # of 16 bytes, per row
+    chunks = -(-head_dim // 16) * 2  # 16-byte chunks per row
     copies = keys * chunks // 32  # per lane, for keys
     in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
@@ -37,7 +37,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
         """Start copying this warp's rows of the cursor's tile."""
         key_cache, value_cache = cache
         start, stop = visible_keys(cursor.sequence, batch)
-        position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # of the warp's first row
+        position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # position of the warp's first row
         block_table = batch.block_tables[uint32(cursor.sequence)]
         key_stride = token_stride(key_cache, int32(int32(key_cache.shape[2]) * head_dim))
         within = int32(quotient(cursor.head, head_tiles) * head_dim)

@@ -36,8 +36,8 @@ class Cursor(NamedTuple):
 
     sequence: int
     head: int
-    tile: int  # of this sequence and head
-    tiles: int  # of this sequence and head
+    tile: int  # within this sequence and head
+    tiles: int  # number of them in this sequence and head
     first: int  # the sequence's first tile, in tiles from position 0
     left: int  # tiles left of the block's run
 

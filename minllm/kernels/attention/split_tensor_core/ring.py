@@ -14,7 +14,7 @@ from numba import cuda
 
 from minllm.runtime.tensor_map import tensor_map
 
-BOX_KEYS, BOX_NUMBERS, BOX_ROW_BYTES = 16, 64, 128  # of TMA
+BOX_KEYS, BOX_NUMBERS, BOX_ROW_BYTES = 16, 64, 128  # one TMA load: keys, numbers and bytes of a row
 BARRIER_BYTES = 1024  # mbarriers behind a warp's ring, so that the next one begins at a multiple of 1024
 
 

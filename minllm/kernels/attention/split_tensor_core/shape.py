@@ -17,8 +17,8 @@ class SplitShape:
     """How a block works."""
 
     warps: int
-    keys: int  # of a warp's tile, a multiple of 16
-    stages: int  # of a warp's ring, 2 to 4
+    keys: int  # keys per warp's tile, a multiple of 16
+    stages: int  # stages per warp's ring, 2 to 4
     blocks: int  # per SM
     tensor_copies: bool = False  # TMA fills the rings, not cp.async
     turns: int = 1  # heads whose warps' states a block keeps: with two, one is written while the other is read

@@ -89,7 +89,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_
         prefix_max,  # [shares, sequences, heads], or None
         prefix_sum,  # the same
         prefix_out,  # [shares, sequences, heads, head_dim], or None
-        key_map,  # of key_cache, or None: for TMA
+        key_map,  # key_cache's tensor map, or None without TMA
         value_map,
     ):
         wait_for_predecessors()

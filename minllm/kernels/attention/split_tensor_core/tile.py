@@ -194,7 +194,7 @@ def make_softmax(dtype, head_dim, keys, heads, warps):
                 shift = finite_or_zero(maximum)
                 correction = ex2((state.maxima[2 * column + i] - shift) * scale)
                 state.maxima[2 * column + i] = maximum
-                total = state.sums[2 * column + i] * correction  # of this lane's keys only
+                total = state.sums[2 * column + i] * correction  # this lane's keys only
                 for j in range(2 * key_tiles):
                     at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
                     scores[at] = ex2((scores[at] - shift) * scale)

@@ -61,7 +61,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
         """Start copying this warp's boxes of the cursor's tile, but for those without visible keys; for one lane."""
         key_map, value_map = cache
         start, stop = visible_keys(cursor.sequence, batch)
-        position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # of the warp's first row
+        position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # position of the warp's first row
         head = quotient(cursor.head, head_tiles)
         barrier, boxes = barrier_of(ring, ring.free), int32(0)
         for group in range(groups):
@@ -97,7 +97,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
             word = uint32((ring.stage - ring.start) // 4)
             for row in range(keys):
                 if position + row < start or position + row >= stop:
-                    for column in range(2 * columns):  # of K, then of V
+                    for column in range(2 * columns):  # K, then V
                         ring.words[uint32(word + (column * keys + row) * row_words + ring.lane)] = uint32(0)
             fence_proxy_async()  # before the copies that fill the stage again
         cuda.syncwarp()

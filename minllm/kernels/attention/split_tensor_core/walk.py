@@ -29,7 +29,7 @@ class Ring(NamedTuple):
     base: int  # address of this warp's ring
     stage: int  # address of the oldest tile
     free: int  # address of the stage that is filled next
-    parity: int  # of the oldest tile's mbarrier
+    parity: int  # parity of the oldest tile's mbarrier
     warp: int
     lane: int
     blocks: Any  # int32: what the source has looked up of a block table
@@ -46,7 +46,7 @@ class Pipeline(NamedTuple):
 class Heads(NamedTuple):
     """The query heads that a head of the line stands for."""
 
-    row: int  # of query and out
+    row: int  # row of query and out
     first: int
     left: int  # from `first` on: a group's last tile may be smaller
 
@@ -55,7 +55,7 @@ class Span(NamedTuple):
     """The tiles of one head that a block takes."""
 
     tiles: int
-    position: int  # of this warp's first key
+    position: int  # position of this warp's first key
     visible: Any  # (first, one past the last) visible key
 
 

@@ -41,7 +41,7 @@ class Share(NamedTuple):
     second_row: int
     m: int
     sharer: int
-    blocks: int  # of the cluster that share x, as bits
+    blocks: int  # bit mask of the cluster's blocks that share x
 
 
 def make_produce(tokens: int, tiling: FlatWgmmaTiling, gated: bool, pipeline: Pipeline):

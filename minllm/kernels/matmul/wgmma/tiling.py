@@ -10,7 +10,7 @@ from minllm.tiles.warpgroup import ROWS, THREADS
 
 TILE_K = 64  # 128 bytes: the swizzle's span
 SHARED_BYTES_PER_BLOCK = 227 * 1024
-FEW_ROWS = 256  # of x, up to which reading weight takes as long as multiplying: then blocks may start early
+FEW_ROWS = 256  # rows of x up to which reading weight takes as long as multiplying: then blocks may start early
 
 
 class WgmmaTiling(NamedTuple):

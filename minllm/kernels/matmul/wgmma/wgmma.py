@@ -227,7 +227,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
         staging = uint32(first_stage + ring_bytes)
         ring = make_ring(first_stage, uint32(staging + staging_bytes), 0)
         consumer_rows = int32(few_rows if early else ROWS)
-        rows = int32(consumer_rows * consumers * cluster)  # of out, that a cluster computes at a time
+        rows = int32(consumer_rows * consumers * cluster)  # rows of out that a cluster computes at a time
         tiles_m, tiles_n = int32((out.shape[0] + rows - 1) // rows), int32((out.shape[1] + columns - 1) // columns)
         grid = Grid(tiles_m, tiles_n, k_steps, consumer_rows)
         if thread == 0:
@@ -260,7 +260,7 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     tiling = tiling or choose_tiling(m, n, gated, sms)
     copied = out.dtype == x.dtype and rows_begin_on(16, out)
     paired = out.dtype == x.dtype and rows_begin_on(4, out)
-    rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # of tiles, and of clusters
+    rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # rows of tiles, and of clusters
     clusters = min(rows * ceil_div(n, tiling.columns(gated)), sms // tiling.cluster)
     each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
     chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
