@@ -38,7 +38,7 @@ def _refuse_layer_types(fields: Fields) -> None:
     """Llama attends to the whole context in every layer; a file that lists another kind of attention is another model."""
     kinds = fields.values.get("layer_types") or []
     if not isinstance(kinds, list):
-        raise CheckpointError(f"{fields.source} says layer_types = {kinds!r}; it must be a list with a name for each layer.")
+        raise CheckpointError(f"{fields.source} says layer_types = {kinds!r}, and it must be a list with a name for each layer.")
     others = set(map(str, kinds)) - {"full_attention"}
     if others:
         raise UnsupportedModelError(
