@@ -58,7 +58,8 @@ def measured_kernels() -> list[dict]:
                 continue
             intensity = flops / moved
             tflops = row["value"] * (intensity if row["unit"] == "TB/s" else 1)
-            place = dict(gpu=record["device"], date=record["date"], case=row["case"], variant=row["variant"])
+            date = row["earlier"].split(", commit ")[0] if row.get("earlier") else record["date"]
+            place = dict(gpu=record["device"], date=date, case=row["case"], variant=row["variant"])
             shown.append(dict(place, intensity=round(intensity, 4), tflops=round(tflops, 4)))
     return shown
 
