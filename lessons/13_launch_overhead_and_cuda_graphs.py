@@ -439,7 +439,7 @@ show_source(
     DecodeGraph.launch_kernels,
     notes={
         "forward(": "The same forward pass that reads prompts.",
-        "advance(tokens": "Writes the inputs of the step after this one.",
+        "advance(": "Writes the inputs of the step after this one.",
     },
 )
 
