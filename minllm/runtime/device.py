@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from minllm.errors import DeviceError
 
 HOPPER = (9, 0)  # compute capability
+SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # without a GPU: an H200
 
 
 @functools.cache
@@ -74,6 +75,18 @@ def describe_device(index: int) -> Device:
         total_memory=int(total),
         l2_bytes=int(properties.l2_cache_size),
     )
+
+
+@functools.cache
+def capability_here() -> tuple[int, int]:
+    """The compute capability of this machine's GPU; without one, an H200's."""
+    return current_device().compute_capability if is_available() else SIMULATED_CAPABILITY
+
+
+@functools.cache
+def sms_here() -> int:
+    """The number of SMs (streaming multiprocessors) of this machine's GPU; without one, an H200's."""
+    return current_device().sm_count if is_available() else SIMULATED_SMS
 
 
 @functools.cache

@@ -21,11 +21,9 @@ from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, query_in_registers, warp_tiles
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
-from minllm.runtime.device import current_device
+from minllm.runtime.device import SIMULATED_SMS, current_device
 from minllm.runtime.kernel import check, launch
 from minllm.tiles.cp_async import make_copies
-
-SMS_IN_SIMULATOR = 132  # the number of an H100 or H200
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -130,7 +128,7 @@ def attention(
         VARIANTS["flash_attention_2_float32"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     longest = query_len_bound(max_query_len, sizes)
-    sm_count = SMS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count
+    sm_count = SIMULATED_SMS if isinstance(query, np.ndarray) else current_device().sm_count
     tiles = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences, sm_count)
     chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, *tiles, residual_window)
     grid = (-(-longest // tiles[0]), sizes.heads, sizes.sequences)

@@ -3,11 +3,8 @@
 import functools
 import math
 
-from minllm.runtime.device import current_device, is_available
-
 MAX_SPLITS = 256
 HEADS_PER_BLOCK = 8  # more query heads per KV head than this are spread over several blocks
-SMS_IN_SIMULATOR = 132  # the number of an H100 or H200
 BLOCKS_PER_SM = 3  # resident blocks per SM (streaming multiprocessor) that the registers of this kernel allow
 
 
@@ -15,12 +12,6 @@ def head_tiles_of(group):
     """(blocks that share a KV head's query heads, heads per block)."""
     tiles = -(-group // HEADS_PER_BLOCK)
     return tiles, -(-group // tiles)
-
-
-@functools.cache
-def sms_here():
-    """The number of SMs of this machine's GPU."""
-    return current_device().sm_count if is_available() else SMS_IN_SIMULATOR
 
 
 @functools.cache

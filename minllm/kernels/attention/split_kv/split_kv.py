@@ -30,11 +30,12 @@ from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, c
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.common.workspace import scratch_arrays
-from minllm.kernels.attention.split_kv.choice import MAX_SPLITS, choose_splits, head_tiles_of, sms_here
+from minllm.kernels.attention.split_kv.choice import MAX_SPLITS, choose_splits, head_tiles_of
 from minllm.kernels.attention.split_kv.merge import make_merge_kernel, share_of_split
 from minllm.kernels.attention.split_kv.rows import LaneShape, make_row_loads, make_unpack
 from minllm.kernels.attention.split_kv.states import make_states
 from minllm.ptx import ex2, token_stride
+from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import ALL_LANES, WARP
 

@@ -17,26 +17,24 @@ graph, and would have to be found again whenever a block table changes: a sequen
 """
 
 import functools
-import math
 
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens, sizes_of
-from minllm.kernels.attention.common.online_softmax import finite_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.shape import sms_here
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_clear, make_products, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import Ring, Softmax
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, ex2, load_32, shared_address
+from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.cp_async import make_copies, row_words_of
 from minllm.tiles.warp import sum_over_rows
 
-MINUS_INFINITY = -math.inf
 WARPS, KEYS = 4, 32
 WARP_ROWS = 16
 ROWS = WARPS * WARP_ROWS

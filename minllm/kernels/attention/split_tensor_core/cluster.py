@@ -17,7 +17,6 @@ Source of distributed shared memory: PTX ISA, "Cluster of cooperative thread arr
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,26 +25,23 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.choice import suits_clusters
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
-from minllm.kernels.attention.common.online_softmax import finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
 from minllm.kernels.attention.split_tensor_core.shape import (
     block_shared_bytes,
-    capability_here,
     head_tiles_of,
     line_heads_of,
-    sms_here,
 )
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import columns_of, make_parts, shape_for
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
-from minllm.runtime.device import HOPPER
+from minllm.runtime.device import HOPPER, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
-MINUS_INFINITY = -math.inf
 CLUSTER = 8  # blocks
 
 

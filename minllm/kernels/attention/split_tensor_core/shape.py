@@ -1,13 +1,11 @@
 """How large a decode step's blocks and grid are."""
 
-import functools
 from dataclasses import dataclass
 
 from minllm.kernels.attention.split_tensor_core.merge_parts import pitch_of
 from minllm.machine.occupancy import MULTIPROCESSORS
-from minllm.runtime.device import HOPPER, current_device, is_available
+from minllm.runtime.device import capability_here, sms_here
 
-SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # without a GPU: an H200
 RESERVED_BYTES = 1024  # shared memory that CUDA reserves per block
 STATIC_BYTES = 48 * 1024  # static shared memory that a block can have: the states of its warps
 
@@ -38,18 +36,6 @@ def head_tiles_of(group, head_dim):
 def line_heads_of(sizes):
     """Heads of the line, over all sequences."""
     return sizes.sequences * sizes.kv_heads * head_tiles_of(sizes.group, sizes.head_dim)[0]
-
-
-@functools.cache
-def capability_here():
-    """The compute capability of this machine's GPU."""
-    return current_device().compute_capability if is_available() else SIMULATED_CAPABILITY
-
-
-@functools.cache
-def sms_here():
-    """The number of SMs of this machine's GPU."""
-    return current_device().sm_count if is_available() else SIMULATED_SMS
 
 
 def block_shared_bytes():

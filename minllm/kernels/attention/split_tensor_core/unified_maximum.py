@@ -17,16 +17,15 @@ arithmetic: what the unified maximum saves hides behind the loads (docs/results.
 """
 
 import functools
-import math
 
 from numba import cuda, float32, int32
 
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.tile import make_clear, make_softmax
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
 from minllm.ptx import ex2
 
-MINUS_INFINITY = -math.inf
 # Exponents to base 2 up to which weights, their sums and their products with values stay far from overflow, and the smallest sum whose
 # weights keep their precision. float16 holds 2**-24 to 2**16, bfloat16 about the numbers of float32.
 BANDS = {"float16": (15.0, 2.0**-4), "bfloat16": (90.0, 2.0**-90)}
