@@ -46,7 +46,11 @@ class InvalidOptionError(MinLLMError, ValueError):
 
 
 class EngineBusyError(MinLLMError):
-    """A generation was started while another of the same LLM was still open, or after the LLM was closed."""
+    """A generation was started after the LLM was closed, or while another thread was in it."""
+
+
+class DeadlineError(MinLLMError, TimeoutError):
+    """A request was not finished before its deadline."""
 
 
 class CacheError(MinLLMError):

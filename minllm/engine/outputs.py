@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CompletionOutput:
     `token_ids` holds all generated tokens, including one that ended the text; `text` omits that one unless it was requested.
     `logprobs` has one dictionary per token, from token id to Logprob: the chosen token and the likeliest ones, likeliest first.
     `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string was generated) or "length" (max_tokens or the model's
-    context is full), None while the request runs. `stop_reason` is the stop string or stop id, None for the model's own end of sequence.
+    context is full), "abort" (somebody ended it) or "error" (see RequestOutput.error), None while the request runs. `stop_reason` is the stop string or stop id, None for the model's own end of sequence.
     """
 
     index: int
@@ -61,3 +61,5 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as asked for by SamplingParams.prompt_logprobs; None for the first token
+    error: Exception | None = None  # why a completion has the finish_reason "error"

@@ -164,6 +164,17 @@ class CudaOps(ComposedOps):
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         if layer_cache.recent is not None:
             return self._attention_with_window(query, layer_cache, batch, attention_config)
+        out = self.empty(query.shape, self.dtype)
+        if batch.is_mixed:  # each has its own kernel: "selective batching", Yu et al., "Orca", 2022, section 3.2
+            decodes = batch.num_decodes
+            self._attention(query[:decodes], layer_cache, batch.decodes(), attention_config, out[:decodes])
+            self._attention(query, layer_cache, batch.prompts(), attention_config, out)
+        else:
+            self._attention(query, layer_cache, batch, attention_config, out)
+        return out.reshape(query.shape[0], -1)
+
+    def _attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
+        """Attention of sequences that all decode, or of any others, into their rows of `out` [T, heads, head_dim]."""
         variant = self._attention_variant(batch.max_query_len, layer_cache.key)
         own = self.own.get("attention")
         launch_attention = variant.attention
@@ -171,12 +182,10 @@ class CudaOps(ComposedOps):
             variant, launch_attention = own, own.launch
         shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
         workspace = make_workspace(shapes, self.empty, self._counts)
-        out = self.empty(query.shape, self.dtype)
         launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
         )  # fmt: skip
-        return out.reshape(query.shape[0], -1)
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""

@@ -8,7 +8,7 @@ its residual add, a projection, rotation and cache write in one), not a primitiv
 T is the number of tokens of a batch, B the number of its sequences, R the number of rows that get logits.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +58,29 @@ class Batch:
     max_query_len: int  # an upper bound of the new tokens of any sequence
     max_context_len: int  # an upper bound of context_lens
     recent: RecentTokens | None = None  # for caches with a residual window
+    num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some sequences decode and others do not."""
+        return 0 < self.num_decodes < self.num_sequences
+
+    def decodes(self) -> "Batch":
+        """The sequences that decode."""
+        count = self.num_decodes
+        return replace(
+            self, token_ids=self.token_ids[:count], positions=self.positions[:count], slot_mapping=self.slot_mapping[:count],
+            query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
+            num_tokens=count, num_sequences=count, max_query_len=1,
+        )  # fmt: skip
+
+    def prompts(self) -> "Batch":
+        """The other sequences; query_start still counts rows of the whole batch."""
+        first, count = self.num_decodes, self.num_sequences - self.num_decodes
+        return replace(
+            self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
+            num_sequences=count, num_decodes=0,
+        )  # fmt: skip
 
 
 @dataclass

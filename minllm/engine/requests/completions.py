@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Many
 
 from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from minllm.engine.sequence import Sequence
+from minllm.engine.requests.sequence import Sequence
 
 
 def output_of(sequences: Many[Sequence]) -> RequestOutput:
@@ -17,6 +17,8 @@ def output_of(sequences: Many[Sequence]) -> RequestOutput:
         finished=all(sequence.is_finished for sequence in sequences),
         metrics=metrics_of(sequences),
         num_cached_tokens=first.num_cached_tokens,
+        prompt_logprobs=None if first.params.prompt_logprobs is None else list(first.prompt_logprobs),
+        error=next((sequence.error for sequence in sequences if sequence.error is not None), None),
     )
 
 
