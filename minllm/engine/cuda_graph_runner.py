@@ -14,7 +14,7 @@ from minllm.engine.batch_arrays import decode_batch
 from minllm.engine.decode_graph import DecodeGraph, GraphMachine, graph_key
 from minllm.engine.model_runner import ModelRunner
 from minllm.engine.sequence import Sequence
-from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities_reference
 
 GRAPHS_KEPT = 8  # number of batch shapes whose graphs are kept
 CONTEXT_STEP = 256  # tokens; block tables are widened to multiples of this, so that batches share graphs
@@ -47,7 +47,7 @@ class PendingStep:
         self._event = None
         tokens = self._tokens[self._rows]
         if self._logits is not None:
-            found = log_probabilities(self._logits[self._rows], tokens, self._top)
+            found = log_probabilities_reference(self._logits[self._rows], tokens, self._top)
             self._logprobs = LogProbabilities(*(self._spread(array, 0) for array in found))
         self._tokens, self._logits = self._spread(tokens, -1), None
 

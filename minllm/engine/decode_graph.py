@@ -80,6 +80,7 @@ class DecodeGraph:
         self.batch = to_backend(batch, ops)
         self.sampling = sampling.to(ops.array)
         self.limits = ops.array(limits)  # int32 [B]: one past the last position that a row may reach
+        self.slots = ops.array(np.arange(batch.num_sequences, dtype=np.int32))  # row r works for slot r
         self.is_warm, self.graph = False, None
         self.readers: deque = deque()  # host arrays that the steps' results are copied into, in turn; owned by the runner
         self._table_copies: deque = deque()  # (page-locked block tables, event of their copy to the device), in turn
@@ -122,7 +123,7 @@ class DecodeGraph:
         """One step, kernel by kernel: forward, sample, advance; returns what `step` returns."""
         batch = self.batch
         logits = forward(self.ops, self.model, batch, self.cache.layers)  # [B, vocab]
-        tokens = self.ops.sample(logits, self.sampling)  # [B]
+        tokens = self.ops.sample(logits, self.sampling, self.slots)  # [B]
         moved = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens)
         advance(
             tokens, *moved, block_tables=batch.block_tables, limits=self.limits, sampling=self.sampling, block_size=self.cache.block_size,

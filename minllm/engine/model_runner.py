@@ -14,8 +14,9 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefill_chunks, to_backend
 from minllm.engine.sequence import Sequence
-from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities
-from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities_reference
+from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.models.decoder import forward
 
 
@@ -132,13 +133,14 @@ class ModelRunner:
         self._sequences, self._sampling = [], None
 
     def _sample(self, logits, sampling: SamplingTensors) -> tuple[np.ndarray, LogProbabilities | None]:
-        tokens = self.ops.to_host(self.ops.sample(logits, sampling.to(self.ops.array)))
-        return tokens, None if self._top is None else log_probabilities(self.ops.to_host(logits), tokens, self._top)
+        slots = np.arange(logits.shape[0], dtype=np.int32)
+        tokens = self.ops.to_host(self.ops.sample(logits, sampling.to(self.ops.array), self.ops.array(slots)))
+        return tokens, None if self._top is None else log_probabilities_reference(self.ops.to_host(logits), tokens, self._top)
 
     def _advance(self, tokens: np.ndarray, logprobs: LogProbabilities | None) -> Step:
         """Record the new tokens of the active sequences, and scatter them to the rows of the whole batch."""
         self._token_ids[self._active] = tokens
-        self._sampling.advance(tokens)
+        self._sampling.advance(np.arange(len(tokens)), tokens)
         if len(self._active) == len(self._sequences):
             return Step(tokens, logprobs)
         spread = np.full(len(self._sequences), -1, np.int32)
