@@ -203,7 +203,7 @@ from minllm import SamplingParams
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.engine.batch_arrays import decode_batch
 from minllm.engine.decode_graph import DecodeGraph
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.models.layout import layout_of
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint

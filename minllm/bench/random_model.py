@@ -7,7 +7,8 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.engine.decode_graph import DecodeGraph
 from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint

@@ -9,7 +9,7 @@ from dataclasses import replace
 from minllm.kernels import attention, matmul
 from minllm.kernels.specimen import Specimen
 
-STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling")
+STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling", "slots")
 TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages of several variants
 
 

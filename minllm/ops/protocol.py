@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minllm.kernels.sampling.log_probabilities import LogProbabilities
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.slots.state import SlotState
 from minllm.weights.linear import Linear
 
 Array = Any
@@ -136,7 +139,7 @@ class AttentionConfig:
 class Ops(Protocol):
     """The operations of a forward pass. `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16) is what activations are stored in;
     every sum, statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which
-    contains it) and `copy_blocks` write the cache."""
+    contains it) and `copy_blocks` write the cache, and those on the slots at the end what they say."""
 
     dtype: np.dtype
 
@@ -251,6 +254,33 @@ class Ops(Protocol):
         """The scores of the next token: add_norm of these R rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
         ...
 
-    def sample(self, logits: Array, sampling: Any) -> Array:
-        """One token id per row, int32 [R], from float32 logits [R, vocab]. `sampling` is kernels.sampling's SamplingTensors."""
+    def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Array:
+        """One token id per row, int32 [R], from float32 logits [R, vocab]; row r draws by the parameters of slots[r], -1 gives token 0.
+
+        `sampling.kind` says which rules are applied: the largest kind of the rows' requests.
+        """
+        ...
+
+    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> LogProbabilities:
+        """Log-probability and rank of one token per row, token_ids int32 [R], and those of the `top` likeliest ones, in the machine's
+        arrays: from float32 logits [R, vocab], as the model computed them."""
+        ...
+
+    # State of the running sequences (kernels/slots). R rows work for the slots int32 [R]; -1 marks a padding row.
+
+    def write_slots(self, state: SlotState, pairs: Array) -> None:
+        """state.words[index] = word for pairs (index, word), int32 [n, 2], as `SlotState.pairs` makes them; an index below 0 is skipped."""
+        ...
+
+    def load_rows(self, slots: Array, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+        """Writes the arrays of a decode batch, one row per sequence: the newest token of each slot, which has no key and value yet.
+
+        Overwrites token_ids, positions, slot_mapping, context_lens, block_tables (as far as the contexts reach) and, with a
+        residual window, those of batch.recent, whose rings are the slots. query_start and logits_rows never change.
+        """
+        ...
+
+    def advance(self, token_ids: Array, slots: Array, state: SlotState) -> None:
+        """Appends one new token, token_ids int32 [R], to the sequence of each slot: the newest token, the length, the sampler's step and
+        counts."""
         ...

@@ -5,7 +5,7 @@ import numpy as np
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
 
 AT_LIMIT = "a row whose next position is its limit has no room for it: it goes on only where position < limit."
 
