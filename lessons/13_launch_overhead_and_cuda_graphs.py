@@ -201,7 +201,7 @@ import itertools
 
 from minllm import SamplingParams
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import decode_batch
+from minllm.engine.running.batch_arrays import decode_batch
 from minllm.engine.decode_graph import DecodeGraph
 from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.models.layout import layout_of
@@ -450,8 +450,8 @@ show_source(
 
 # %%
 from minllm import LLM
-from minllm.engine.batch_arrays import Span as NewTokens
-from minllm.engine.batch_arrays import build_batch, to_backend
+from minllm.engine.running.batch_arrays import Span as NewTokens
+from minllm.engine.running.batch_arrays import build_batch, to_backend
 from minllm.models.decoder import forward
 from minllm.ops.numpy_ops import NumpyOps
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.bench.noise import Noise
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
+from minllm.engine.running.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.engine.decode_graph import DecodeGraph
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import build_sampling_tensors

@@ -1,25 +1,23 @@
 """LLM: load a model, generate text, score text. The class that users call; its interface is vLLM's."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minllm.engine.completions import output_of
+from minllm.engine.requests.completions import output_of
+from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
-from minllm.engine.prompts import check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
-from minllm.engine.requests import make_sequences
+from minllm.engine.prompts import check_chars, checked_salts, checked_token_ids, parse_prompts
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
-from minllm.engine.sequence import Sequence
-from minllm.engine.static_batching import StaticBatching
-from minllm.engine.text_stream import TextStream
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
 
@@ -30,8 +28,8 @@ class LLM:
 
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
-    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Only one generation can be open at
-    a time, and an LLM must not be used from several threads.
+    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Several streams can be open at a
+    time, and a call of generate computes their tokens too. An LLM must not be used from several threads: that is what AsyncLLM is for.
     """
 
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
@@ -41,14 +39,11 @@ class LLM:
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
             engine = self._engine
-            self._batching = StaticBatching(engine.runner, engine.cache_policy, self.options.max_num_seqs, engine.tokenizer)
             self._default_params = default_sampling_params(engine.generation_config)
-            self._num_requests = 0
+            self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)
             if engine.device == "cuda":
-                warm_up(self.generate, self._default_params, engine.max_model_len, report)
-                engine.cache_policy.forget_prefixes()
-                engine.cache_policy.forget_counts()
-                self._num_requests = 0  # seeds of requests count from the user's first request
+                warm_up(self.generate, engine.runner, self._default_params, engine.max_model_len, report)
+                self.llm_engine.forget_history()
 
     @property
     def engine(self) -> Engine:
@@ -94,9 +89,10 @@ class LLM:
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
         """
         requests = self._requests(prompts, sampling_params, cache_salt)
-        with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
-            for _ in steps:
-                pass
+        core = self.llm_engine.core
+        for sequences in requests:
+            core.add(sequences[0])
+        core.run(sequence for sequences in requests for sequence in sequences)
         return [output_of(sequences) for sequences in requests]
 
     def stream(
@@ -111,7 +107,7 @@ class LLM:
             raise InvalidRequestError(f"stream() takes one prompt and {len(requests)} were given: use generate() for several.")
         if len(requests[0]) != 1:
             raise InvalidRequestError(f"stream() gives one completion and n={len(requests[0])} were asked for: use generate().")
-        return TextStream(requests[0][0], self._batching.run(requests[0]))
+        return TextStream(requests[0][0], self.llm_engine.core)
 
     def chat(
         self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
@@ -148,7 +144,9 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model and its cache. Calling it again does nothing."""
-        self._engine = self._batching = None
+        if self._engine is not None:
+            self.llm_engine.abort_all()
+        self._engine = self.llm_engine = None
 
     def __enter__(self) -> "LLM":
         return self
@@ -173,13 +171,8 @@ class LLM:
         parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
         params = self._params_for(len(parsed), sampling_params)
         salts = checked_salts(cache_salt, len(parsed))
-        requests = []
-        for index, one in enumerate(zip(parsed, params, salts, strict=True)):
-            with naming_the_prompt(index, len(parsed)):
-                requests.append(make_sequences(engine, self._num_requests + index, *one, self.options.seed))
-            self._batching.check_fits(requests[-1][0])
-        self._num_requests += len(requests)  # after all checks: a refused call must not change the seeds of later ones
-        return requests
+        one_each = list(zip(parsed, params, salts, strict=True))
+        return self.llm_engine.make_requests(one_each)
 
     def _chat_tokens(self, messages: list[dict[str, str]]) -> list[int]:
         """The token ids of a conversation; the template itself writes the tokens that begin a text."""

@@ -4,11 +4,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from minllm.engine.completions import output_of
+from minllm.engine.requests.completions import output_of
 from minllm.engine.core import EngineCore
 from minllm.engine.loading import Engine
 from minllm.engine.outputs import RequestOutput
-from minllm.engine.prompts import checked_salts, parse_prompts
+from minllm.engine.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
 from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
@@ -31,8 +31,9 @@ class EngineStats:
 class LLMEngine:
     """Runs requests on a loaded model: `add_request` at any time, `step` while `has_unfinished_requests`."""
 
-    def __init__(self, engine: Engine, core: EngineCore, default_params: SamplingParams, seed: int):
-        self.engine, self.core, self.default_params, self.seed = engine, core, default_params, seed
+    def __init__(self, engine: Engine, default_params: SamplingParams, seed: int):
+        self.engine, self.default_params, self.seed = engine, default_params, seed
+        self.core = EngineCore(engine.scheduler, engine.runner, engine.tokenizer)
         self._requests: dict[str, list[Sequence]] = {}
         self._num_requests = 0  # numbers the requests, for their seeds
 
@@ -51,7 +52,7 @@ class LLMEngine:
         vocab_size, most_tokens = engine.model.config.vocab_size, engine.max_model_len
         [parsed] = parse_prompts(prompt, tokenizer.encode, vocab_size, most_tokens, tokenizer.most_chars_per_token)
         [salt] = checked_salts(cache_salt, 1)
-        sequences = self.make_sequences(request_id, parsed, params or self.default_params, salt)
+        [sequences] = self.make_requests([(parsed, params or self.default_params, salt)], request_id)
         for sequence in sequences:
             sequence.priority, sequence.arrival_time = priority, arrival_time or sequence.arrival_time
             sequence.deadline = None if deadline is None else time.perf_counter() + deadline
@@ -81,6 +82,31 @@ class LLMEngine:
             num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
             num_steps=self.core.num_steps,
         )  # fmt: skip
+
+    def make_requests(self, given: list[tuple[PromptTokens, SamplingParams, str]], request_id: str | None = None) -> list[list[Sequence]]:
+        """The sequences of each request, (prompt, parameters, salt), all checked and none queued. The ids are numbers unless one is given.
+
+        Raises InvalidRequestError or OutOfMemoryError, and then the seeds of later requests are unchanged.
+        """
+        requests = []
+        for index, one in enumerate(given):
+            number = self._num_requests + index
+            with naming_the_prompt(index, len(given)):
+                requests.append(make_sequences(self.engine, request_id or str(number), number, *one, self.seed))
+            self.core.scheduler.memory.check_fits(requests[-1][0])
+        self._num_requests += len(requests)
+        return requests
+
+    def abort_all(self) -> None:
+        """End all requests."""
+        self.core.abort(sequence for sequence in self.core.scheduler.sequences())
+        self._requests.clear()
+
+    def forget_history(self) -> None:
+        """Reset counts, estimates and cached prefixes after a warm-up; seeds count from the next request again."""
+        self.core.scheduler.memory.policy.forget_prefixes()
+        self.core.scheduler.memory.policy.forget_counts()
+        self._num_requests = self.core.num_steps = self.core.scheduler.num_preemptions = 0
 
     def _output(self, request_id: str) -> RequestOutput:
         output = output_of(self._requests[request_id])

@@ -6,18 +6,18 @@ import numpy as np
 
 from minllm.engine.loading import Engine
 from minllm.engine.prompts import PromptTokens
+from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
-from minllm.engine.sequence import Sequence
 from minllm.errors import InvalidRequestError
 
 
 def make_sequences(
-    engine: Engine, number: int, prompt: PromptTokens, params: SamplingParams, cache_salt: str, engine_seed: int
+    engine: Engine, request_id: str, number: int, prompt: PromptTokens, params: SamplingParams, cache_salt: str, engine_seed: int
 ) -> list[Sequence]:
-    """The sequences of request `number`, one for each of its `n` completions.
+    """The sequences of a request, one for each of its `n` completions; the first has the others as siblings.
 
-    If the request has no seed, the first sequence gets one drawn from the engine's seed and `number`, so that the same calls in the same
-    order give the same texts; the seeds of the others derive from the first.
+    If the request has no seed, the first sequence gets one drawn from the engine's seed and the request's `number`, so that the same calls
+    in the same order give the same texts; the seeds of the others derive from the first.
     """
     vocab_size = engine.model.config.vocab_size
     for token_id in params.stop_token_ids:
@@ -27,10 +27,9 @@ def make_sequences(
         raise InvalidRequestError(f"logprobs={params.logprobs} is more than the vocabulary's {vocab_size} tokens: lower it.")
     room = engine.max_model_len - len(prompt.token_ids)
     seed = _derived_seed(engine_seed, number) if params.seed is None else params.seed
-    sequences = []
-    for index in range(params.n):
-        sequence = Sequence(
-            request_id=str(number) if index == 0 else f"{number}.{index}",
+    sequences = [
+        Sequence(
+            request_id=request_id,
             prompt=prompt.text,
             prompt_token_ids=prompt.token_ids,
             params=replace(params, seed=seed if index == 0 else _derived_seed(seed, index)),
@@ -39,9 +38,10 @@ def make_sequences(
             decoder=engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens),
             cache_salt=cache_salt,
             index=index,
-            sibling=sequences[0] if sequences else None,
         )
-        sequences.append(sequence)
+        for index in range(params.n)
+    ]
+    sequences[0].siblings = sequences[1:]
     return sequences
 
 

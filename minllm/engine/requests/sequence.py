@@ -11,7 +11,7 @@ from typing import Any
 
 from minllm.engine.outputs import FinishReason, Logprob
 from minllm.engine.sampling_params import SamplingParams
-from minllm.engine.stop_strings import StopStringMatcher
+from minllm.engine.requests.stop_strings import StopStringMatcher
 
 NO_SLOT = -1
 LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary's size in float32, 263 MB for Llama 3

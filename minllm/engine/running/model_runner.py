@@ -8,6 +8,7 @@ Nothing here waits for the device, so on a GPU the host plans step n + 1 while s
 read from its slot, where step n leaves it.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
+from minllm.engine.progress import Progress
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch
 from minllm.engine.running.decode_graphs import DecodeGraphs
@@ -77,6 +79,14 @@ class ModelRunner:
             if forks:
                 self.cache.copy_rings(self.ops, forks)
         return pending
+
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+        """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
+        keys = [] if self.graphs is None else self.graphs.keys(kinds)
+        for done, key in enumerate(keys, start=1):
+            self.graphs.capture(key, self._uploads)
+            if progress is not None:
+                progress("Capturing decode steps", done, len(keys))
 
     def _forwards(self, step: Step) -> list[list[Span]]:
         """The spans of each forward: all in one, but with a residual window decodes, which work in the rings, are apart from prompts.

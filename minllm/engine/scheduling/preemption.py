@@ -17,8 +17,6 @@ from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.errors import OutOfMemoryError
 
-PREEMPTIONS = ("recompute", "swap", "auto", "drop")
-
 
 @dataclass
 class Preemption:

@@ -72,6 +72,12 @@ class Scheduler:
         """Sequences that have not ended and do not run."""
         return self._num_unfinished - len(self.running)
 
+    def sequences(self) -> list[Sequence]:
+        """The sequences that have not ended."""
+        waiting = [sequence for _, sequence in self.waiting if not sequence.is_finished]
+        found = [*self.running, *waiting]
+        return found + [sibling for sequence in found for sibling in sequence.siblings if not sibling.is_finished]
+
     def take_ended(self) -> list[Sequence]:
         """The sequences that have ended without a result since the last call: past their deadline, or dropped for want of memory."""
         ended, self._ended = self._ended, []
