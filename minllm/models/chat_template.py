@@ -82,10 +82,10 @@ class ChatTemplate:
         """
         _check_flags(add_generation_prompt, continue_final_message)
         messages, tools = checked_messages(messages), checked_tools(tools)
-        if not self._reads_parts:
-            messages = with_joined_parts(messages)
         if continue_final_message:
             messages = with_mark(messages, FINAL_MARK)
+        if not self._reads_parts:
+            messages = with_joined_parts(messages)
         names = {**self._special_tokens, "documents": None, **_checked_names(template_kwargs)}
         text = self._rendered(names | dict(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt))
         return self._up_to_the_mark(text) if continue_final_message else text
