@@ -1,40 +1,26 @@
 """A model's chat template: Jinja text from the model directory that turns a conversation into the prompt that the model was trained on.
 
 A template is a program that came with somebody's files, so it runs in Jinja's immutable sandbox, within bounds of time and size
-(template_sandbox.py), with the few functions that templates are written for (those of transformers' documentation, "Writing a chat
-template"): raise_exception, strftime_now, and a tojson filter that leaves HTML characters alone.
+(template_sandbox.py), with the few functions that templates are written for (template_environment.py).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
 
 from minllm.errors import CheckpointError, InvalidRequestError, shown
 from minllm.models.conversation import checked_messages, checked_tools, with_joined_parts, with_mark
 from minllm.models.json_files import refuse_special_file
-from minllm.models.template_sandbox import LARGEST_VALUE, BoundedEnvironment, BudgetError, budget_of, current
+from minllm.models.template_environment import loops_over_content, template_environment
+from minllm.models.template_sandbox import LARGEST_VALUE, BudgetError, budget_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 LARGEST_TEMPLATE = 256 << 10  # characters; templates with tools have some 20,000
 LONGEST_MESSAGE = 500  # characters of an error that a template raised
 FINAL_MARK = "<<<the final message ends here>>> "  # the space shows whether a template trims its messages
 RESERVED_NAMES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
-
-
-class _GenerationTag(Extension):
-    """{% generation %} marks the assistant's words for training; when a prompt is rendered it is only its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -51,15 +37,12 @@ class ChatTemplate:
                 f"{owner} has {len(source):,} characters, and at most {LARGEST_TEMPLATE:,} are allowed: "
                 "copy the file again from the model's source."
             )
-        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
-        environment.add_filter("tojson", _to_json)
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = template_environment()
         self._special_tokens = dict(special_tokens or {})
         self._chars = len(source)
         try:
             self._template = environment.from_string(source)
-            self._reads_parts = _loops_over_content(environment.parse(source))
+            self._reads_parts = loops_over_content(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{owner} is not valid Jinja, line {error.lineno}: {error.message}.") from error
         except (RecursionError, SyntaxError, MemoryError):  # Python's own limits of the code that Jinja makes
@@ -159,42 +142,3 @@ def _checked_names(template_kwargs: Any) -> dict[str, Any]:
         if name in RESERVED_NAMES:
             raise InvalidRequestError(f"chat_template_kwargs holds {name}, which is an argument of its own: give it there.")
     return dict(names)
-
-
-def _loops_over_content(template: nodes.Template) -> bool:
-    """Whether a template loops over the parts of a message's content, and so reads lists of parts; others read texts alone.
-
-    (vLLM decides in the same way, its chat_template_content_format="auto".)
-    """
-    names = {"content"}  # macros that write a content take it under this name
-
-    def is_content(node: nodes.Node) -> bool:
-        while isinstance(node, nodes.Filter) and node.node is not None:
-            node = node.node
-        if isinstance(node, nodes.Getattr):
-            return node.attr == "content"
-        if isinstance(node, nodes.Getitem):
-            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-        return isinstance(node, nodes.Name) and node.name in names
-
-    for assignment in template.find_all(nodes.Assign):
-        if isinstance(assignment.target, nodes.Name) and is_content(assignment.node):
-            names.add(assignment.target.name)
-    return any(is_content(loop.iter) for loop in template.find_all(nodes.For))
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    budget, pieces = current(), []
-    for piece in encoder.iterencode(value):
-        budget.spend(len(piece))
-        pieces.append(piece)
-    return "".join(pieces)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
