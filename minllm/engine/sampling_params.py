@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from minllm.engine.parameter_checks import biases, flag, functions, integer, real, refuse, strings, token_ids
 from minllm.errors import CheckpointError, InvalidRequestError, shown
 from minllm.models.generation_config import GenerationConfig
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_LOGPROBS = 20  # log-probabilities of the whole vocabulary at every step would fill the host's memory
 MAX_STOP_STRINGS = 64
@@ -18,7 +19,7 @@ MAX_COMPLETIONS = 1024
 MIN_TEMPERATURE = 0.01  # a smaller nonzero temperature would overflow the scaled logits
 MAX_LOGIT_BIAS = 100.0  # OpenAI's limit, to which vLLM's server clamps
 
-LogitsProcessor = Callable[[list[int], np.ndarray], np.ndarray]
+LogitsProcessor = Callable[[list[int], "np.ndarray"], "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,19 @@ class SamplingParams:
     repetition_penalty: above 1 makes tokens in the prompt or the output less likely, below 1 more likely; 1 is off.
     presence_penalty: subtracted once from the logit of every token in the output, from -2 to 2.
     frequency_penalty: subtracted from the logit of a token once per occurrence in the output, from -2 to 2.
-    logit_bias: {token id: bias} from -100 to 100, added to the logits; -100 practically bans a token, 100 forces it.
+    logit_bias: numbers from -100 to 100, added to the logits of these token ids; in practice -100 bans a token and 100 forces it.
     allowed_token_ids: only these ids are ever chosen, so the text ends early only if an id that ends it is among them; None allows all.
     bad_words: texts that are never generated; the last token of each is banned where the output would complete it.
     logits_processors: functions f(output_token_ids, logits) -> logits, float32 [vocab], called in order before every token. Slow: the
         logits go to the host and back at every step.
-    seed: makes the text reproducible in any batch; None draws from the engine's own seed.
+    seed: makes the text reproducible in any batch; without one, it is drawn from the engine's own seed.
     max_tokens: the most tokens to generate; None allows as many as the model's context does, 0 only scores the prompt.
     min_tokens: end-of-sequence and stop ids are banned, and stop strings ignored, until this many tokens have been generated.
     stop: a string or several; the text ends before the first one that appears.
     stop_token_ids: ids that end the text, besides the model's own end-of-sequence ids.
     ignore_eos: continue past the model's end-of-sequence ids.
     logprobs: return log-probabilities of this many likeliest tokens at every step, and of the chosen one, before any option above.
-    prompt_logprobs: the same for every token of the prompt, given the tokens before it; the first one has none.
+    prompt_logprobs: return those of the likeliest tokens at every position of the prompt, and of its own token; the first has none.
     truncate_prompt_tokens: use only this many last tokens of the prompt; -1 cuts it to what fits the model's context.
     detokenize: whether the output has a text; False saves the time of decoding and excludes stop strings.
     skip_special_tokens: leave tokens such as <|eot_id|> out of the text.
