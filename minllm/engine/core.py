@@ -88,7 +88,7 @@ class EngineCore:
         """The log-probabilities of a forward's tokens, where they are wanted."""
         if result.logprobs is None:
             return [None] * len(result.sampled)
-        wanted = [sequence.params.logprobs for sequence in result.sampled]
+        wanted = [(sequence.params.logprobs or 0) if sequence.needs_logprobs else None for sequence in result.sampled]
         rows = zip(range(len(wanted)), result.token_ids, wanted, strict=True)
         return [None if top is None else named_logprobs(result.logprobs, row, token_id, top, self.tokenizer) for row, token_id, top in rows]
 

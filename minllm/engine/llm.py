@@ -13,13 +13,14 @@ from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
-from minllm.engine.prompts import check_chars, checked_salts, checked_token_ids, parse_prompts
+from minllm.engine.prompts import Prompt, TokensPrompt, check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
+from minllm.models.conversation import is_one_conversation
 
 
 @shows_options
@@ -73,12 +74,13 @@ class LLM:
 
     def generate(
         self,
-        prompts: Any,
+        prompts: Prompt | list[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         *,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continues one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
+        """Continues one prompt or many, each a string, a list of token ids, or a dictionary with "prompt" or "prompt_token_ids" and
+        perhaps "cache_salt"; the outputs are in the order of the prompts.
 
         sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
         each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
@@ -95,9 +97,7 @@ class LLM:
         core.run(sequence for sequences in requests for sequence in sequences)
         return [output_of(sequences) for sequences in requests]
 
-    def stream(
-        self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
-    ) -> TextStream:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None) -> TextStream:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
         The prompt is checked at once, and computed when the first piece is read.
@@ -110,16 +110,45 @@ class LLM:
         return TextStream(requests[0][0], self.llm_engine.core)
 
     def chat(
-        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
-        return self.generate(self._chat_tokens(messages), sampling_params, cache_salt=cache_salt)
+        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], or to each of several, in their order.
+
+        The conversation becomes a prompt through the model's chat template, or through `chat_template`, a Jinja text.
+        add_generation_prompt: end the prompt with the beginning of the assistant's message. continue_final_message: end it with the text
+        of the final message instead, which the model continues; add_generation_prompt=False goes with it. tools: descriptions of
+        functions, and chat_template_kwargs: more names and values, for templates that read them. sampling_params and cache_salt: as in
+        generate().
+        """
+        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
+        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+        return self.generate(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
 
     def stream_chat(
-        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+        self,
+        messages: list[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> TextStream:
-        """Like chat(), piece by piece as stream() does it."""
-        return self.stream(self._chat_tokens(messages), sampling_params, cache_salt=cache_salt)
+        """Like chat() with one conversation, piece by piece as stream() does it."""
+        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
+        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+        return self.stream(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
@@ -170,16 +199,20 @@ class LLM:
         tokenizer, most_tokens = engine.tokenizer, engine.max_model_len
         parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
         params = self._params_for(len(parsed), sampling_params)
-        salts = checked_salts(cache_salt, len(parsed))
-        one_each = list(zip(parsed, params, salts, strict=True))
-        return self.llm_engine.make_requests(one_each)
+        salts = checked_salts(cache_salt, parsed)
+        return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)))
 
-    def _chat_tokens(self, messages: list[dict[str, str]]) -> list[int]:
-        """The token ids of a conversation; the template itself writes the tokens that begin a text."""
+    def _chat_tokens(self, messages: Any, template: dict[str, Any]) -> list[TokensPrompt]:
+        """The prompt of each conversation; the template itself writes the tokens that begin a text."""
         tokenizer = self.tokenizer
-        text = tokenizer.apply_chat_template(messages)
-        check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
-        return tokenizer.encode(text, add_special_tokens=False)
+        conversations = [messages] if is_one_conversation(messages) else messages
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            with naming_the_prompt(index, len(conversations)):
+                text = tokenizer.apply_chat_template(conversation, **template)
+                check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
+                prompts.append(TokensPrompt(prompt=text, prompt_token_ids=tokenizer.encode(text, add_special_tokens=False)))
+        return prompts
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
         if sampling_params is None:

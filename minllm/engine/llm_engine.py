@@ -51,7 +51,7 @@ class LLMEngine:
         engine, tokenizer = self.engine, self.engine.tokenizer
         vocab_size, most_tokens = engine.model.config.vocab_size, engine.max_model_len
         [parsed] = parse_prompts(prompt, tokenizer.encode, vocab_size, most_tokens, tokenizer.most_chars_per_token)
-        [salt] = checked_salts(cache_salt, 1)
+        [salt] = checked_salts(cache_salt, [parsed])
         [sequences] = self.make_requests([(parsed, params or self.default_params, salt)], request_id)
         for sequence in sequences:
             sequence.priority, sequence.arrival_time = priority, arrival_time or sequence.arrival_time

@@ -23,6 +23,7 @@ PREEMPTIONS = ("recompute", "swap", "auto", "drop")
 PREDICTIONS = ("none", "limit", "mean")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
@@ -54,7 +55,8 @@ class EngineOptions:
     """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
 
     dtype: str = "auto"
-    """Of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them."""
+    """Of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto", as the
+    checkpoint stores them."""
 
     quantization: str | None = None
     """Only None in this version: weights are used as they are."""
@@ -133,8 +135,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         is_path = self.model is None or isinstance(self.model, Path) or (isinstance(self.model, str) and self.model != "")
         _check(is_path, "model", self.model, "the path of a model directory, or None for the bundled model")
-        for name, names in (("device", DEVICES), ("dtype", DTYPES), ("load_format", LOAD_FORMATS)):
+        for name, names in (("device", DEVICES), ("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
+        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         for name, names in (("scheduling_policy", SCHEDULING_POLICIES), ("preemption", PREEMPTIONS), ("length_prediction", PREDICTIONS)):
             self._check_name(name, names)
         self._check_quantization()

@@ -52,7 +52,11 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and its completions. num_cached_tokens: prompt tokens found in the prefix cache, from a prompt of the same cache_salt."""
+    """A request and its completions.
+
+    num_cached_tokens: prompt tokens found in the prefix cache, from a prompt of the same cache_salt.
+    prompt_logprobs: one dictionary per prompt token, as in CompletionOutput.logprobs; None for the first, which has nothing before it.
+    """
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids
@@ -61,5 +65,5 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as asked for by SamplingParams.prompt_logprobs; None for the first token
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: Exception | None = None  # why a completion has the finish_reason "error"

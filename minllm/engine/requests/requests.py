@@ -1,32 +1,45 @@
 """Make sequences that the engine can run from a checked prompt and its parameters."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from minllm.engine.loading import Engine
 from minllm.engine.prompts import PromptTokens
+from minllm.engine.request_checks import check_vocabulary, prompt_in_context
+from minllm.engine.requests.bad_words import BadWords, bad_word_tokens
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
-from minllm.errors import InvalidRequestError
+
+
+class NoText:
+    """The decoder of a request with detokenize=False: no token has a text."""
+
+    def push(self, token_id: int) -> str:
+        """No text."""
+        return ""
+
+    def finish(self) -> str:
+        """No text."""
+        return ""
 
 
 def make_sequences(
     engine: Engine, request_id: str, number: int, prompt: PromptTokens, params: SamplingParams, cache_salt: str, engine_seed: int
 ) -> list[Sequence]:
-    """The sequences of a request, one for each of its `n` completions; the first has the others as siblings.
+    """The sequences of a request, one for each completion to generate; the first has the others as siblings.
 
     If the request has no seed, the first sequence gets one drawn from the engine's seed and the request's `number`, so that the same calls
     in the same order give the same texts; the seeds of the others derive from the first.
     """
-    vocab_size = engine.model.config.vocab_size
-    for token_id in params.stop_token_ids:
-        if token_id >= vocab_size:
-            raise InvalidRequestError(f"stop_token_ids holds {token_id}, outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
-    if params.logprobs is not None and params.logprobs > vocab_size:
-        raise InvalidRequestError(f"logprobs={params.logprobs} is more than the vocabulary's {vocab_size} tokens: lower it.")
+    eos_token_ids = frozenset() if params.ignore_eos else engine.eos_token_ids
+    check_vocabulary(params, engine.model.config.vocab_size, {*eos_token_ids, *params.stop_token_ids})
+    prompt = prompt_in_context(prompt, params, engine.max_model_len)
     room = engine.max_model_len - len(prompt.token_ids)
     seed = _derived_seed(engine_seed, number) if params.seed is None else params.seed
+    bad_words = bad_word_tokens(params.bad_words, engine.tokenizer)
+    processors = params.logits_processors + ((BadWords(bad_words),) if any(len(word) > 1 for word in bad_words) else ())
     sequences = [
         Sequence(
             request_id=request_id,
@@ -34,15 +47,24 @@ def make_sequences(
             prompt_token_ids=prompt.token_ids,
             params=replace(params, seed=seed if index == 0 else _derived_seed(seed, index)),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_ids=frozenset() if params.ignore_eos else engine.eos_token_ids,
-            decoder=engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens),
-            cache_salt=cache_salt,
+            eos_token_ids=eos_token_ids,
+            decoder=_decoder(engine, prompt, params),
+            # Positions that are found in the prefix cache have no logits, so a prompt that is scored shares nothing.
+            cache_salt=cache_salt if params.prompt_logprobs is None else f"scored {request_id} {number}",
             index=index,
+            logits_processors=processors,
+            banned_token_ids=tuple(word[0] for word in bad_words if len(word) == 1),
         )
-        for index in range(params.n)
+        for index in range(params.num_generated)
     ]
     sequences[0].siblings = sequences[1:]
     return sequences
+
+
+def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> Any:
+    if not params.detokenize:
+        return NoText()
+    return engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens)
 
 
 def _derived_seed(engine_seed: int, number: int) -> int:

@@ -67,6 +67,11 @@ class Sequence:
         self._num_read = 0  # output tokens that the decoder has had
         self._unread = ""
 
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether the log-probabilities of its tokens are wanted, or decide which completions are returned."""
+        return self.params.logprobs is not None or self.params.num_generated > self.params.n
+
     def __repr__(self) -> str:
         return f"request {self.request_id}" + (f", completion {self.index}" if self.index else "")
 

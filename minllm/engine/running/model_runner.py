@@ -176,7 +176,7 @@ class ModelRunner:
     def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], scored: list[Span]) -> "PendingForward":
         """Start to bring the results of a forward to the host."""
         count, arrays = len(sampled), [tokens]
-        wanted = [sequence.params.logprobs for sequence in sampled if sequence.params.logprobs is not None]
+        wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
             arrays += self.ops.log_probabilities(logits[:count], tokens[:count], max(wanted))
         if scored:

@@ -28,6 +28,6 @@ def specimens():
     yield Specimen("sampling/advance", advance.advance_kernel, arguments, advance.THREADS, blocks=8)
     given, best = (float_rows, ints, INT32, float_rows, float_rows, int_rows), (array(FLOAT32, 3), array(INT32, 3))
     kernel, threads = log_probabilities.log_probability_parts_kernel, log_probabilities.THREADS
-    yield Specimen("sampling/log_probability_parts", kernel, (*given, *best), threads, blocks=3, contains=wide)
+    yield Specimen("sampling/log_probability_parts", kernel, (*given, *best), threads, blocks=4, contains=wide)
     arguments = (*given, *parts, floats, ints, int_rows, float_rows)
-    yield Specimen("sampling/log_probabilities_of_parts", log_probabilities.log_probabilities_of_parts_kernel, arguments, threads, blocks=3)
+    yield Specimen("sampling/log_probabilities_of_parts", log_probabilities.log_probabilities_of_parts_kernel, arguments, threads, blocks=4)

@@ -5,7 +5,7 @@ works for, `slots[r]`; -1 marks a padding row. A decode step begins with load_ro
 ends with advance.py, which stores the new tokens in them; nothing of it passes through the host. All numbers are 32-bit words of one
 array, one field after the other, so that one launch of write_slots.py changes any of them.
 
-For S slots and block tables of W columns: 4 S (17 + W) bytes.
+For S slots and block tables of W columns: 4 S (14 + W) bytes.
 """
 
 import functools

@@ -27,6 +27,8 @@ PENALTIES = [
     dict(repetition_penalty=1.3, temperature=0.0),
     dict(presence_penalty=0.7, frequency_penalty=-0.4, min_tokens=3),
     dict(repetition_penalty=0.6, frequency_penalty=1.9, min_tokens=1, temperature=0.0),
+    dict(logit_bias={0: 2.5, 2: -100.0}, repetition_penalty=1.2),
+    dict(allowed_token_ids=(0, 1), logit_bias={1: 0.5}),
 ]
 
 

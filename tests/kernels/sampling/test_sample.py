@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from minllm.kernels.sampling import build_sampling_tensors
+from minllm.kernels.sampling import SamplingKind, build_sampling_tensors, sample_reference
 from tests.kernels.sampling.cases import (
     LOGITS,
     PENALTIES,
@@ -54,6 +56,36 @@ def test_a_row_without_a_finite_logit_gives_token_0():
     sampling = tensors([dict(), dict(top_k=3, top_p=0.5)], 40)
     np.testing.assert_array_equal(expected_tokens(logits, sampling), [0, 0])
     np.testing.assert_array_equal(run_sample(logits, sampling), [0, 0])
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+def test_rows_name_their_slots_and_padding_rows_give_token_0(kind):
+    rules = {SamplingKind.GREEDY: [RULES[0]] * 4, SamplingKind.RANDOM: SIMULATED_RULES, SamplingKind.ADJUSTED: PENALTIES}[kind]
+    sampling, logits = tensors(rules, 111, 2), logits_of("normal", 5, 111)
+    assert sampling.kind is kind
+    slots = np.int32([2, -1, 0, 3, -1])
+    expected = sample_reference(logits, sampling, slots)
+    for row, slot in enumerate(slots):
+        alone = sample_reference(logits[row : row + 1], sampling, slots[row : row + 1])[0]
+        assert expected[row] == (0 if slot < 0 else alone)
+    np.testing.assert_array_equal(run_sample(logits, sampling, slots=slots), expected)
+
+
+@pytest.mark.parametrize("choose", [run_sample, expected_tokens])
+def test_a_later_kind_gives_the_tokens_of_an_earlier_one(choose):
+    logits = logits_of("normal", 3, 111)
+    for rules, kind in (([RULES[0]] * 3, SamplingKind.RANDOM), (SIMULATED_RULES[:3], SamplingKind.ADJUSTED)):
+        sampling = tensors(rules, 111)
+        tokens, wide = choose(logits, sampling), sampling.with_vocabulary_arrays(np.zeros, 111)
+        np.testing.assert_array_equal(choose(logits, wide.of_kind(kind)), tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(6)), st.integers(1, 6))
+def test_a_sequence_draws_the_same_in_any_row_and_beside_any_other(order, rows):
+    logits, sampling = logits_of("normal", 6, 97), tensors([RULES[i] for i in (0, 1, 2, 5, 7, 8)], 97)
+    slots = np.array(order[:rows], np.int32)
+    np.testing.assert_array_equal(sample_reference(logits[slots], sampling, slots), expected_tokens(logits, sampling)[slots])
 
 
 def draws(logits, rule, count):
