@@ -41,6 +41,7 @@ class Scheduler:
         self._arrivals = 0
         self._deadlines: list[tuple[float, tuple[int, int, int], Sequence]] = []  # a heap
         self._num_unfinished = 0
+        self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step
         self._ended: list[Sequence] = []  # by a deadline or for want of memory, and not reported yet
 
     # Requests come and go
@@ -92,7 +93,7 @@ class Scheduler:
         self.policy.plan(self, step)
         if not step.spans:
             return None
-        step.copies = self.memory.policy.take_copies()
+        step.copies, self._copies = self._copies, []
         return step
 
     def decode(self, step: Step) -> None:
@@ -102,6 +103,7 @@ class Scheduler:
                 step.spans.append(Span(sequence, sequence.num_computed_tokens, 1, True, (sequence,)))
                 sequence.num_computed_tokens += 1
                 sequence.num_in_flight += 1
+        self._copies += self.memory.policy.take_copies()
 
     def prefill(self, step: Step, admits: bool = True, whole: bool = False) -> None:
         """Compute prompts up to the token budget: first those that have begun, then waiting ones as long as there are slots and memory.
@@ -109,6 +111,7 @@ class Scheduler:
         admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step, unless
         it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
+        self._copies += self.memory.policy.take_copies()  # what is shared from now on is computed by this step, and copied before the next
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
             if budget:
