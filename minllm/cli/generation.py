@@ -121,7 +121,7 @@ def chat(
 
 
 def show_or_skip(before: list[str], pieces: Iterable[str], is_shown: bool) -> None:
-    """Write the pieces to standard output as they come, or only wait for them where standard output is for JSON."""
+    """Write the pieces to standard output as they come, or only wait for them if standard output is for JSON."""
     if is_shown:
         show(before, pieces)
     else:

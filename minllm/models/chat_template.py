@@ -29,7 +29,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None, owner: str = "The model's chat template"):
         """`special_tokens` are names that templates use (bos_token, eos_token, ...); `owner` begins error messages.
 
-        Raises CheckpointError where `source` is not Jinja.
+        Raises CheckpointError if `source` is not Jinja.
         """
         self._owner = owner
         if len(source) > LARGEST_TEMPLATE:
@@ -61,7 +61,7 @@ class ChatTemplate:
         continue_final_message: the prompt ends with the final message's text, which the model continues. tools: descriptions of
         functions, for the template. template_kwargs: more names for the template, such as enable_thinking.
 
-        Raises InvalidRequestError where the messages have another form, or the template refuses them.
+        Raises InvalidRequestError if the messages have another form, or the template refuses them.
         """
         _check_flags(add_generation_prompt, continue_final_message)
         messages, tools = checked_messages(messages), checked_tools(tools)

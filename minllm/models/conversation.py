@@ -20,7 +20,7 @@ def is_one_conversation(messages: Any) -> bool:
 
 
 def checked_messages(messages: Any) -> list[Message]:
-    """Copies of a conversation's messages. Raises InvalidRequestError where they have another form.
+    """Copies of a conversation's messages. Raises InvalidRequestError if they have another form.
 
     The arguments of tool calls become dictionaries, which templates expect; OpenAI's API has them as JSON texts.
     """

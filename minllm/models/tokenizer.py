@@ -20,7 +20,7 @@ from minllm.models.token_length import most_chars_per_token
 
 
 class Tokenizer:
-    """encode and decode, with the chat template where the model has one."""
+    """encode and decode, with the chat template if the model has one."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None):
         """`backend` is the library's tokenizer, `config` the content of tokenizer_config.json, `chat_template` a Jinja text."""
@@ -38,7 +38,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> "Tokenizer":
-        """The tokenizer of a Hugging Face model directory. Raises CheckpointError where tokenizer.json is missing or damaged."""
+        """The tokenizer of a Hugging Face model directory. Raises CheckpointError if tokenizer.json is missing or damaged."""
         directory = Path(directory)
         path = directory / "tokenizer.json"
         if not path.exists():
@@ -62,7 +62,7 @@ class Tokenizer:
 
     @functools.cached_property
     def most_chars_per_token(self) -> int | None:
-        """The most characters of a text that one token stands for; None where there is no bound."""
+        """The most characters of a text that one token stands for; None if there is no bound."""
         return most_chars_per_token(self.backend)
 
     @property
@@ -110,7 +110,7 @@ class Tokenizer:
     ) -> str:
         """The prompt of a conversation, as text. `options` are those of ChatTemplate.render; `chat_template` replaces the model's own.
 
-        Raises InvalidRequestError where there is no template, or it refuses the messages.
+        Raises InvalidRequestError if there is no template, or it refuses the messages.
         """
         template = self._own_template() if chat_template is None else self._given_template(chat_template)
         return template.render(messages, add_generation_prompt, **options)

@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import minllm
 from minllm import LLM, SamplingParams, TextPrompt, TokensPrompt
@@ -142,6 +144,25 @@ def test_prompts_as_dictionaries(llm):
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert all(output.prompt_token_ids == ids for output in outputs)
     assert llm.stream({"prompt": text}).output.prompt_token_ids == ids
+
+
+ODD = st.sampled_from([10**400, np.float32(1), np.zeros((2, 2)), np.array(["a"]), {5}])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | ODD
+KEYS = st.sampled_from(["prompt", "prompt_token_ids", "cache_salt"]) | st.text()
+ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6)
+
+
+@given(prompts=ANYTHING, salt=ANYTHING)
+def test_anything_is_a_prompt_or_refused(prompts, salt):
+    def encode(text):
+        return [byte % 100 for byte in text.encode(errors="replace")]
+
+    try:
+        parsed = parse_prompts(prompts, encode, 100, 50, 4)
+        assert all(one.token_ids and all(type(i) is int and 0 <= i < 100 for i in one.token_ids) for one in parsed)
+        assert all(isinstance(one, str) for one in checked_salts(salt, parsed))
+    except InvalidRequestError as error:
+        assert len(str(error)) < 1000
 
 
 def test_truncated_prompts(llm):
