@@ -77,6 +77,10 @@ class WeightFormat:
         """The weight's host arrays as arrays of the machine `ops`."""
         return ops.array(weight) if isinstance(weight, np.ndarray) else type(weight)(*map(ops.array, weight))
 
+    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Any:
+        """A weight of this shape with unspecified contents, as arrays of the machine `ops`, for a dry run."""
+        raise NotImplementedError(f"{self.name} has no kernels that a dry run could find")
+
     def dequantize(self, weight: Any) -> np.ndarray:
         """The matrix [outputs, inputs] that a weight's host arrays stand for, float32."""
         raise NotImplementedError(f"{self.name} has no reference")

@@ -29,6 +29,10 @@ class PlainFormat(WeightFormat):
         """The matrix as the machine keeps weights, rounded to its dtype."""
         return ops.weight(weight)
 
+    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Any:
+        """An array of this shape."""
+        return ops.empty((outputs, inputs), ops.dtype)
+
     def dequantize(self, weight: np.ndarray) -> np.ndarray:
         """The matrix itself."""
         return weight

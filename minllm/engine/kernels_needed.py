@@ -1,0 +1,147 @@
+"""Which kernels an engine will launch, found by a dry run of its forward passes.
+
+A dry run needs the model's configuration and no weights, so that kernels are compiled while the weights are read. Layers that differ only
+in their numbers launch the same kernels: of each kind of layer two take part, because the first layer of a model has no residual yet.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from minllm.cache.block_pool import blocks_needed
+from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.residual_window import window_room
+from minllm.cache.virtual.cache import VirtualKVCache
+from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
+from minllm.engine.decode_graph import DecodeGraph
+from minllm.engine.sampling_params import SamplingParams
+from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.models.config import ModelConfig
+from minllm.models.decoder import forward
+from minllm.models.layout import Layout, layout_of
+from minllm.models.model import Model, make_rope_table
+from minllm.models.weights import WeightReader
+from minllm.ops.dry_run_ops import DryRunOps
+from minllm.runtime.device import Device
+from minllm.runtime.dry_run import DryRunPages, Signature, dry_run, signatures
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import plain_format
+from minllm.weights.linear import Linear
+from minllm.weights.stored import StoredLinear, StoredTensor
+
+LAYERS_OF_A_KIND = 2
+LAYER_NUMBER = re.compile(r"\.\d+\.")  # in the names of tensors
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """The forward of a batch of `rows` sequences with `new_tokens` each, in block tables for `context` tokens."""
+
+    rows: int
+    new_tokens: int
+    context: int
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What the kernels of an engine depend on; it can be sent to another process."""
+
+    device: Device
+    config: ModelConfig
+    cache: CacheShape
+    weight_format: WeightFormat | None
+    kernel_variants: dict[str, str] | None
+    virtual_cache: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    sampling: tuple[SamplingParams, ...]
+    passes: tuple[ForwardPass, ...]
+
+
+def kernels_needed(shape: EngineShape) -> list[Signature]:
+    """The kernels of these forward passes with their argument types, in the order of their first launches."""
+    with dry_run(shape.device) as launches:
+        ops = DryRunOps(str(shape.cache.dtype), shape.kernel_variants)
+        model = dry_model(ops, shape)
+        cache = dry_cache(ops, shape, len(model.weights.layers))
+        for one in shape.passes:
+            for params in shape.sampling:
+                run = decode if one.new_tokens == 1 else prefill
+                run(ops, model, cache, one, params)
+    return signatures(launches)
+
+
+def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
+    """The model with some layers of each kind, and arrays without contents."""
+    layout = layout_of(shape.config, weight_format=shape.weight_format)
+    kinds: dict[str, list[Any]] = {}
+    for layer in layout.model.layers:
+        kinds.setdefault(LAYER_NUMBER.sub(".", repr(layer)), []).append(layer)
+    chosen = [layer for layer in layout.model.layers if any(layer in of_a_kind[:LAYERS_OF_A_KIND] for of_a_kind in kinds.values())]
+    layout = replace(layout, model=replace(layout.model, layers=chosen))
+    return Model(shape.config, DryRunReader(ops, layout).read_model(), make_rope_table(ops, shape.config, shape.max_model_len))
+
+
+class DryRunReader(WeightReader):
+    """Makes the arrays of a layout without reading a checkpoint."""
+
+    def __init__(self, ops: DryRunOps, layout: Layout):
+        self.ops, self.layout, self.plain = ops, layout, plain_format(ops.dtype)
+
+    def tensor(self, stored: StoredTensor) -> Any:
+        """An array of this shape."""
+        return self.ops.empty(stored.shape, self.ops.dtype)
+
+    def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
+        """A Linear of this shape."""
+        weight_format = self.layout.format_of(stored)
+        weight_format = self.plain if weight_format.is_plain else weight_format
+        weight = weight_format.without_contents(self.ops, *stored.shape)
+        bias = self.ops.empty(stored.shape[:1], self.ops.dtype) if stored.biases else None
+        return Linear(weight, bias, weight_format, stored.shape)
+
+
+def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:
+    """The cache of these layers, with the blocks of one sequence."""
+    if shape.virtual_cache:
+        virtual = VirtualKVCache(DryRunPages(ops.memory.memory), shape.cache, 1, shape.max_model_len, 1)
+        virtual.layers = virtual.layers[:layers]
+        return virtual
+    cache_shape = replace(shape.cache, num_layers=layers)
+    blocks = blocks_needed(shape.max_model_len, cache_shape.block_size)
+    room = window_room(cache_shape.residual_window, shape.max_num_seqs, shape.max_num_batched_tokens)
+    cache = KVCache(ops, cache_shape, blocks, room)
+    found = cache_shape.format
+    if found is not None and not found.keys_by_channel:  # the engine calibrates such caches
+        kv_heads, head_dim = cache_shape.kv_heads, cache_shape.head_dim
+        scales = np.zeros((layers, 2, kv_heads), np.float32) if found.is_float else None
+        cache.calibrate(np.zeros((layers, 3, kv_heads, head_dim), np.float32), scales, ops)
+    return cache
+
+
+def prefill(ops: DryRunOps, model: Model, cache: KVCache, one: ForwardPass, params: SamplingParams) -> None:
+    """A chunk of prompts, and the first token of each."""
+    table = range(blocks_needed(one.context, cache.block_size))
+    spans = [Span([0] * one.new_tokens, 0, table, ring) for ring in range(one.rows)]
+    last = [(row + 1) * one.new_tokens - 1 for row in range(one.rows)]
+    batch = build_batch(spans, last, cache.block_size, cache.shape.residual_window)
+    logits = forward(ops, model, to_backend(batch, ops), cache.layers)
+    ops.sample(logits, sampling_of(one.rows, model, params).to(ops.array))
+
+
+def decode(ops: DryRunOps, model: Model, cache: KVCache, one: ForwardPass, params: SamplingParams) -> None:
+    """A step of one new token for every sequence."""
+    tables = np.zeros((one.rows, blocks_needed(one.context, cache.block_size)), np.int32)
+    last, tokens = np.full(one.rows, one.context - 1, np.int32), np.zeros(one.rows, np.int32)
+    batch = decode_batch(tokens, last, tables, cache.block_size, np.arange(one.rows), cache.shape.residual_window)
+    sampling = sampling_of(one.rows, model, params)
+    DecodeGraph(ops, model, cache, batch=batch, sampling=sampling, limits=last, machine=None).launch_kernels()
+
+
+def sampling_of(rows: int, model: Model, params: SamplingParams):
+    """The parameters of a batch whose sequences are all sampled so."""
+    nothing = [[]] * rows
+    return build_sampling_tensors([params] * rows, model.config.vocab_size, prompts=nothing, stop_token_ids=nothing)
