@@ -1,6 +1,7 @@
 """The operations of CudaOps in a dry run: they choose and launch the same kernels on arrays without contents (runtime/dry_run.py)."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ class DryRunOps(CudaOps):
     def weight(self, host_array: np.ndarray, dtype: Any = None) -> Any:
         """An array of this shape, in `dtype` (by default the activations')."""
         return self.empty(host_array.shape, self.dtype if dtype is None else dtype)
+
+    def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
+        """An array of all rows of the parts."""
+        return self.empty((sum(map(len, parts)), *parts[0].shape[1:]), self.dtype)
+
+    def uploads(self) -> Any:
+        """A context for making many weights; nothing here."""
+        return contextlib.nullcontext()
 
     def to_host(self, array: Any) -> np.ndarray:
         """Zeros."""
