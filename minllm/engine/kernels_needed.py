@@ -15,6 +15,8 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
+from minllm.engine.calibration import TOKENS as CALIBRATION_TOKENS
+from minllm.engine.calibration import cached_numbers, is_calibrated
 from minllm.engine.decode_graph import DecodeGraph
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.tensors import build_sampling_tensors
@@ -66,7 +68,11 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
     with dry_run(shape.device) as launches:
         ops = DryRunOps(str(shape.cache.dtype), shape.kernel_variants)
         model = dry_model(ops, shape)
-        cache = dry_cache(ops, shape, len(model.weights.layers))
+        layers = len(model.weights.layers)
+        cache = dry_cache(ops, shape, layers)
+        if is_calibrated(shape.cache):
+            tokens = [0] * min(CALIBRATION_TOKENS, shape.max_model_len)
+            cached_numbers(ops, model, replace(shape.cache, num_layers=layers), tokens)
         for one in shape.passes:
             for params in shape.sampling:
                 run = decode if one.new_tokens == 1 else prefill
@@ -105,20 +111,17 @@ class DryRunReader(WeightReader):
 
 
 def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:
-    """The cache of these layers, with the blocks of one sequence."""
-    if shape.virtual_cache:
+    """A cache of these layers with room for one sequence."""
+    if shape.virtual_cache:  # the layers of a token lie side by side: all of them decide about the sizes of the first ones
         virtual = VirtualKVCache(DryRunPages(ops.memory.memory), shape.cache, 1, shape.max_model_len, 1)
         virtual.layers = virtual.layers[:layers]
         return virtual
-    cache_shape = replace(shape.cache, num_layers=layers)
-    blocks = blocks_needed(shape.max_model_len, cache_shape.block_size)
-    room = window_room(cache_shape.residual_window, shape.max_num_seqs, shape.max_num_batched_tokens)
-    cache = KVCache(ops, cache_shape, blocks, room)
-    found = cache_shape.format
-    if found is not None and not found.keys_by_channel:  # the engine calibrates such caches
-        kv_heads, head_dim = cache_shape.kv_heads, cache_shape.head_dim
-        scales = np.zeros((layers, 2, kv_heads), np.float32) if found.is_float else None
-        cache.calibrate(np.zeros((layers, 3, kv_heads, head_dim), np.float32), scales, ops)
+    wanted = replace(shape.cache, num_layers=layers)
+    room = window_room(wanted.residual_window, shape.max_num_seqs, shape.max_num_batched_tokens)
+    cache = KVCache(ops, wanted, blocks_needed(shape.max_model_len, wanted.block_size), room)
+    if is_calibrated(wanted):
+        scales = np.zeros((wanted.num_layers, 2, wanted.kv_heads), np.float32) if wanted.format.is_float else None
+        cache.calibrate(np.zeros((wanted.num_layers, 3, wanted.kv_heads, wanted.head_dim), np.float32), scales, ops)
     return cache
 
 
