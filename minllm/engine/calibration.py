@@ -49,9 +49,9 @@ class Calibration:
 def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Calibration | None:
     """The Calibration of a cache of this shape for a model that supports `max_tokens`.
 
-    None if nothing is quantised, or if keys are by channel, where each group has its own zero and scale.
+    None for a cache that is not calibrated.
     """
-    if shape.format is None or shape.format.keys_by_channel:
+    if not is_calibrated(shape):
         return None
     keys, values = cached_numbers(ops, model, shape, calibration_tokens(tokenizer, model.config.vocab_size, max_tokens))
     smoothing = smoothing_of(keys)
@@ -62,6 +62,11 @@ def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Cali
     largest[largest == 0] = 1  # a head of only zeros works with any scale
     scales = HEADROOM * largest / float(ml_dtypes.finfo(FLOAT8[shape.format.name]).max)
     return Calibration(smoothing, scales.astype(np.float32))
+
+
+def is_calibrated(shape: CacheShape) -> bool:
+    """Whether a cache is quantised, and not by channel, where each group has its own zero and scale."""
+    return shape.format is not None and not shape.format.keys_by_channel
 
 
 def smoothing_of(keys: np.ndarray) -> np.ndarray:

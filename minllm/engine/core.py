@@ -52,7 +52,7 @@ class EngineCore:
         return moved + self.scheduler.take_ended()
 
     def run(self, sequences: Iterable[Sequence]) -> None:
-        """Step until these sequences, which were added, have ended. Raises the error of the first that failed; aborts them if interrupted."""
+        """Step until these sequences, which were added, have ended. Raises the error of the first that failed; an interrupt aborts them."""
         sequences = list(sequences)
         try:
             while any(not sequence.is_finished for sequence in sequences):

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from minllm.engine.requests.completions import output_of
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
@@ -14,10 +13,11 @@ from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
 from minllm.engine.prompts import Prompt, TokensPrompt, check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
-from minllm.engine.sampling_params import SamplingParams, default_sampling_params
-from minllm.engine.scoring import Scorer, check_window
+from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
+from minllm.engine.sampling_params import SamplingParams, default_sampling_params
+from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
 from minllm.models.conversation import is_one_conversation

@@ -4,11 +4,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from minllm.engine.requests.completions import output_of
 from minllm.engine.core import EngineCore
 from minllm.engine.loading import Engine
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
+from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
@@ -60,7 +60,7 @@ class LLMEngine:
         self._requests[request_id] = sequences
 
     def abort_request(self, request_id: str) -> None:
-        """End a request, whatever it is doing; its memory is free for the next step. Unknown ids, of requests that have ended, are ignored."""
+        """End a request, whatever it is doing; its memory is free for the next step. Ids of requests that have ended are ignored."""
         if request_id in self._requests:
             self.core.abort(self._requests.pop(request_id))
 

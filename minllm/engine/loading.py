@@ -3,7 +3,8 @@
 Nothing is allocated on a device before the checkpoint's headers have been read and every option has been checked.
 """
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_sha
 from minllm.engine.calibration import calibrate
 from minllm.engine.memory_budget import available_host_bytes, cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
+from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.sampling_params import default_sampling_params
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
@@ -44,6 +47,7 @@ from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
+from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
@@ -108,10 +112,13 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     wanted_len = _wanted_model_len(options, config, shape, cache_budget(device, ops, config, options))
     weight_format = _weight_format(device, options)
     check_weights_fit(device, ops, config, weight_format)
-    report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
-    model = load_model(
-        directory, ops, report, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
-    )
+    weights_read = None if progress is None else functools.partial(progress, "Loading weights")
+    kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
+    with _precompile(device, config, shape, weight_format, options, wanted_len, generation_config) as compiling:
+        model = load_model(
+            directory, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
+        )
+        compiling.wait(kernels_compiled)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = cache_budget(device, ops, config, options)
     cache, policy = _make_cache(device, ops, options, shape=shape, budget=budget, wanted_len=wanted_len)
@@ -137,6 +144,18 @@ def _open_model(directory: Path, options: EngineOptions) -> tuple[ModelConfig, C
         return config, RandomCheckpoint(config, options.seed)
     checkpoint = Checkpoint(directory, options.allow_nonfinite_weights)
     return untied_if_stored(config, checkpoint), checkpoint
+
+
+def _precompile(
+    device: str, config: ModelConfig, shape: CacheShape, weight_format: WeightFormat | None, options: EngineOptions, max_model_len: int,
+    generation_config: GenerationConfig,
+) -> CompileAhead:  # fmt: skip
+    """Kernels being compiled in other processes, as a context with `wait`; nothing on a CPU."""
+    if device == "cpu":
+        return CompileAhead()
+    if options.kv_cache_policy == "contiguous":
+        shape = replace(shape, block_size=max_model_len)
+    return precompile(config, shape, weight_format, options, max_model_len, default_sampling_params(generation_config))
 
 
 def _make_cache(
@@ -283,7 +302,7 @@ def _preemption(device: str, ops, config: ModelConfig, cache: KVCache, policy: C
     if options.preemption in ("recompute", "drop"):
         return Preemption(options.preemption)
     if options.kv_cache_policy == "virtual":
-        raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous": "virtual" is not swapped.')
+        raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous", not "virtual".')
     if device == "cpu":  # both are work of the same cores, and copying is less of it
         return Preemption(options.preemption, SwapSpace(cache, policy, HostTransfers(), options.swap_space_bytes))
     swap_space = SwapSpace(cache, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)

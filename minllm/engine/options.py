@@ -81,8 +81,8 @@ class EngineOptions:
     prompts), "prefill_first" (whole prompts, or else decodes) or "static" (a batch ends before the next begins)."""
 
     preemption: str = "recompute"
-    """What happens to the newest sequence when the KV cache is full: "recompute" it later, "swap" it to the host's memory, "auto" whichever is
-    predicted to be faster, or "drop" it with an error."""
+    """What happens to the newest sequence when the KV cache is full: "recompute" it later, "swap" it to the host's memory, "auto" whichever
+    is predicted to be faster, or "drop" it with an error."""
 
     swap_space_bytes: int = 4 << 30
     """Host memory for swapped sequences; it is locked at the start, and only if preemption may swap."""

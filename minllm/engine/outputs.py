@@ -21,8 +21,9 @@ class CompletionOutput:
 
     `token_ids` holds all generated tokens, including one that ended the text; `text` omits that one unless it was requested.
     `logprobs` has one dictionary per token, from token id to Logprob: the chosen token and the likeliest ones, likeliest first.
-    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string was generated) or "length" (max_tokens or the model's
-    context is full), "abort" (somebody ended it) or "error" (see RequestOutput.error), None while the request runs. `stop_reason` is the stop string or stop id, None for the model's own end of sequence.
+    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string was generated), "length" (max_tokens or the model's context
+    is full), "abort" (somebody ended it) or "error" (RequestOutput.error says why), None while the request runs. `stop_reason` is the stop
+    string or stop id, None for the model's own end of sequence.
     """
 
     index: int

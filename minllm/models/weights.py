@@ -38,7 +38,8 @@ def load_weights(
     """
     layout = layout_of(config, is_prefixed(checkpoint), weight_format)
     check_tensors(layout, checkpoint)
-    return WeightReader(ops, checkpoint, layout, progress).read_model()
+    with ops.uploads():
+        return WeightReader(ops, checkpoint, layout, progress).read_model()
 
 
 def is_prefixed(checkpoint: Checkpoint) -> bool:
@@ -123,7 +124,8 @@ class WeightReader:
         tensors = [name for one in stored.projections for name in weight_format.tensors(one)]
         if weight_format.is_plain:
             weight_format = self.plain
-            _check_range(host, self.ops.dtype, tensors[0])
+            for matrix, name in zip(host, tensors, strict=True):
+                _check_range(matrix, self.ops.dtype, name)
         weight = weight_format.place(self.ops, host)
         self._report(tensors)
         bias = self._bias(stored, shard) if stored.biases and shard.adds_bias else None

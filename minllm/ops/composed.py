@@ -4,8 +4,11 @@ A layer adds to the residual stream, which is carried as a pair (x, residual): t
 that fuses these operations decides for itself which of the two it returns.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
@@ -13,6 +16,14 @@ from minllm.weights.linear import Linear
 
 class ComposedOps:
     """Part of an implementation of `ops.protocol.Ops`; arguments as there."""
+
+    def uploads(self) -> Any:
+        """A context for making many weights; nothing here."""
+        return contextlib.nullcontext()
+
+    def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
+        """The weight of the matrices' rows, one after the other."""
+        return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def append_with_window(self, write: Callable, batch: Batch, layer_cache: LayerCache) -> Any:
         """The queries, with new keys and values written as codes and as recent tokens.

@@ -10,7 +10,8 @@ cache are part of the GEMVs (`normed_qkv`, `linear_add`, `normed_gated_mlp`). Th
 which of these fusions it has (weights/format.py).
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -67,6 +68,7 @@ class CudaOps(ComposedOps):
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
         self.counts: dict[tuple[int, ...], Any] = {}
+        self.uploader: Any = None  # while many weights are made
         if not simulated:
             from minllm.runtime.device import current_device
             from minllm.runtime.memory import device_memory
@@ -97,7 +99,34 @@ class CudaOps(ComposedOps):
 
     def weight(self, host_array: np.ndarray, dtype: Any = None) -> Any:
         """A copy on the device, C-contiguous, rounded to `dtype` (by default the activations')."""
-        return self.array(host_array.astype(self.dtype if dtype is None else dtype, copy=False))
+        dtype = self.dtype if dtype is None else dtype
+        return self.array(host_array.astype(dtype, copy=False)) if self.uploader is None else self._upload([host_array], dtype)
+
+    @contextlib.contextmanager
+    def uploads(self) -> Iterator[None]:
+        """A context within which weights are copied through page-locked buffers."""
+        if self.memory is None:
+            yield
+            return
+        from minllm.runtime.upload import Uploader
+
+        with Uploader(self.core_stream) as self.uploader:
+            try:
+                yield
+            finally:
+                self.uploader = None
+
+    def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
+        """The weight of the matrices' rows, one after the other."""
+        return super().stacked_weight(parts) if self.uploader is None else self._upload(parts, self.dtype)
+
+    def _upload(self, parts: Sequence[np.ndarray], dtype: Any) -> Any:
+        """An array of the parts' rows, each copied to its place."""
+        array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype), 0
+        for part in parts:
+            self.uploader.copy(array[first : first + len(part)], part)
+            first += len(part)
+        return array
 
     def device_memory(self) -> tuple[int, int]:
         """(free, total) bytes of the GPU; memory that the pool has cached counts as free."""

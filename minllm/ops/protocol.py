@@ -8,6 +8,8 @@ its residual add, a projection, rotation and cache write in one), not a primitiv
 T is the number of tokens of a batch, B the number of its sequences, R the number of rows that get logits.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -165,6 +167,14 @@ class Ops(Protocol):
         [out_features, in_features] for a matrix. The result is only ever given back to the operations below; the host array may be
         a view of a memory-mapped file and is not kept.
         """
+        ...
+
+    def uploads(self) -> AbstractContextManager:
+        """A context within which the two operations around this one are fast for large arrays."""
+        ...
+
+    def stacked_weight(self, parts: Sequence[np.ndarray]) -> Array:
+        """The `weight` of these matrices' rows, one after the other."""
         ...
 
     def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None) -> Array:

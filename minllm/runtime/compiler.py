@@ -101,10 +101,11 @@ def argument_type(value):
     return types.Array(element, ndim, "C" if contiguous else "A")
 
 
-def compile_kernel(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
+def compile_kernel(function, argument_types, compute_capability, *, wait=True, fastmath=False, launch_bounds=None, max_registers=None):
     """The CompiledKernel of a function for a target, from the disk cache if possible.
 
-    Raises KernelCompilationError with the kernel, its argument types and the compiler's message.
+    wait: for another process that is compiling it; otherwise the result is None then. Raises KernelCompilationError with the kernel, its
+    argument types and the compiler's message.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     key = cache_key(function, argument_types, compute_capability, options)
@@ -112,7 +113,9 @@ def compile_kernel(function, argument_types, compute_capability, *, fastmath=Fal
         return compile_fresh(function, argument_types, compute_capability, options)
     if found := read_cached(key, CompiledKernel):
         return found
-    with making(key):
+    with making(key, wait) as is_mine:
+        if not is_mine:
+            return None
         if found := read_cached(key, CompiledKernel):  # another process has just made it
             return found
         compiled = compile_fresh(function, argument_types, compute_capability, options)

@@ -1,11 +1,13 @@
 """The GPU: whether there is one, its properties, and its primary context.
 
-All CUDA libraries of a process share this context.
+All CUDA libraries of a process share this context. A dry run (dry_run.py) assumes a GPU, and then no function here calls the driver.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minllm.errors import DeviceError
@@ -50,16 +52,37 @@ class Device:
         return check_driver(driver.cuMemGetInfo(), "tell the free memory")
 
 
+assumed: Device | None = None  # the GPU of a dry run
+
+
+@contextlib.contextmanager
+def assume(device: Device) -> Iterator[None]:
+    """Within this context `device` is the current device, whether this machine has it or not."""
+    global assumed
+    before, assumed = assumed, device
+    try:
+        yield
+    finally:
+        assumed = before
+
+
 def current_device(index: int = 0) -> Device:
     """The GPU, with its context current in this thread. Raises DeviceError."""
+    if assumed is not None:
+        return assumed
     device = describe_device(index)
     device.make_current()
     return device
 
 
-@functools.cache
 def describe_device(index: int) -> Device:
     """The Device for GPU `index`."""
+    return assumed or described_by_driver(index)
+
+
+@functools.cache
+def described_by_driver(index: int) -> Device:
+    """The Device for GPU `index` of this machine."""
     from cuda.bindings import driver
 
     core = core_device(index)
@@ -77,16 +100,14 @@ def describe_device(index: int) -> Device:
     )
 
 
-@functools.cache
 def capability_here() -> tuple[int, int]:
     """The compute capability of this machine's GPU; without one, an H200's."""
-    return current_device().compute_capability if is_available() else SIMULATED_CAPABILITY
+    return describe_device(0).compute_capability if assumed or is_available() else SIMULATED_CAPABILITY
 
 
-@functools.cache
 def sms_here() -> int:
     """The number of SMs (streaming multiprocessors) of this machine's GPU; without one, an H200's."""
-    return current_device().sm_count if is_available() else SIMULATED_SMS
+    return describe_device(0).sm_count if assumed or is_available() else SIMULATED_SMS
 
 
 @functools.cache

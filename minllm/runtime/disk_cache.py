@@ -19,6 +19,19 @@ def entry(key, kind="cubin"):
     return cache_directory() / key[:2] / f"{key}.{kind}"
 
 
+def is_cached(key) -> bool:
+    """Whether there is an entry; it may be damaged."""
+    return entry(key).exists()
+
+
+def is_writable() -> bool:
+    """Whether entries can be written."""
+    with contextlib.suppress(OSError):
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        return os.access(cache_directory(), os.W_OK)
+    return False
+
+
 def read_cached(key, make):
     """make(cubin=..., **fields) for the entry of `key`, or None if it is missing or damaged."""
     try:
@@ -36,19 +49,25 @@ def write_cached(key, compiled):
 
 
 @contextlib.contextmanager
-def making(key):
+def making(key, wait=True):
     """Held while the entry `key` is made: a second process that needs it waits for the first instead of making it too.
 
-    The lock is on the entry's folder, so that no file remains of it, and ends with its process. Without a folder there is no lock.
+    Yields whether this process holds it: without `wait` that is False if another does. The lock is on the entry's folder, so that no file
+    remains of it, and ends with its process. Without a folder there is no lock.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        is_mine = True
+        try:
             folder = entry(key).parent
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_mine = False
+        except OSError:
+            pass
+        yield is_mine
 
 
 def cached_text(key, kind, make):

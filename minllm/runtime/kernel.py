@@ -56,10 +56,14 @@ class Kernel:
         """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)` -> Trace of a simulated launch."""
         return Simulation(self, traced=True)
 
-    def compile(self, *arguments, compute_capability=(9, 0)):
-        """The CompiledKernel for arguments like these, or Numba types. Needs no GPU."""
+    def compile(self, *arguments, compute_capability=(9, 0), wait=True):
+        """The CompiledKernel for arguments like these, or Numba types. Needs no GPU. wait: see compiler.compile_kernel."""
         types = [compiler.argument_type(argument) for argument in arguments]
-        return compiler.compile_kernel(self.function, types, compute_capability, **self.options)
+        return compiler.compile_kernel(self.function, types, compute_capability, wait=wait, **self.options)
+
+    def cache_key(self, types, compute_capability):
+        """The disk cache's key for arguments of these Numba types; None if the kernel is not cached."""
+        return compiler.cache_key(self.function, types, compute_capability, self.options)
 
     def load(self, arguments):
         """Compile for the current device (or read the disk cache) and load the cubin -> LoadedKernel."""

@@ -23,9 +23,11 @@ import numpy as np
 from numba.cuda import types
 
 from minllm.errors import DeviceError, KernelArgumentError
+from minllm.runtime import device
 from minllm.runtime.device import check_driver
 
 DESCRIPTOR_BYTES = 128
+NO_DESCRIPTOR = 0  # the address in maps of a dry run, whose kernels are not launched
 PAGE_BYTES = 1 << 16  # GPU memory per allocation: 512 descriptors
 LARGEST_BOX = 256  # elements along one axis
 DATA_TYPES = {
@@ -90,6 +92,9 @@ def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
     if isinstance(array, np.ndarray):
         check_map(array, box, swizzle, fill)
         return TensorMap(array, box, swizzle, fill)
+    if device.assumed is not None:  # a dry run
+        check_map(array, box, swizzle, fill)
+        return TensorMap(array, box, swizzle, fill, NO_DESCRIPTOR)
     key = array.pointer, array.shape, array.strides, array.dtype, box, swizzle, fill, promotion
     descriptor = DESCRIPTORS.get(key)
     if descriptor is None:

@@ -63,11 +63,16 @@ class WeightFormat:
         checkpoint: tensor(name) for floating-point numbers, array(name) for codes (models/checkpoint.py). A format that checkpoints store
         overrides this method; one that is made while loading overrides `encode` alone.
         """
+        parts = self.matrices(projections, checkpoint, shard)
+        return self.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
+        """The shard of each module's matrix [outputs, inputs] of floating-point numbers, views of the checkpoint."""
         parts = []
         for one in projections:
             matrix = checkpoint.tensor(f"{one.name}.weight")
             parts.append(one.cut(matrix.T if one.transposed else matrix, shard))
-        return self.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return parts
 
     def encode(self, matrix: np.ndarray) -> Any:
         """The weight that a floating-point matrix [outputs, inputs] becomes, as host arrays: a NamedTuple of them, or one."""
@@ -76,6 +81,10 @@ class WeightFormat:
     def place(self, ops: Any, weight: Any) -> Any:
         """The weight's host arrays as arrays of the machine `ops`."""
         return ops.array(weight) if isinstance(weight, np.ndarray) else type(weight)(*map(ops.array, weight))
+
+    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Any:
+        """A weight of this shape with unspecified contents, as arrays of the machine `ops`, for a dry run."""
+        raise NotImplementedError(f"{self.name} has no kernels that a dry run could find")
 
     def dequantize(self, weight: Any) -> np.ndarray:
         """The matrix [outputs, inputs] that a weight's host arrays stand for, float32."""

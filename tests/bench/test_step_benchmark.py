@@ -9,9 +9,10 @@ from minllm.bench.step import StepBench
 from minllm.errors import InvalidOptionError
 from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
-from minllm.runtime import tensor_map
-from minllm.runtime.recording import recorded_launches
-from tests.bench.paper_machine import NO_MAPS, CountingClock, PaperMachine, PaperOps
+from minllm.ops.dry_run_ops import DryRunOps
+from minllm.runtime.dry_run import dry_run
+from tests.bench.paper_machine import CountingClock, PaperMachine
+from tests.runtime.h200 import H200
 
 SHAPE, CONTEXT, COPY_TB_S = "llama-3.2-1b", 640, 4.0
 
@@ -19,12 +20,11 @@ SHAPE, CONTEXT, COPY_TB_S = "llama-3.2-1b", 640, 4.0
 @pytest.fixture(scope="module", params=[1, 2])
 def rows(request):
     """(batch, the rows of a step and its parts)"""
-    with pytest.MonkeyPatch.context() as patch, recorded_launches() as launches:
+    with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
         patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
-        for name, value in NO_MAPS.items():
-            patch.setattr(tensor_map, name, value)
+        ops = DryRunOps("bfloat16", {"matmul": "gemv"})
         ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": None}
-        bench = StepBench(SHAPE, PaperOps(), CountingClock(launches), request.param, CONTEXT + 64, ceilings, PaperMachine())
+        bench = StepBench(SHAPE, ops, CountingClock(launches), request.param, CONTEXT + 64, ceilings, PaperMachine())
         yield request.param, bench.decode_rows(CONTEXT, parts=True)
 
 

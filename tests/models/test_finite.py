@@ -20,9 +20,11 @@ DTYPES = [ml_dtypes.bfloat16, np.float16, np.float32, np.float64]
 NAME = "model.layers.1.mlp.up_proj.weight"
 
 
+@pytest.mark.parametrize("threaded_bytes", [0, finite.THREADED_BYTES])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_value_is_found_wherever_it_is(dtype, monkeypatch):
+def test_one_value_is_found_wherever_it_is(dtype, threaded_bytes, monkeypatch):
     monkeypatch.setattr(finite, "PIECE_BYTES", 64)
+    monkeypatch.setattr(finite, "THREADED_BYTES", threaded_bytes)
     info = ml_dtypes.finfo(dtype)
     values = np.resize(np.array([0, -0.0, 1, -2.5, info.max, info.min, info.smallest_subnormal], dtype), (7, 15))
     assert all_finite(values)

@@ -1,32 +1,45 @@
-"""Texts that must not be generated, as token ids.
+"""bad_words: texts that are never generated, as sequences of tokens whose last one is banned after the others (as vLLM does it)."""
 
-A word is tokenised as it stands and behind a space, because it may begin a text or follow another word. One of a single token is banned on
-the device; of a longer one the last token is banned wherever the output ends with the others, which the host has to look for. Source: vLLM,
-`SamplingParams.bad_words`.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-
-def bad_word_tokens(words: Sequence[str], tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token ids of each word, as it stands and behind a space, each once."""
-    spellings = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
-    found = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
-    return tuple(dict.fromkeys(token_ids for token_ids in found if token_ids))
+from minllm.errors import InvalidRequestError
 
 
-@dataclass(frozen=True)
+def bad_word_token_ids(words: Iterable[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that spell each word at the beginning of a text and after a space.
+
+    The form after a space counts only if it has its own first token and the same length: otherwise the space is a token by itself, and
+    the plain form bans the word there too. `encode` adds no special tokens. Raises InvalidRequestError for a word without tokens.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        plain, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
+        if not plain:
+            raise InvalidRequestError(f"bad_words holds {word!r}, which has no token in this model's vocabulary: drop it.")
+        found.append(plain)
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found.append(spaced)
+    return tuple(dict.fromkeys(found))
+
+
+def banned_next(bad_words: Iterable[Sequence[int]], output_token_ids: Sequence[int]) -> list[int]:
+    """The tokens that would complete a bad word after this output."""
+    banned = []
+    for *before, last in bad_words:
+        if len(before) <= len(output_token_ids) and list(output_token_ids[len(output_token_ids) - len(before) :]) == before:
+            banned.append(last)
+    return banned
+
+
 class BadWords:
-    """A logits processor that bans the last token of every word of several tokens whose other tokens the output ends with."""
+    """A logits processor that bans whatever would complete one of these words, tuples of token ids."""
 
-    words: tuple[tuple[int, ...], ...]
+    def __init__(self, words: Iterable[Sequence[int]]):
+        self.words = tuple(words)
 
     def __call__(self, output_token_ids: list[int], logits: np.ndarray) -> np.ndarray:
-        """The logits, float32 [vocab], with -inf where a word would be completed."""
-        for *beginning, last in self.words:
-            if beginning and output_token_ids[-len(beginning) :] == beginning:
-                logits[last] = -np.inf
+        """The logits, float32 [vocab], with -inf for the banned tokens."""
+        logits[banned_next(self.words, output_token_ids)] = -np.inf
         return logits

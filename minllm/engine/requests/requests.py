@@ -1,5 +1,6 @@
 """Make sequences that the engine can run from a checked prompt and its parameters."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from minllm.engine.loading import Engine
 from minllm.engine.prompts import PromptTokens
 from minllm.engine.request_checks import check_vocabulary, prompt_in_context
-from minllm.engine.requests.bad_words import BadWords, bad_word_tokens
+from minllm.engine.requests.bad_words import BadWords, bad_word_token_ids
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
 
@@ -38,7 +39,7 @@ def make_sequences(
     prompt = prompt_in_context(prompt, params, engine.max_model_len)
     room = engine.max_model_len - len(prompt.token_ids)
     seed = _derived_seed(engine_seed, number) if params.seed is None else params.seed
-    bad_words = bad_word_tokens(params.bad_words, engine.tokenizer)
+    bad_words = bad_word_token_ids(params.bad_words, functools.partial(engine.tokenizer.encode, add_special_tokens=False))
     processors = params.logits_processors + ((BadWords(bad_words),) if any(len(word) > 1 for word in bad_words) else ())
     sequences = [
         Sequence(

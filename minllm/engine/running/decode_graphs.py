@@ -95,7 +95,7 @@ class DecodeGraphs:
     def capture(self, key: GraphKey, uploads: Uploads) -> None:
         """Capture a graph. The step is launched once before, of padding alone, which compiles and allocates whatever is missing."""
         self._set_rows([NO_SLOT] * key.rows, uploads)
-        batch = self._batch(key)
+        batch = self.batch(key)
         step = functools.partial(self.compute, self._slots[: key.rows], batch, key.kind)
         step()
         self._graphs[key] = self.machine.capture(step)
@@ -114,7 +114,8 @@ class DecodeGraphs:
             uploads.write(self._slots[: len(rows)], np.array(rows, np.int32))
             self._rows = rows
 
-    def _batch(self, key: GraphKey) -> Batch:
+    def batch(self, key: GraphKey) -> Batch:
+        """The arrays of a graph."""
         rows = key.rows
         return Batch(
             **{name: array[:rows] for name, array in self._arrays.items()},

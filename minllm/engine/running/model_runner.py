@@ -59,7 +59,7 @@ class ModelRunner:
         self._window = cache.shape.residual_window
         self.graphs = None
         if uses_graphs:
-            self.graphs = DecodeGraphs(ops, self.machine, max_num_seqs, columns, cache.block_size, self._window, self._compute)
+            self.graphs = DecodeGraphs(ops, self.machine, max_num_seqs, columns, cache.block_size, self._window, self.compute)
 
     @property
     def steps_ahead(self) -> int:
@@ -113,7 +113,7 @@ class ModelRunner:
             tokens, logits = self.graphs.replay(key, slots, self._uploads)
         else:
             batch, slots = self._batch(spans, slots, scored)
-            tokens, logits = self._compute(slots, batch, kind, processed)
+            tokens, logits = self.compute(slots, batch, kind, processed)
         return self._read(tokens, logits, sampled, scored)
 
     def _batch(self, spans: list[Span], slots: list[int], scored: list[Span]) -> tuple[Batch, Any]:
@@ -127,7 +127,7 @@ class ModelRunner:
             rows = [row for span, row in zip(prompts, ends, strict=True) for _ in span.sampled]
             if not slots:
                 rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty: a row that counts for nothing
-            rows += [row for span, end in zip(prompts, ends, strict=True) if span in scored for row in range(end - span.length + 1, end + 1)]
+            rows += [end - back for span, end in zip(prompts, ends, strict=True) if span in scored for back in reversed(range(span.length))]
             batch = build_batch(chunks, rows, size, self._window)
         if decodes:
             batch = behind_decodes(batch, [span.start for span in decodes], size)
@@ -146,7 +146,7 @@ class ModelRunner:
         table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
-    def _compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, Any]:
+    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, Any]:
         """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device."""
         state = self.slots.state
         if batch.num_decodes:

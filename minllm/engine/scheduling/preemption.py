@@ -38,7 +38,7 @@ class Preemption:
             sequence.abort("error", self._dropped(sequence))
 
     def restore(self, sequence: Sequence, memory: KVCacheManager) -> int:
-        """Reserve blocks for a waiting sequence; returns how many of its tokens are computed. Raises OutOfMemoryError if there is no room."""
+        """Reserve blocks for a waiting sequence; returns how many of its tokens are computed. OutOfMemoryError if there is no room."""
         return memory.swap_in(sequence, self.swap_space) if self.holds(sequence) else memory.admit(sequence)
 
     def holds(self, sequence: Sequence) -> bool:

@@ -108,8 +108,8 @@ class Scheduler:
     def prefill(self, step: Step, admits: bool = True, whole: bool = False) -> None:
         """Compute prompts up to the token budget: first those that have begun, then waiting ones as long as there are slots and memory.
 
-        admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step, unless
-        it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
+        admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step,
+        unless this one is empty. Decodes leave at least one token of the budget, so that no prompt starves.
         """
         self._copies += self.memory.policy.take_copies()  # what is shared from now on is computed by this step, and copied before the next
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)

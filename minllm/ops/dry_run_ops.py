@@ -1,0 +1,40 @@
+"""The operations of CudaOps in a dry run: they choose and launch the same kernels on arrays without contents (runtime/dry_run.py)."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minllm.ops.cuda_ops import CudaOps
+from minllm.runtime.device import current_device
+from minllm.runtime.dry_run import Addresses
+from minllm.runtime.memory import DeviceMemory
+
+
+class DryRunOps(CudaOps):
+    """CudaOps of the assumed GPU."""
+
+    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None):
+        super().__init__(dtype, kernel_variants, simulated=True)
+        self.memory, self.capability = DeviceMemory(Addresses(), caching=False), current_device().compute_capability
+
+    def array(self, host_array: np.ndarray) -> Any:
+        """An array of this shape and dtype."""
+        return self.empty(host_array.shape, host_array.dtype)
+
+    def weight(self, host_array: np.ndarray, dtype: Any = None) -> Any:
+        """An array of this shape, in `dtype` (by default the activations')."""
+        return self.empty(host_array.shape, self.dtype if dtype is None else dtype)
+
+    def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
+        """An array of all rows of the parts."""
+        return self.empty((sum(map(len, parts)), *parts[0].shape[1:]), self.dtype)
+
+    def uploads(self) -> Any:
+        """A context for making many weights; nothing here."""
+        return contextlib.nullcontext()
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """Zeros."""
+        return np.zeros(array.shape, array.dtype)

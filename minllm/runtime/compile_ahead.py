@@ -1,0 +1,117 @@
+"""Compile kernels in parallel processes before they are launched: their results are entries of the disk cache.
+
+    with compile_ahead(kernels_needed, (shape,), (9, 0)) as work:     # kernels_needed(shape) -> list of Signature
+        ...                                                           # read the weights
+        work.wait(progress)
+
+A kernel is a Python function with a closure, which cannot be sent to another process. So every worker process calls the same function
+with the same arguments as this one, and finds the same kernels; they are named by their keys in the disk cache. Workers take them in
+order, and skip what another one is compiling: the locks of the disk cache divide the work, also among several programs that start at
+once. A worker that fails leaves its kernels to the others or, in the end, to this process, which compiles what is still missing when it is
+launched.
+
+Numba compiles one kernel at a time in a process, because of its global lock; a kernel of the engine takes one to five seconds.
+"""
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from minllm.runtime.disk_cache import is_cached, is_writable
+from minllm.runtime.dry_run import Signature
+
+MOST_PROCESSES = 16
+POLL_SECONDS = 0.02
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
+
+
+class CompileAhead:
+    """The kernels that are missing from the disk cache, by their keys, and the processes that compile them; they end with the context."""
+
+    def __init__(self, keys: Sequence[str] = ()):
+        self.keys = keys
+        self.workers: list[subprocess.Popen] = []
+
+    def __enter__(self) -> "CompileAhead":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @property
+    def done(self) -> int:
+        """The number of kernels that have been compiled."""
+        return sum(map(is_cached, self.keys))
+
+    def wait(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Return when all kernels are compiled, or no process is left; progress(done, total) whenever the number has changed."""
+        reported, running = None, True
+        while running and reported != len(self.keys):
+            running = any(worker.poll() is None for worker in self.workers)  # before the kernels are counted: none may be missed
+            if (done := self.done) != reported:
+                reported = done
+                if progress is not None and self.keys:
+                    progress(done, len(self.keys))
+            elif running:
+                time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """End the processes, whether they are done or not."""
+        for worker in self.workers:
+            worker.kill()
+        for worker in self.workers:
+            with contextlib.suppress(OSError):
+                worker.stdin.close()
+            worker.wait()
+
+
+def compile_ahead(
+    find: Callable[..., list[Signature]], arguments: tuple, compute_capability: tuple[int, int], processes: int | None = None
+) -> CompileAhead:
+    """Start to compile what find(*arguments) lists and the disk cache lacks.
+
+    find: a function of a module, which takes arguments that can be pickled. processes: the most worker processes; None for one per core.
+    """
+    found = keys_of(find(*arguments), compute_capability)
+    missing = [key for key in found if not is_cached(key)] if is_writable() else []
+    task = pickle.dumps((find, arguments, compute_capability, missing))
+    work = CompileAhead(missing)
+    try:
+        for _ in range(min(len(missing), available_cores() if processes is None else processes)):
+            work.workers.append(start_worker(task))
+    except BaseException as error:
+        work.close()
+        if not isinstance(error, OSError):  # the system starts no more processes: this one compiles
+            raise
+    return work
+
+
+def keys_of(found: Sequence[Signature], compute_capability: tuple[int, int]) -> dict[str, Signature]:
+    """The kernels by their keys in the disk cache, without those that it does not take."""
+    keys = {signature.kernel.cache_key(signature.types, compute_capability): signature for signature in found}
+    return {key: signature for key, signature in keys.items() if key is not None}
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use, at most MOST_PROCESSES."""
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+def start_worker(task: bytes) -> subprocess.Popen:
+    """A process that runs compile_worker.py on a task.
+
+    It imports what this process imports, from the same places, but not its main script; it sees no GPU, and has no terminal whose Ctrl-C
+    would interrupt it: it ends when its standard input does.
+    """
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-P", "-m", "minllm.runtime.compile_worker"]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **quiet)
+    with contextlib.suppress(OSError):  # it has ended already
+        worker.stdin.write(len(task).to_bytes(8, "little") + task)
+        worker.stdin.flush()
+    return worker

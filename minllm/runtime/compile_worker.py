@@ -1,0 +1,60 @@
+"""A worker process of compile_ahead.py: `python -m minllm.runtime.compile_worker`, with its task on standard input.
+
+The task is pickled: (find, arguments, compute capability, keys). The worker compiles those kernels of find(*arguments) that the keys name,
+and the disk cache keeps them.
+"""
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minllm.errors import KernelCompilationError
+from minllm.runtime.compile_ahead import keys_of
+from minllm.runtime.disk_cache import is_cached
+from minllm.runtime.dry_run import Signature
+
+
+def main() -> None:
+    """The command."""
+    task = read_task(sys.stdin.buffer)
+    threading.Thread(target=end_with_input, daemon=True).start()
+    find, arguments, compute_capability, keys = pickle.loads(task)
+    compile_all(keys_of(find(*arguments), compute_capability), keys, compute_capability)
+
+
+def compile_all(found: Mapping[str, Signature], keys: Sequence[str], compute_capability: tuple[int, int]) -> None:
+    """Compile the kernels that no other process is compiling, then wait for those that one was, or compile them after all.
+
+    A kernel that does not compile is left to the process that launches it, which raises the error.
+    """
+    skipped = [key for key in keys if key in found and not compile_one(found[key], key, compute_capability, wait=False)]
+    for key in skipped:
+        compile_one(found[key], key, compute_capability, wait=True)
+
+
+def compile_one(signature: Signature, key: str, compute_capability: tuple[int, int], wait: bool) -> bool:
+    """Whether the kernel needs no further attempt; without `wait` that is False if another process is compiling it."""
+    if is_cached(key):
+        return True
+    with contextlib.suppress(KernelCompilationError):
+        return signature.kernel.compile(*signature.types, compute_capability=compute_capability, wait=wait) is not None
+    return True
+
+
+def read_task(stream: Any) -> bytes:
+    """The bytes of a task, after their number."""
+    return stream.read(int.from_bytes(stream.read(8), "little"))
+
+
+def end_with_input() -> None:
+    """End this process when standard input ends: the process that started it has ended, however it did."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Threads for passes over large host arrays: NumPy releases the interpreter's lock while it copies and compares.
+
+One core reads about 10 GB/s, and waits for every page of a file that is not in memory yet. Several readers load a checkpoint several times
+faster.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+MOST_THREADS = 8
+THREADS = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def host_threads() -> ThreadPoolExecutor:
+    """A pool of THREADS threads; a context that ends them."""
+    return ThreadPoolExecutor(THREADS, "minllm-host")
