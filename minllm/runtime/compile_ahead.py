@@ -18,8 +18,11 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from minllm.runtime.disk_cache import is_cached, is_writable
 from minllm.runtime.dry_run import Signature
@@ -35,6 +38,7 @@ class CompileAhead:
     def __init__(self, keys: Sequence[str] = ()):
         self.keys = keys
         self.workers: list[subprocess.Popen] = []
+        self.errors = tempfile.TemporaryFile() if keys else None  # what the workers write to standard error
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -58,6 +62,15 @@ class CompileAhead:
                     progress(done, len(self.keys))
             elif running:
                 time.sleep(POLL_SECONDS)
+        self.warn_of_failures()
+
+    def warn_of_failures(self) -> None:
+        """Tell of workers that have ended with an error."""
+        if failed := sum(worker.poll() not in (None, 0) for worker in self.workers):
+            self.errors.seek(0)
+            reason = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "no message"
+            message = f"{failed} of {len(self.workers)} processes that compile kernels have failed, which makes starting slower: {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def close(self) -> None:
         """End the processes, whether they are done or not."""
@@ -67,6 +80,8 @@ class CompileAhead:
             with contextlib.suppress(OSError):
                 worker.stdin.close()
             worker.wait()
+        if self.errors is not None:
+            self.errors.close()
 
 
 def compile_ahead(
@@ -82,7 +97,7 @@ def compile_ahead(
     work = CompileAhead(missing)
     try:
         for _ in range(min(len(missing), available_cores() if processes is None else processes)):
-            work.workers.append(start_worker(task))
+            work.workers.append(start_worker(task, work.errors))
     except BaseException as error:
         work.close()
         if not isinstance(error, OSError):  # the system starts no more processes: this one compiles
@@ -101,16 +116,16 @@ def available_cores() -> int:
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
-def start_worker(task: bytes) -> subprocess.Popen:
-    """A process that runs compile_worker.py on a task.
+def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
+    """A process that runs compile_worker.py on a task; its standard error goes to the file `errors`.
 
     It imports what this process imports, from the same places, but not its main script; it sees no GPU, and has no terminal whose Ctrl-C
     would interrupt it: it ends when its standard input does.
     """
-    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", "-m", "minllm.runtime.compile_worker"]
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **quiet)
+    streams = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+    worker = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     with contextlib.suppress(OSError):  # it has ended already
         worker.stdin.write(len(task).to_bytes(8, "little") + task)
         worker.stdin.flush()

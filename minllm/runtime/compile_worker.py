@@ -52,7 +52,8 @@ def read_task(stream: Any) -> bytes:
 
 def end_with_input() -> None:
     """End this process when standard input ends: the process that started it has ended, however it did."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: at exit, Python could not flush what a thread is reading
+        pass
     os._exit(0)
 
 
