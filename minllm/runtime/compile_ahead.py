@@ -10,7 +10,7 @@ order, and skip what another one is compiling: the locks of the disk cache divid
 once. A worker that fails leaves its kernels to the others or, in the end, to this process, which compiles what is still missing when it is
 launched.
 
-Numba compiles one kernel at a time in a process, because of its global lock; a kernel of the engine takes one to five seconds.
+Numba compiles one kernel at a time in a process, because of its global lock.
 """
 
 import contextlib
@@ -18,17 +18,20 @@ import os
 import pickle
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minllm.runtime.cache_key import code_size
 from minllm.runtime.disk_cache import is_cached, is_writable
 from minllm.runtime.dry_run import Signature
 
 MOST_PROCESSES = 16
 POLL_SECONDS = 0.02
+WORKER = "import sys; sys.path[:] = sys.argv[1:]; from minllm.runtime.compile_worker import main; main()"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
 
@@ -93,6 +96,7 @@ def compile_ahead(
     """
     found = keys_of(find(*arguments), compute_capability)
     missing = [key for key in found if not is_cached(key)] if is_writable() else []
+    missing.sort(key=lambda key: code_size(found[key].kernel.function), reverse=True)  # what takes the longest starts first
     task = pickle.dumps((find, arguments, compute_capability, missing))
     work = CompileAhead(missing)
     try:
@@ -119,11 +123,13 @@ def available_cores() -> int:
 def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
     """A process that runs compile_worker.py on a task; its standard error goes to the file `errors`.
 
-    It imports what this process imports, from the same places, but not its main script; it sees no GPU, and has no terminal whose Ctrl-C
-    would interrupt it: it ends when its standard input does.
+    It imports from the same places as this process, but not the main script, and nothing beside the script takes the place of a standard
+    module. It sees no GPU, and has no terminal whose Ctrl-C would interrupt it: it ends when its standard input does.
     """
-    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-P", "-m", "minllm.runtime.compile_worker"]
+    environment = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
+    path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
+    command = [sys.executable, "-P", "-c", WORKER, *path]
     streams = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
     worker = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     with contextlib.suppress(OSError):  # it has ended already

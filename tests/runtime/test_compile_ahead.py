@@ -113,9 +113,11 @@ def test_the_context_ends_its_processes():
 
 
 SCRIPT = """
-    import sys, time
+    import sys
+    beside = sys.path.pop(0)
     from minllm.runtime.compile_ahead import compile_ahead
     from tests.runtime import kernels_to_compile
+    sys.path.insert(0, beside)
     print("started", flush=True)
     with compile_ahead(kernels_to_compile.{find}, (2,), (9, 0), 2) as work:
         print(*(worker.pid for worker in work.workers), flush=True)
@@ -133,6 +135,7 @@ def run_script(tmp_path, find):
 
 
 def test_a_script_needs_no_main_guard(tmp_path):
+    (tmp_path / "random.py").write_text("raise ImportError")  # beside the script, and no part of Python
     script = run_script(tmp_path, "scales")
     out, errors = script.communicate(timeout=SECONDS)
     started, pids, done = out.decode().splitlines()
