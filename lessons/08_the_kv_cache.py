@@ -123,7 +123,7 @@ curves(
 
 # %%
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import Span, build_batch, to_backend
+from minllm.engine.running.batch_arrays import Span, build_batch, to_backend
 from minllm.models.decoder import forward
 
 BLOCK_SIZE = 16

@@ -98,7 +98,7 @@ for name in ("int8", "int4"):
 import minllm
 from minllm import LLM
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import Span, build_batch, to_backend
+from minllm.engine.running.batch_arrays import Span, build_batch, to_backend
 from minllm.models.decoder import forward
 
 TOKENS = 256

@@ -238,8 +238,9 @@ def probabilities(x, prompt=(), temperature=1.0, **rule):
     sampling = build_sampling_tensors(
         [SamplingParams(temperature=temperature, seed=0, **rule)], len(x), [list(prompt)]
     )
-    x = penalize_reference(x[None], sampling)[0]
-    kept = x >= thresholds_reference(x[None], sampling)[0]
+    slots = np.int32([0])
+    x = penalize_reference(x[None], sampling, slots)[0]
+    kept = x >= thresholds_reference(x[None], sampling, slots)[0]
     return softmax(np.where(kept, x, -np.inf) / temperature)
 
 
@@ -359,10 +360,10 @@ three = np.float32([[4, -4, 3]])  # [rows, vocabulary]
 harsh = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
 sampling = build_sampling_tensors([harsh], 3, prompts=[[1]], outputs=[[0, 0]])
 penalised = np.empty_like(three)
-penalize(three, sampling, penalised)  # the kernel, in the simulator
+penalize(three, sampling, np.int32([0]), penalised)  # the kernel, in the simulator
 print(penalised)
 assert np.allclose(penalised, [[0.75, -8, 3]]) and np.array_equal(
-    penalised, penalize_reference(three, sampling)
+    penalised, penalize_reference(three, sampling, np.int32([0]))
 )
 
 # %% [markdown]
@@ -495,9 +496,9 @@ from minllm.kernels.sampling.sample import SampleScratch, sample
 def draw(x, params):
     """The kernels in the simulator: float32 [rows, vocabulary] -> token ids [rows]."""
     sampling = build_sampling_tensors(params, x.shape[1], [[1, 2]] * len(x))
-    out = np.empty(len(x), np.int32)
-    sample(x, sampling, out, SampleScratch.allocate(np.empty, *x.shape, sampling))
-    assert np.array_equal(out, sample_reference(x, sampling))  # NumPy chooses the same
+    slots, out = np.arange(len(x), dtype=np.int32), np.empty(len(x), np.int32)  # row r, slot r
+    sample(x, sampling, slots, out, SampleScratch.allocate(np.empty, *x.shape, sampling.kind))
+    assert np.array_equal(out, sample_reference(x, sampling, slots))  # NumPy chooses the same
     return out.tolist()
 
 
@@ -770,10 +771,10 @@ if has_gpu():
     for name, rule in benched.items():
         sampling = build_sampling_tensors([SamplingParams(seed=1, **rule)], x.shape[1], [[1, 2]])
         tensors = sampling.to(ops.array)
-        scratch = SampleScratch.allocate(ops.empty, *x.shape, tensors)
-        chosen = on_device, tensors, out, scratch
+        scratch = SampleScratch.allocate(ops.empty, *x.shape, tensors.kind)
+        chosen = on_device, tensors, ops.array(np.int32([0])), out, scratch
         seconds = kernel_seconds(lambda stream, chosen=chosen: sample(*chosen, stream))
-        assert np.array_equal(ops.to_host(out), sample_reference(x, sampling)), name
+        assert np.array_equal(ops.to_host(out), sample_reference(x, sampling, np.int32([0]))), name
         print(f"{name:23} {1e6 * seconds:7.1f} µs")
     print(machine_line())
 else:

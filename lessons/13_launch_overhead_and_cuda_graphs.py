@@ -201,9 +201,9 @@ import itertools
 
 from minllm import SamplingParams
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import decode_batch
+from minllm.engine.running.batch_arrays import decode_batch
 from minllm.engine.decode_graph import DecodeGraph
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.models.layout import layout_of
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint
@@ -450,8 +450,8 @@ show_source(
 
 # %%
 from minllm import LLM
-from minllm.engine.batch_arrays import Span as NewTokens
-from minllm.engine.batch_arrays import build_batch, to_backend
+from minllm.engine.running.batch_arrays import Span as NewTokens
+from minllm.engine.running.batch_arrays import build_batch, to_backend
 from minllm.models.decoder import forward
 from minllm.ops.numpy_ops import NumpyOps
 

@@ -10,17 +10,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minllm import errors
+    from minllm.engine.beam_search_params import BeamSearchParams
     from minllm.engine.llm import LLM
     from minllm.engine.outputs import CompletionOutput, RequestOutput
+    from minllm.engine.prompts import TextPrompt, TokensPrompt
     from minllm.engine.sampling_params import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "errors", "held_out_text"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "errors",
+    "held_out_text",
+]
 
 _HOMES = {
     "LLM": "minllm.engine.llm",
+    "BeamSearchParams": "minllm.engine.beam_search_params",
     "CompletionOutput": "minllm.engine.outputs",
     "RequestOutput": "minllm.engine.outputs",
     "SamplingParams": "minllm.engine.sampling_params",
+    "TextPrompt": "minllm.engine.prompts",
+    "TokensPrompt": "minllm.engine.prompts",
 }
 
 

@@ -1,5 +1,18 @@
 """The errors that minllm raises on purpose. Each message says what was given, what is allowed and what to do."""
 
+from typing import Any
+
+LONGEST_SHOWN = 200  # characters of a wrong value in a message
+
+
+def shown(value: Any) -> str:
+    """repr(value) for a message, shortened; the name of its type if it has no repr (an int of more than 4,300 digits has none)."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
 
 class MinLLMError(Exception):
     """The base class of all errors of this package."""
@@ -46,7 +59,11 @@ class InvalidOptionError(MinLLMError, ValueError):
 
 
 class EngineBusyError(MinLLMError):
-    """A generation was started while another of the same LLM was still open, or after the LLM was closed."""
+    """A generation was started after the LLM was closed, or while another thread was in it."""
+
+
+class DeadlineError(MinLLMError, TimeoutError):
+    """A request was not finished before its deadline."""
 
 
 class CacheError(MinLLMError):

@@ -123,4 +123,4 @@ def test_cycles_and_imports_are_found():
     source = "import x.y\ndef f():\n    from .p import q\nif TYPE_CHECKING:\n    import z\nfrom . import r\n"
     names = [name for statement in statements(ast.parse(source)) for name in imported_names(statement, "x")]
     assert names == ["x.y", "x.p.q", "x.r"]
-    assert "minllm.engine.llm" in IMPORTS["minllm.cli.app"]
+    assert "minllm.engine.llm" in IMPORTS["minllm.cli.generation_options"]

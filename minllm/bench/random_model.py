@@ -4,10 +4,11 @@ import numpy as np
 
 from minllm.bench.noise import Noise
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.engine.decode_graph import DecodeGraph
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, decode_batch, to_backend
 from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint
@@ -55,4 +56,4 @@ class RandomModel:
     def prompt(self, tokens: int) -> Batch:
         """One prompt of `tokens` random tokens, on the device, with logits for the last."""
         token_ids = self.noise.random.integers(0, self.config.vocab_size, tokens)
-        return to_backend(build_batch([Span(token_ids, 0, self.block_tables()[0])], [tokens - 1], BLOCK_SIZE), self.ops)
+        return to_backend(build_batch([NewTokens(token_ids, 0, self.block_tables()[0])], [tokens - 1], BLOCK_SIZE), self.ops)

@@ -22,7 +22,7 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.offload import SwapSpace
 from minllm.cache.transfers import CudaTransfers
 from minllm.costs.swap import SwapRates, crossings, recompute_ms, swap_ms
-from minllm.engine.batch_arrays import prefill_chunks, to_backend
+from minllm.engine.running.batch_arrays import prefill_chunks, to_backend
 from minllm.machine.hardware import find_gpu
 from minllm.models.decoder import forward
 from minllm.runtime.device import current_device

@@ -116,6 +116,15 @@ class SwapSpace:
             self.policy.free(sequence)
         return len(done)
 
+    def release(self, sequence: Hashable) -> None:
+        """Free a leaving sequence's blocks now: kernels launched later wait until they have been gathered, and the host does not."""
+        self.transfers.before_compute(self._leaving.pop(sequence))
+        self.policy.free(sequence)
+
+    def __contains__(self, sequence: Hashable) -> bool:
+        """Whether a sequence is in host memory."""
+        return sequence in self._swapped
+
     def swap_in(self, sequence: Hashable, max_tokens: int = 0, beside: bool = False) -> int:
         """Reserve blocks for a swapped sequence and start to copy its keys and values into them.
 

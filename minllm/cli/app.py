@@ -4,43 +4,22 @@ Exit codes: 0 success, 1 minllm failed (one line on standard error says why), 2 
 Only generated text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
 """
 
-import dataclasses
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from minllm.cli.bench import bench_app
-from minllm.cli.options import (
-    DeviceName,
-    DeviceOption,
-    DtypeName,
-    DtypeOption,
-    JsonOption,
-    KvCacheDtypeOption,
-    KvWindowOption,
-    MaxTokensOption,
-    MinPOption,
-    ModelOption,
-    PenaltyOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
-    VariantOption,
-    variants,
-)
-from minllm.cli.terminal import open_missing_streams, read_prompt, run_to_the_end, show, user_errors, user_lines, with_kernel_status
+from minllm.cli.generation import chat, generate
+from minllm.cli.options import JsonOption
+from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The LLM inference engine that you can read."
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The LLM inference engine that you can read.")
+app.command()(generate)
+app.command()(chat)
 app.add_typer(bench_app, name="bench")
 
-SAMPLE_PROMPT = "def fibonacci(n):"
 LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 
 
@@ -64,82 +43,6 @@ def root(
     version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """The LLM inference engine that you can read."""
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
-    model: ModelOption = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to generate. Default: 128, or 8 where the simulator takes part.", show_default=False)
-    ] = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    repetition_penalty: PenaltyOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
-    kv_cache_dtype: KvCacheDtypeOption = "auto",
-    kv_window: KvWindowOption = None,
-    variant: VariantOption = None,
-    echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
-    card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
-) -> None:
-    """Continue a text, streaming, and print how fast it went."""
-    if prompt is None and model is not None:
-        raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
-    with user_errors():
-        from minllm.bench.report_card import as_text, card_of
-
-        text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
-        llm = load(model, device, dtype, variant, kv_cache_dtype, kv_window)
-        simulated = note_simulated(llm)
-        if max_tokens is None:
-            max_tokens = 8 if simulated else 128
-        params = sampling_params(
-            llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
-        )  # fmt: skip
-        with llm.stream(text, params) as stream:
-            show([text] if echo or prompt is None else [], with_kernel_status(stream))
-        if card:
-            Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics)), sep="\n")
-
-
-@app.command()
-def chat(
-    model: ModelOption = None,
-    system: Annotated[str | None, typer.Option(help="System message, said before the conversation.", show_default=False)] = None,
-    max_tokens: MaxTokensOption = 512,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    repetition_penalty: PenaltyOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
-    kv_cache_dtype: KvCacheDtypeOption = "auto",
-    kv_window: KvWindowOption = None,
-    variant: VariantOption = None,
-) -> None:
-    """Talk with a model through its chat template; an empty line or end of input ends it."""
-    with user_errors():
-        llm = load(model, device, dtype, variant, kv_cache_dtype, kv_window)
-        params = sampling_params(
-            llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
-        )  # fmt: skip
-        messages = [{"role": "system", "content": system}] if system else []
-        for line in user_lines():
-            messages.append({"role": "user", "content": line})
-            with llm.stream_chat(messages, params) as stream:
-                show([], with_kernel_status(stream))
-            messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
 
 
 @app.command()
@@ -261,30 +164,3 @@ def check(
 
         if not commands.check(name_or_file, file):
             raise typer.Exit(1)
-
-
-def load(
-    model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto",
-    kv_window: int | None = None,
-):  # fmt: skip
-    """The LLM for these options, with progress bars if standard error is a terminal."""
-    from minllm import LLM
-
-    progress = sys.stderr.isatty()
-    options = dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=kv_window)
-    options |= dict(kernel_variants=variants(variant))
-    return LLM(model, progress=progress, **options)
-
-
-def note_simulated(llm) -> bool:
-    """Whether the user's own kernels run in the simulator; if so, says on standard error that it is slow."""
-    stages = getattr(llm.engine.ops, "kernels", {})
-    if stages:
-        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
-    return bool(stages)
-
-
-def sampling_params(llm, **wishes: Any):
-    """The model's own default parameters, overridden by the command line's."""
-    given = {name: value for name, value in wishes.items() if value is not None}
-    return dataclasses.replace(llm.get_default_sampling_params(), **given)

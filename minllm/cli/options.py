@@ -24,19 +24,23 @@ class DtypeName(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    FLOAT = "float"
+    FP32 = "fp32"
+    HALF = "half"
+    FP16 = "fp16"
+    BF16 = "bf16"
 
 
 ModelOption = Annotated[
     Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.")
 ]
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
-DtypeOption = Annotated[DtypeName, typer.Option(help="Of weights and activations; auto is the checkpoint's own.")]
-KvCacheDtypeOption = Annotated[
-    str, typer.Option("--kv-cache-dtype", metavar="FORMAT", help="Of keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4.")
-]
-KvWindowOption = Annotated[
-    int | None,
-    typer.Option("--kv-window", help="Newest tokens that a quantised cache keeps as they are; a multiple of 32.", show_default=False),
+DtypeOption = Annotated[
+    DtypeName,
+    typer.Option(
+        metavar="DTYPE",
+        help="Of weights and activations: float32, float16, bfloat16 (or fp32, float, fp16, half, bf16); auto is the checkpoint's own.",
+    ),
 ]
 VariantOption = Annotated[
     list[str] | None,
@@ -49,14 +53,6 @@ VariantOption = Annotated[
 JsonOption = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON; - is standard output.", show_default=False)
 ]
-MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to generate.")]
-TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy, 1 the model's own distribution.", show_default=False)]
-TopPOption = Annotated[float | None, typer.Option(help="Sample among the likeliest tokens that sum to this.", show_default=False)]
-TopKOption = Annotated[int | None, typer.Option(help="Sample among this many likeliest tokens; 0 is all.", show_default=False)]
-MinPOption = Annotated[float | None, typer.Option(help="Drop tokens less likely than this times the likeliest.", show_default=False)]
-PenaltyOption = Annotated[float | None, typer.Option(help="Above 1, tokens that occurred become less likely.", show_default=False)]
-SeedOption = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default=False)]
-StopOption = Annotated[list[str] | None, typer.Option(help="End before this text. May be repeated.", show_default=False)]
 
 
 def variants(texts: list[str] | None) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.batch_arrays import Span, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
 from minllm.kernels.quantization.reference import FLOAT8
 from minllm.models import rope, safetensors_file
 from minllm.models.decoder import forward
@@ -89,7 +89,7 @@ def cached_numbers(ops, model, shape: CacheShape, token_ids: list[int]) -> tuple
     tokens, block_size = len(token_ids), min(shape.block_size, TOKENS)
     blocks = blocks_needed(tokens, block_size)
     plain = KVCache(ops, CacheShape(shape.num_layers, block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)
-    batch = build_batch([Span(token_ids, 0, range(blocks))], [tokens - 1], block_size)
+    batch = build_batch([NewTokens(token_ids, 0, range(blocks))], [tokens - 1], block_size)
     forward(ops, model, to_backend(batch, ops), plain.layers)
 
     def rows(cache) -> np.ndarray:

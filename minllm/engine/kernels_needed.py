@@ -14,14 +14,15 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.cache import VirtualKVCache
-from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.engine.calibration import TOKENS as CALIBRATION_TOKENS
 from minllm.engine.calibration import cached_numbers, is_calibrated
-from minllm.engine.decode_graph import DecodeGraph
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
+from minllm.engine.running.decode_graphs import DecodeGraphs, GraphKey
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.parameters import kind_of
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
-from minllm.models.decoder import forward
 from minllm.models.layout import Layout, layout_of
 from minllm.models.model import Model, make_rope_table
 from minllm.models.weights import WeightReader
@@ -73,10 +74,13 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
         if is_calibrated(shape.cache):
             tokens = [0] * min(CALIBRATION_TOKENS, shape.max_model_len)
             cached_numbers(ops, model, replace(shape.cache, num_layers=layers), tokens)
+        runner = ModelRunner(ops, model, cache, None, max_num_seqs=shape.max_num_seqs, max_model_len=shape.max_model_len)
+        state = runner.slots.state
+        state.sampling = state.sampling.with_vocabulary_arrays(ops.zeros, shape.config.vocab_size)
         for one in shape.passes:
-            for params in shape.sampling:
+            for kind in sorted({kind_of(params) for params in shape.sampling}):
                 run = decode if one.new_tokens == 1 else prefill
-                run(ops, model, cache, one, params)
+                run(runner, one, kind)
     return signatures(launches)
 
 
@@ -125,26 +129,18 @@ def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | Virt
     return cache
 
 
-def prefill(ops: DryRunOps, model: Model, cache: KVCache, one: ForwardPass, params: SamplingParams) -> None:
+def prefill(runner: ModelRunner, one: ForwardPass, kind: SamplingKind) -> None:
     """A chunk of prompts, and the first token of each."""
+    ops, cache = runner.ops, runner.cache
     table = range(blocks_needed(one.context, cache.block_size))
-    spans = [Span([0] * one.new_tokens, 0, table, ring) for ring in range(one.rows)]
+    spans = [NewTokens([0] * one.new_tokens, 0, table, ring) for ring in range(one.rows)]
     last = [(row + 1) * one.new_tokens - 1 for row in range(one.rows)]
     batch = build_batch(spans, last, cache.block_size, cache.shape.residual_window)
-    logits = forward(ops, model, to_backend(batch, ops), cache.layers)
-    ops.sample(logits, sampling_of(one.rows, model, params).to(ops.array))
+    runner.compute(ops.zeros((one.rows,), np.int32), to_backend(batch, ops), kind)
 
 
-def decode(ops: DryRunOps, model: Model, cache: KVCache, one: ForwardPass, params: SamplingParams) -> None:
-    """A step of one new token for every sequence."""
-    tables = np.zeros((one.rows, blocks_needed(one.context, cache.block_size)), np.int32)
-    last, tokens = np.full(one.rows, one.context - 1, np.int32), np.zeros(one.rows, np.int32)
-    batch = decode_batch(tokens, last, tables, cache.block_size, np.arange(one.rows), cache.shape.residual_window)
-    sampling = sampling_of(one.rows, model, params)
-    DecodeGraph(ops, model, cache, batch=batch, sampling=sampling, limits=last, machine=None).launch_kernels()
-
-
-def sampling_of(rows: int, model: Model, params: SamplingParams):
-    """The parameters of a batch whose sequences are all sampled so."""
-    nothing = [[]] * rows
-    return build_sampling_tensors([params] * rows, model.config.vocab_size, prompts=nothing, stop_token_ids=nothing)
+def decode(runner: ModelRunner, one: ForwardPass, kind: SamplingKind) -> None:
+    """A step of one new token for every sequence, as it is captured."""
+    cache, columns = runner.cache, blocks_needed(one.context, runner.cache.block_size)
+    graphs = DecodeGraphs(runner.ops, None, one.rows, columns, cache.block_size, cache.shape.residual_window, runner.compute)
+    runner.compute(runner.ops.zeros((one.rows,), np.int32), graphs.batch(GraphKey(one.rows, columns, kind)), kind)

@@ -1,27 +1,26 @@
 """LLM: load a model, generate text, score text. The class that users call; its interface is vLLM's."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minllm.engine.completions import output_of
+from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
-from minllm.engine.prompts import check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
-from minllm.engine.requests import make_sequences
+from minllm.engine.prompts import Prompt, TokensPrompt, check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
+from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
-from minllm.engine.sequence import Sequence
-from minllm.engine.static_batching import StaticBatching
-from minllm.engine.text_stream import TextStream
 from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
+from minllm.models.conversation import is_one_conversation
 
 
 @shows_options
@@ -30,8 +29,8 @@ class LLM:
 
     progress: True shows bars on standard error while loading; or a function of (task, done, total).
 
-    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Only one generation can be open at
-    a time, and an LLM must not be used from several threads.
+    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Several streams can be open at a
+    time, and a call of generate computes their tokens too. An LLM must not be used from several threads: that is what AsyncLLM is for.
     """
 
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
@@ -41,14 +40,11 @@ class LLM:
         with progress_bars(progress) as report:
             self._engine: Engine | None = load_engine(self.options, report)
             engine = self._engine
-            self._batching = StaticBatching(engine.runner, engine.cache_policy, self.options.max_num_seqs, engine.tokenizer)
             self._default_params = default_sampling_params(engine.generation_config)
-            self._num_requests = 0
+            self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)
             if engine.device == "cuda":
-                warm_up(self.generate, self._default_params, engine.max_model_len, report)
-                engine.cache_policy.forget_prefixes()
-                engine.cache_policy.forget_counts()
-                self._num_requests = 0  # seeds of requests count from the user's first request
+                warm_up(self.generate, engine.runner, self._default_params, engine.max_model_len, report)
+                self.llm_engine.forget_history()
 
     @property
     def engine(self) -> Engine:
@@ -78,12 +74,13 @@ class LLM:
 
     def generate(
         self,
-        prompts: Any,
+        prompts: Prompt | list[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         *,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continues one prompt or many, each a string or a list of token ids; the outputs are in the order of the prompts.
+        """Continues one prompt or many, each a string, a list of token ids, or a dictionary with "prompt" or "prompt_token_ids" and
+        perhaps "cache_salt"; the outputs are in the order of the prompts.
 
         sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
         each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
@@ -94,14 +91,13 @@ class LLM:
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
         """
         requests = self._requests(prompts, sampling_params, cache_salt)
-        with closing(self._batching.run(sequence for sequences in requests for sequence in sequences)) as steps:
-            for _ in steps:
-                pass
+        core = self.llm_engine.core
+        for sequences in requests:
+            core.add(sequences[0])
+        core.run(sequence for sequences in requests for sequence in sequences)
         return [output_of(sequences) for sequences in requests]
 
-    def stream(
-        self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
-    ) -> TextStream:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None) -> TextStream:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
         The prompt is checked at once, and computed when the first piece is read.
@@ -111,19 +107,48 @@ class LLM:
             raise InvalidRequestError(f"stream() takes one prompt and {len(requests)} were given: use generate() for several.")
         if len(requests[0]) != 1:
             raise InvalidRequestError(f"stream() gives one completion and n={len(requests[0])} were asked for: use generate().")
-        return TextStream(requests[0][0], self._batching.run(requests[0]))
+        return TextStream(requests[0][0], self.llm_engine.core)
 
     def chat(
-        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], through its chat template: one output."""
-        return self.generate(self._chat_tokens(messages), sampling_params, cache_salt=cache_salt)
+        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], or to each of several, in their order.
+
+        The conversation becomes a prompt through the model's chat template, or through `chat_template`, a Jinja text.
+        add_generation_prompt: end the prompt with the beginning of the assistant's message. continue_final_message: end it with the text
+        of the final message instead, which the model continues; add_generation_prompt=False goes with it. tools: descriptions of
+        functions, and chat_template_kwargs: more names and values, for templates that read them. sampling_params and cache_salt: as in
+        generate().
+        """
+        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
+        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+        return self.generate(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
 
     def stream_chat(
-        self, messages: list[dict[str, str]], sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+        self,
+        messages: list[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> TextStream:
-        """Like chat(), piece by piece as stream() does it."""
-        return self.stream(self._chat_tokens(messages), sampling_params, cache_salt=cache_salt)
+        """Like chat() with one conversation, piece by piece as stream() does it."""
+        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
+        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+        return self.stream(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
@@ -148,7 +173,9 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model and its cache. Calling it again does nothing."""
-        self._engine = self._batching = None
+        if self._engine is not None:
+            self.llm_engine.abort_all()
+        self._engine = self.llm_engine = None
 
     def __enter__(self) -> "LLM":
         return self
@@ -172,21 +199,20 @@ class LLM:
         tokenizer, most_tokens = engine.tokenizer, engine.max_model_len
         parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
         params = self._params_for(len(parsed), sampling_params)
-        salts = checked_salts(cache_salt, len(parsed))
-        requests = []
-        for index, one in enumerate(zip(parsed, params, salts, strict=True)):
-            with naming_the_prompt(index, len(parsed)):
-                requests.append(make_sequences(engine, self._num_requests + index, *one, self.options.seed))
-            self._batching.check_fits(requests[-1][0])
-        self._num_requests += len(requests)  # after all checks: a refused call must not change the seeds of later ones
-        return requests
+        salts = checked_salts(cache_salt, parsed)
+        return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)))
 
-    def _chat_tokens(self, messages: list[dict[str, str]]) -> list[int]:
-        """The token ids of a conversation; the template itself writes the tokens that begin a text."""
+    def _chat_tokens(self, messages: Any, template: dict[str, Any]) -> list[TokensPrompt]:
+        """The prompt of each conversation; the template itself writes the tokens that begin a text."""
         tokenizer = self.tokenizer
-        text = tokenizer.apply_chat_template(messages)
-        check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
-        return tokenizer.encode(text, add_special_tokens=False)
+        conversations = [messages] if is_one_conversation(messages) else messages
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            with naming_the_prompt(index, len(conversations)):
+                text = tokenizer.apply_chat_template(conversation, **template)
+                check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
+                prompts.append(TokensPrompt(prompt=text, prompt_token_ids=tokenizer.encode(text, add_special_tokens=False)))
+        return prompts
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
         if sampling_params is None:

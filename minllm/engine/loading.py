@@ -13,22 +13,32 @@ from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fi
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.offload import SwapSpace
 from minllm.cache.paged import PagedPolicy
 from minllm.cache.policy import CachePolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.residual_window import window_room
+from minllm.cache.transfers import CudaTransfers, HostTransfers
 from minllm.cache.virtual.capacity import virtual_cache_that_fits
 from minllm.cache.virtual.policy import VirtualPolicy
+from minllm.costs.swap import SwapRates, swap_wins
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.memory_budget import available_host_bytes, cache_budget, check_weights_fit
-from minllm.engine.model_runner import ModelRunner
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
+from minllm.engine.running.machine import CudaMachine, HostMachine
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.sampling_params import default_sampling_params
+from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
+from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
+from minllm.engine.scheduling.policies import POLICIES
+from minllm.engine.scheduling.preemption import Preemption
+from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
+from minllm.machine.hardware import find_gpu
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
@@ -42,6 +52,8 @@ from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
 BUNDLED_MODEL = "data/models/bundled"
+HOST_GB_S = 50  # page-locked copies over PCIe 5; `minllm bench swap` measures a machine's own
+UNKNOWN_GPU = (0.3, 60)  # TB/s, TFLOP/s
 
 
 @dataclass
@@ -58,6 +70,7 @@ class Engine:
     max_model_len: int
     cache: KVCache
     cache_policy: CachePolicy
+    scheduler: Scheduler
     runner: ModelRunner
 
 
@@ -112,11 +125,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     max_model_len = _fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
-    runner = _make_runner(device, ops, model, cache=cache, options=options, max_model_len=max_model_len)
+    runner = _make_runner(device, ops, model, cache=cache, policy=policy, options=options, max_model_len=max_model_len)
+    scheduler = Scheduler(
+        POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
+        _preemption(device, ops, config, cache, policy, options), options.max_num_seqs, options.max_num_batched_tokens,
+    )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
         directory, device, ops, model=model, tokenizer=tokenizer, generation_config=generation_config, eos_token_ids=eos_token_ids,
-        max_model_len=max_model_len, cache=cache, cache_policy=policy, runner=runner,
+        max_model_len=max_model_len, cache=cache, cache_policy=policy, scheduler=scheduler, runner=runner,
     )  # fmt: skip
 
 
@@ -270,9 +287,34 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
     return SimulatedStageOps(dtype, own)
 
 
-def _make_runner(device: str, ops, model: Model, cache: KVCache, options: EngineOptions, max_model_len: int) -> ModelRunner:
-    if device == "cpu" or options.enforce_eager:
-        return ModelRunner(ops, model, cache, options.max_num_batched_tokens)
-    from minllm.engine.cuda_graph_runner import CudaGraphRunner
+def _make_runner(
+    device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int
+) -> ModelRunner:
+    machine = HostMachine() if device == "cpu" else CudaMachine(ops)
+    uses_graphs = device == "cuda" and not options.enforce_eager
+    return ModelRunner(
+        ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs
+    )
 
-    return CudaGraphRunner(ops, model, cache, options.max_num_batched_tokens, max_model_len)
+
+def _preemption(device: str, ops, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions) -> Preemption:
+    """How sequences give up their memory. InvalidOptionError if this cache cannot be swapped."""
+    if options.preemption in ("recompute", "drop"):
+        return Preemption(options.preemption)
+    if options.kv_cache_policy == "virtual":
+        raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous", not "virtual".')
+    if device == "cpu":  # both are work of the same cores, and copying is less of it
+        return Preemption(options.preemption, SwapSpace(cache, policy, HostTransfers(), options.swap_space_bytes))
+    swap_space = SwapSpace(cache, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)
+    rates, kv_itemsize = _swap_rates(), cache.shape.bytes_per_head / cache.shape.head_dim
+    return Preemption(options.preemption, swap_space, lambda num_tokens: swap_wins(config, num_tokens, rates, kv_itemsize))
+
+
+def _swap_rates() -> SwapRates:
+    """What this GPU's data sheet says; an unknown GPU counts as a small one."""
+    from minllm.runtime.device import current_device
+
+    gpu = find_gpu(current_device().name)
+    if gpu is None:
+        return SwapRates(HOST_GB_S, *UNKNOWN_GPU)
+    return SwapRates(HOST_GB_S, gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops)

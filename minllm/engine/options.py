@@ -18,8 +18,12 @@ from minllm.weights.formats import quantizations
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
+SCHEDULING_POLICIES = ("split_fuse", "in_flight", "prefill_first", "static")
+PREEMPTIONS = ("recompute", "swap", "auto", "drop")
+PREDICTIONS = ("none", "limit", "mean")
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
@@ -51,7 +55,8 @@ class EngineOptions:
     """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
 
     dtype: str = "auto"
-    """Of weights and activations: "float32", "float16", "bfloat16", or "auto", as the checkpoint stores them."""
+    """Of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto", as the
+    checkpoint stores them."""
 
     quantization: str | None = None
     """Only None in this version: weights are used as they are."""
@@ -69,7 +74,22 @@ class EngineOptions:
     """The most sequences computed together."""
 
     max_num_batched_tokens: int = 2048
-    """The most prompt tokens in one forward."""
+    """The token budget of a step: the tokens of all that decode, and prompt tokens up to this sum."""
+
+    scheduling_policy: str = "split_fuse"
+    """Which tokens a step computes: "split_fuse" (all decodes, then prompts in chunks up to the budget), "in_flight" (decodes and whole
+    prompts), "prefill_first" (whole prompts, or else decodes) or "static" (a batch ends before the next begins)."""
+
+    preemption: str = "recompute"
+    """What happens to the newest sequence when the KV cache is full: "recompute" it later, "swap" it to the host's memory, "auto" whichever
+    is predicted to be faster, or "drop" it with an error."""
+
+    swap_space_bytes: int = 4 << 30
+    """Host memory for swapped sequences; it is locked at the start, and only if preemption may swap."""
+
+    length_prediction: str = "none"
+    """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
+    "mean" (of past answers to prompts of such a length)."""
 
     max_model_len: int | None = None
     """The most tokens of prompt and output together; None is what model and memory allow."""
@@ -115,11 +135,14 @@ class EngineOptions:
     def __post_init__(self) -> None:
         is_path = self.model is None or isinstance(self.model, Path) or (isinstance(self.model, str) and self.model != "")
         _check(is_path, "model", self.model, "the path of a model directory, or None for the bundled model")
-        for name, names in (("device", DEVICES), ("dtype", DTYPES), ("load_format", LOAD_FORMATS)):
+        for name, names in (("device", DEVICES), ("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)):
+            self._check_name(name, names)
+        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        for name, names in (("scheduling_policy", SCHEDULING_POLICIES), ("preemption", PREEMPTIONS), ("length_prediction", PREDICTIONS)):
             self._check_name(name, names)
         self._check_quantization()
         self._check_cache()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes"):
             self._check_positive(name)
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:

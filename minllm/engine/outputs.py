@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,9 @@ class CompletionOutput:
 
     `token_ids` holds all generated tokens, including one that ended the text; `text` omits that one unless it was requested.
     `logprobs` has one dictionary per token, from token id to Logprob: the chosen token and the likeliest ones, likeliest first.
-    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string was generated) or "length" (max_tokens or the model's
-    context is full), None while the request runs. `stop_reason` is the stop string or stop id, None for the model's own end of sequence.
+    `finish_reason` is "stop" (an end-of-sequence id, a stop id or a stop string was generated), "length" (max_tokens or the model's context
+    is full), "abort" (somebody ended it) or "error" (RequestOutput.error says why), None while the request runs. `stop_reason` is the stop
+    string or stop id, None for the model's own end of sequence.
     """
 
     index: int
@@ -52,7 +53,11 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and its completions. num_cached_tokens: prompt tokens found in the prefix cache, from a prompt of the same cache_salt."""
+    """A request and its completions.
+
+    num_cached_tokens: prompt tokens found in the prefix cache, from a prompt of the same cache_salt.
+    prompt_logprobs: one dictionary per prompt token, as in CompletionOutput.logprobs; None for the first, which has nothing before it.
+    """
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids
@@ -61,3 +66,5 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    error: Exception | None = None  # why a completion has the finish_reason "error"

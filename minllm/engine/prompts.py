@@ -1,33 +1,50 @@
 """Check users' prompts and convert them to token ids before anything is computed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from minllm.errors import InvalidRequestError
-
-Prompt = str | list[int]
+from minllm.errors import InvalidRequestError, shown
 
 
-@dataclass(frozen=True)
-class PromptTokens:
-    """A prompt's text (None if it was given as ids) and its token ids."""
+class TextPrompt(TypedDict):
+    """A prompt as text. cache_salt: only prompts of one salt share cached keys and values."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids. prompt: the text that they stand for, if known; it is returned with the output."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt
+KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+EXAMPLE = '{"prompt": "text"} or {"prompt_token_ids": [1, 2, 3]}'
+
+
+class PromptTokens(NamedTuple):
+    """A prompt's text (None if it was given as ids), its token ids, and the cache salt given with it ("" for none)."""
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str = ""
 
 
 def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt (a text, or a list that contains a number) rather than a list of prompts."""
+    """Whether this is one prompt (a text, a dictionary, or a list that contains a number) rather than a list of prompts."""
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
     if isinstance(prompts, list | tuple):
         return any(isinstance(item, int | float | np.number) for item in prompts)
-    return isinstance(prompts, str)
+    return isinstance(prompts, str | Mapping)
 
 
 def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int) -> None:
@@ -43,22 +60,29 @@ def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int)
 def parse_prompts(
     prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int, most_chars_per_token: int | None = None
 ) -> list[PromptTokens]:
-    """Convert one prompt or a list of them, each a text or a list of token ids, to token ids.
+    """Convert one prompt or a list of them, each a text, a list of token ids, or a dictionary with either, to token ids.
 
-    Raises InvalidRequestError for other types, for an empty prompt, for ids outside the vocabulary, and for a prompt that leaves no room
-    for a new token within `max_model_len`.
+    Raises InvalidRequestError for other types, for an empty prompt, for ids outside the vocabulary, and for a text of more characters
+    than `max_model_len` tokens can have. Whether the tokens fit, request_checks.prompt_in_context checks.
     """
     many = [prompts] if is_single(prompts) else prompts
     if not isinstance(many, list | tuple | np.ndarray) or (isinstance(many, np.ndarray) and many.ndim == 0):
-        raise InvalidRequestError(f"{prompts!r} is not a prompt: give a string, a list of token ids, or a list of those.")
+        raise InvalidRequestError(
+            f"{shown(prompts)} is not a prompt: give a string, a list of token ids, a dictionary such as {EXAMPLE}, or a list of those."
+        )
     if len(many) == 0:
         raise InvalidRequestError("The list of prompts is empty: give at least one prompt.")
+
+    def encode_text(text: str) -> list[int]:
+        if not text:
+            raise InvalidRequestError("The prompt is an empty string: there is nothing to continue; give at least one character.")
+        check_chars(text, most_chars_per_token, max_model_len)
+        return encode(text)
+
     parsed = []
     for index, prompt in enumerate(many):
         with naming_the_prompt(index, len(many)):
-            if isinstance(prompt, str):
-                check_chars(prompt, most_chars_per_token, max_model_len)
-            parsed.append(_parse(prompt, encode, vocab_size, max_model_len))
+            parsed.append(_parse(prompt, encode_text, vocab_size))
     return parsed
 
 
@@ -73,44 +97,61 @@ def naming_the_prompt(index: int, count: int) -> Iterator[None]:
         raise InvalidRequestError(f"Prompt {index} of {count}, counted from 0: {error} Nothing was computed.") from error
 
 
-def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int) -> PromptTokens:
+def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int) -> PromptTokens:
     if isinstance(prompt, str):
-        if not prompt:
-            raise InvalidRequestError("The prompt is an empty string: there is nothing to continue; give at least one character.")
-        text, token_ids = prompt, checked_token_ids(encode(prompt), vocab_size)
-    else:
-        text, token_ids = None, checked_token_ids(prompt, vocab_size)
-    if len(token_ids) >= max_model_len:
-        raise InvalidRequestError(
-            f"The prompt has {len(token_ids)} tokens, and max_model_len={max_model_len} allows {max_model_len - 1}, with one more for the "
-            "first new token: shorten it, or raise max_model_len if the model allows."
-        )
-    return PromptTokens(text, token_ids)
+        return PromptTokens(prompt, checked_token_ids(encode(prompt), vocab_size))
+    if not isinstance(prompt, Mapping):
+        return PromptTokens(None, checked_token_ids(prompt, vocab_size))
+    text, token_ids, salt = _checked_fields(prompt)
+    return PromptTokens(text, checked_token_ids(encode(text) if token_ids is None else token_ids, vocab_size), salt)
+
+
+def _checked_fields(prompt: Mapping[str, Any]) -> tuple[str | None, Any, str]:
+    """The text, token ids and salt of a prompt's dictionary: TextPrompt or TokensPrompt."""
+    for key in prompt:
+        if key not in KEYS:
+            raise InvalidRequestError(f"{shown(key)} is not a key of a prompt: the keys are {', '.join(KEYS)}, as in {EXAMPLE}.")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and token_ids is None:
+        raise InvalidRequestError(f"{shown(dict(prompt))} has neither prompt nor prompt_token_ids: write {EXAMPLE}.")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f'"prompt" of a prompt is a string, and {shown(text)} is not: write {EXAMPLE}.')
+    return text, token_ids, checked_salt(prompt.get("cache_salt"))
 
 
 def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
     """A list of at least one int from 0 to vocab_size - 1. Raises InvalidRequestError otherwise."""
     if not isinstance(token_ids, list | tuple | np.ndarray) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 0):
-        raise InvalidRequestError(f"{token_ids!r} is not a prompt: give a string or a list of token ids.")
+        raise InvalidRequestError(f"{shown(token_ids)} is not a prompt: give a string or a list of token ids.")
     if len(token_ids) == 0:
         raise InvalidRequestError("The list of token ids is empty: give at least one.")
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
-            raise InvalidRequestError(f"{token_id!r} is not a token id: a prompt of ids is a flat list of integers.")
+            raise InvalidRequestError(f"{shown(token_id)} is not a token id: a prompt of ids is a flat list of integers.")
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"Token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
+            raise InvalidRequestError(f"Token id {shown(token_id)} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     return [int(token_id) for token_id in token_ids]
 
 
-def checked_salts(cache_salt: Any, num_prompts: int) -> list[str]:
-    """The cache_salt of each prompt: one for all, or a list with one for each; "" for None.
+def checked_salt(salt: Any) -> str:
+    """A cache salt; "" for None. Raises InvalidRequestError for one that is not a text, or empty."""
+    if not (salt is None or (isinstance(salt, str) and salt)):
+        raise InvalidRequestError(f"cache_salt={shown(salt)} is not allowed: it is a text of at least one character, or None for no salt.")
+    return "" if salt is None else salt
 
-    Raises InvalidRequestError for a salt that is not a text, for an empty one, and for a list of the wrong length.
+
+def checked_salts(cache_salt: Any, prompts: list[PromptTokens]) -> list[str]:
+    """The salt of each prompt: its own, or else the call's `cache_salt`, which is one for all, or a list with one for each.
+
+    Raises InvalidRequestError for a wrong salt, for a list of the wrong length, and for a prompt that is given two different salts.
     """
-    many = list(cache_salt) if isinstance(cache_salt, list | tuple) else [cache_salt] * num_prompts
-    if len(many) != num_prompts:
-        raise InvalidRequestError(f"{len(many)} cache salts were given for {num_prompts} prompts: give one for all, or one for each.")
-    for salt in many:
-        if not (salt is None or (isinstance(salt, str) and salt)):
-            raise InvalidRequestError(f"cache_salt={salt!r} is not allowed: it is a text of at least one character, or None for no salt.")
-    return ["" if salt is None else salt for salt in many]
+    many = list(cache_salt) if isinstance(cache_salt, list | tuple) else [cache_salt] * len(prompts)
+    if len(many) != len(prompts):
+        raise InvalidRequestError(f"{len(many)} cache salts were given for {len(prompts)} prompts: give one for all, or one for each.")
+    salts = []
+    for index, (salt, prompt) in enumerate(zip(map(checked_salt, many), prompts, strict=True)):
+        if salt and prompt.cache_salt and salt != prompt.cache_salt:
+            with naming_the_prompt(index, len(prompts)):
+                raise InvalidRequestError("The prompt's own cache_salt differs from the call's: give one of them.")
+        salts.append(prompt.cache_salt or salt)
+    return salts

@@ -1,24 +1,27 @@
 """Warm-up: compile and load the kernels of a first request, so that its latency does not include compilation.
 
 Which kernels a request launches depends on its shape: a short prompt uses other GEMM tiles than a long one, and
-greedy decoding skips the sampler. Two prompts and two ways to sample cover nearly all of them; a decode step is launched kernel by kernel
-once, and captured once. With every kernel in the disk cache this takes a fraction of a second.
+greedy decoding skips the sampler. Two prompts and two ways to sample cover nearly all of them. Then the graphs of decode steps are
+captured for all batch sizes, each after one launch kernel by kernel. With every kernel in the disk cache this takes a few seconds.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from minllm.engine.progress import Progress
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.sampling_params import SamplingParams
+from minllm.kernels.sampling.parameters import kind_of
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.runtime import kernel
 
 PROMPT_LENGTHS = (16, 512)
-TOKENS = 4  # one each for prefill, an eager step, a captured step and a replayed step
+TOKENS = 3
 USUAL_KERNELS = 30  # the length of the progress bar; the actual number is known only at the end
 
 
-def warm_up(generate: Callable, params: SamplingParams, max_model_len: int, progress: Progress | None = None) -> None:
-    """Run small requests through `generate`, sampled as in `params` and greedily; report each kernel that is compiled or loaded."""
+def warm_up(generate: Callable, runner: ModelRunner, params: SamplingParams, max_model_len: int, progress: Progress | None = None) -> None:
+    """Run small requests through `generate`, sampled as in `params` and greedily, and capture graphs; report each kernel and graph."""
     done = 0
 
     def count(_name: str) -> None:
@@ -37,3 +40,4 @@ def warm_up(generate: Callable, params: SamplingParams, max_model_len: int, prog
         kernel.compilation_listeners.remove(count)
     if progress is not None:
         progress("Compiling kernels", max(done, 1), max(done, 1))
+    runner.capture_graphs({SamplingKind.GREEDY, kind_of(params)}, progress)

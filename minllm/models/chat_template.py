@@ -1,88 +1,107 @@
 """A model's chat template: Jinja text from the model directory that turns a conversation into the prompt that the model was trained on.
 
 A template is a program that came with somebody's files, so it runs in Jinja's immutable sandbox, within bounds of time and size
-(template_sandbox.py), with the few functions that templates are written for (those of transformers' documentation, "Writing a chat
-template"): raise_exception, strftime_now, and a tojson filter that leaves HTML characters alone.
+(template_sandbox.py), with the few functions that templates are written for (template_environment.py).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
 
-from minllm.errors import CheckpointError, InvalidRequestError
+from minllm.errors import CheckpointError, InvalidRequestError, shown
+from minllm.models.conversation import checked_messages, checked_tools, with_joined_parts, with_mark
 from minllm.models.json_files import refuse_special_file
-from minllm.models.template_sandbox import LARGEST_VALUE, BoundedEnvironment, BudgetError, budget_of, current
+from minllm.models.template_environment import loops_over_content, template_environment
+from minllm.models.template_sandbox import LARGEST_VALUE, BudgetError, budget_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 LARGEST_TEMPLATE = 256 << 10  # characters; templates with tools have some 20,000
 LONGEST_MESSAGE = 500  # characters of an error that a template raised
-
-
-class _GenerationTag(Extension):
-    """{% generation %} marks the assistant's words for training; when a prompt is rendered it is only its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+FINAL_MARK = "<<<the final message ends here>>> "  # the space shows whether a template trims its messages
+RESERVED_NAMES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 
 
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
-        """`special_tokens` are names that templates use (bos_token, eos_token, ...). Raises CheckpointError where it is not Jinja."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None, owner: str = "The model's chat template"):
+        """`special_tokens` are names that templates use (bos_token, eos_token, ...); `owner` begins error messages.
+
+        Raises CheckpointError if `source` is not Jinja.
+        """
+        self._owner = owner
         if len(source) > LARGEST_TEMPLATE:
             raise CheckpointError(
-                f"The model's chat template has {len(source):,} characters, and at most {LARGEST_TEMPLATE:,} are allowed: "
+                f"{owner} has {len(source):,} characters, and at most {LARGEST_TEMPLATE:,} are allowed: "
                 "copy the file again from the model's source."
             )
-        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
-        environment.add_filter("tojson", _to_json)
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = template_environment()
         self._special_tokens = dict(special_tokens or {})
         self._chars = len(source)
         try:
             self._template = environment.from_string(source)
+            self._reads_parts = loops_over_content(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
-            raise CheckpointError(f"The model's chat template is not valid Jinja, line {error.lineno}: {error.message}.") from error
+            raise CheckpointError(f"{owner} is not valid Jinja, line {error.lineno}: {error.message}.") from error
         except (RecursionError, SyntaxError, MemoryError):  # Python's own limits of the code that Jinja makes
-            raise CheckpointError("The model's chat template is nested too deeply to compile.") from None
+            raise CheckpointError(f"{owner} is nested too deeply to compile.") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt of a conversation: [{"role": "user", "content": "..."}, ...]; `add_generation_prompt` opens the assistant's turn.
 
-        Raises InvalidRequestError where the messages have another form, or the template refuses them.
+        continue_final_message: the prompt ends with the final message's text, which the model continues. tools: descriptions of
+        functions, for the template. template_kwargs: more names for the template, such as enable_thinking.
+
+        Raises InvalidRequestError if the messages have another form, or the template refuses them.
         """
-        _check_messages(messages)
+        _check_flags(add_generation_prompt, continue_final_message)
+        messages, tools = checked_messages(messages), checked_tools(tools)
+        if continue_final_message:
+            messages = with_mark(messages, FINAL_MARK)
+        if not self._reads_parts:
+            messages = with_joined_parts(messages)
+        names = {**self._special_tokens, "documents": None, **_checked_names(template_kwargs)}
+        text = self._rendered(names | dict(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt))
+        return self._up_to_the_mark(text) if continue_final_message else text
+
+    def _rendered(self, names: dict[str, Any]) -> str:
         try:
             with budget_of(self._chars) as budget:
-                budget.weigh([dict(message) for message in messages])
-                return "".join(self._pieces(messages, add_generation_prompt))
+                budget.weigh(names)
+                return "".join(self._pieces(names))
         except BudgetError as error:
-            advice = "Shorten the messages, or mend the template."
-            raise InvalidRequestError(f"The model's chat template was stopped: {error}. {advice}") from error
+            raise InvalidRequestError(f"{self._owner} was stopped: {error}. Shorten the messages, or mend the template.") from error
         except Exception as error:  # whatever a template's program does wrong
             words = str(error)
             words = words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]}..."
-            raise InvalidRequestError(f"The model's chat template does not take these messages: {words}") from error
+            raise InvalidRequestError(f"{self._owner} does not take these messages: {words}") from error
 
-    def _pieces(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> Iterator[str]:
+    def _pieces(self, names: dict[str, Any]) -> Iterator[str]:
         """The prompt, piece by piece. BudgetError if it becomes too long."""
-        names = dict(messages=[dict(message) for message in messages], tools=None, documents=None)
         chars = 0
-        for piece in self._template.generate(names, add_generation_prompt=add_generation_prompt, **self._special_tokens):
+        for piece in self._template.generate(names):
             chars += len(piece)
             if chars > LARGEST_VALUE:
                 raise BudgetError(f"it writes more than {LARGEST_VALUE:,} characters")
             yield piece
+
+    def _up_to_the_mark(self, text: str) -> str:
+        """The prompt up to the end of the final message; a template that trims messages also trims the space before the mark."""
+        end = text.rfind(FINAL_MARK.rstrip())
+        if end < 0:
+            raise InvalidRequestError(
+                f"{self._owner} leaves the final message out, or changes it, so that continue_final_message=True cannot continue it."
+            )
+        return text[:end] if text.startswith(FINAL_MARK, end) else text[:end].rstrip()
 
 
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -104,29 +123,22 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str |
     return template
 
 
-def _check_messages(messages: Any) -> None:
-    example = '[{"role": "user", "content": "Hello"}]'
-    if not isinstance(messages, list | tuple) or not messages:
-        raise InvalidRequestError(f"A conversation is a list of at least one message, like {example}.")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise InvalidRequestError(f"{message!r} is not a message with a role and a content; write {example}.")
+def _check_flags(add_generation_prompt: Any, continue_final_message: Any) -> None:
+    for name, value in (("add_generation_prompt", add_generation_prompt), ("continue_final_message", continue_final_message)):
+        if not isinstance(value, bool):
+            raise InvalidRequestError(f"{name}={shown(value)} is not allowed: it is True or False.")
+    if add_generation_prompt and continue_final_message:
+        raise InvalidRequestError(
+            "continue_final_message=True is not allowed with add_generation_prompt=True, which begins a new message: set one to False."
+        )
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    budget, pieces = current(), []
-    for piece in encoder.iterencode(value):
-        budget.spend(len(piece))
-        pieces.append(piece)
-    return "".join(pieces)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+def _checked_names(template_kwargs: Any) -> dict[str, Any]:
+    """chat_template_kwargs: names and values for the template, none of which replaces the conversation."""
+    names = {} if template_kwargs is None else template_kwargs
+    if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequestError(f"chat_template_kwargs={shown(names)} is not allowed: it is a dictionary from names to values.")
+    for name in names:
+        if name in RESERVED_NAMES:
+            raise InvalidRequestError(f"chat_template_kwargs holds {name}, which is an argument of its own: give it there.")
+    return dict(names)

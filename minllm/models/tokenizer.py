@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from minllm.errors import CheckpointError, InvalidRequestError
+from minllm.errors import CheckpointError, InvalidRequestError, shown
 from minllm.models.chat_template import ChatTemplate, find_template
 from minllm.models.incremental_decoder import IncrementalDecoder
 from minllm.models.json_files import read_json, refuse_special_file
@@ -20,7 +20,7 @@ from minllm.models.token_length import most_chars_per_token
 
 
 class Tokenizer:
-    """encode and decode, with the chat template where the model has one."""
+    """encode and decode, with the chat template if the model has one."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None):
         """`backend` is the library's tokenizer, `config` the content of tokenizer_config.json, `chat_template` a Jinja text."""
@@ -33,11 +33,12 @@ class Tokenizer:
         self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
         self._template_source = chat_template
         self._template: ChatTemplate | None = None
+        self._given: tuple[str, ChatTemplate] | None = None  # the last template that a request gave, and its source
         self._added = self._explicitly_added()
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> "Tokenizer":
-        """The tokenizer of a Hugging Face model directory. Raises CheckpointError where tokenizer.json is missing or damaged."""
+        """The tokenizer of a Hugging Face model directory. Raises CheckpointError if tokenizer.json is missing or damaged."""
         directory = Path(directory)
         path = directory / "tokenizer.json"
         if not path.exists():
@@ -61,7 +62,7 @@ class Tokenizer:
 
     @functools.cached_property
     def most_chars_per_token(self) -> int | None:
-        """The most characters of a text that one token stands for; None where there is no bound."""
+        """The most characters of a text that one token stands for; None if there is no bound."""
         return most_chars_per_token(self.backend)
 
     @property
@@ -104,17 +105,39 @@ class Tokenizer:
         """Whether conversations can be turned into prompts."""
         return self._template_source is not None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation, as text. Raises InvalidRequestError where the model has no template or it refuses the messages."""
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, chat_template: str | None = None, **options: Any
+    ) -> str:
+        """The prompt of a conversation, as text. `options` are those of ChatTemplate.render; `chat_template` replaces the model's own.
+
+        Raises InvalidRequestError if there is no template, or it refuses the messages.
+        """
+        template = self._own_template() if chat_template is None else self._given_template(chat_template)
+        return template.render(messages, add_generation_prompt, **options)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any) -> list[int]:
+        """The token ids of a conversation's prompt; the template itself writes the tokens that begin a text."""
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt, **options), add_special_tokens=False)
+
+    def _own_template(self) -> ChatTemplate:
         if self._template_source is None:
-            raise InvalidRequestError("This model has no chat template, it continues texts: give it a prompt, or take a model for chat.")
+            raise InvalidRequestError(
+                "This model has no chat template, it continues texts: give it a prompt, take a model for chat, or give a chat_template."
+            )
         if self._template is None:
             self._template = ChatTemplate(self._template_source, self._special_tokens)
-        return self._template.render(messages, add_generation_prompt)
+        return self._template
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        """The token ids of a conversation's prompt; the template itself writes the tokens that begin a text."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt), add_special_tokens=False)
+    def _given_template(self, source: Any) -> ChatTemplate:
+        """The template that a request gives as Jinja text; the last one stays compiled, for the next turn of its conversation."""
+        if not isinstance(source, str) or not source:
+            raise InvalidRequestError(f"chat_template={shown(source)} is not allowed: it is the text of a Jinja template.")
+        if self._given is None or self._given[0] != source:
+            try:
+                self._given = source, ChatTemplate(source, self._special_tokens, "The given chat_template")
+            except CheckpointError as error:
+                raise InvalidRequestError(str(error)) from error
+        return self._given[1]
 
     def _id_of(self, name: str) -> int | None:
         text = self._special_tokens.get(name)

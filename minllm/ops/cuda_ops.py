@@ -26,14 +26,20 @@ from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
+from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import is_quantized
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities
 from minllm.kernels.sampling.sample import SampleScratch, sample
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.slots.advance import advance
+from minllm.kernels.slots.load_rows import load_rows
+from minllm.kernels.slots.state import SlotState
+from minllm.kernels.slots.write_slots import write_slots
 from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
@@ -193,6 +199,17 @@ class CudaOps(ComposedOps):
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         if layer_cache.recent is not None:
             return self._attention_with_window(query, layer_cache, batch, attention_config)
+        out = self.empty(query.shape, self.dtype)
+        if batch.is_mixed:  # each has its own kernel: "selective batching", Yu et al., "Orca", 2022, section 3.2
+            decodes = batch.num_decodes
+            self._attention(query[:decodes], layer_cache, batch.decodes(), attention_config, out[:decodes])
+            self._attention(query, layer_cache, batch.prompts(), attention_config, out)
+        else:
+            self._attention(query, layer_cache, batch, attention_config, out)
+        return out.reshape(query.shape[0], -1)
+
+    def _attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
+        """Attention of sequences that all decode, or of any others, into their rows of `out` [T, heads, head_dim]."""
         variant = self._attention_variant(batch.max_query_len, layer_cache.key)
         own = self.own.get("attention")
         launch_attention = variant.attention
@@ -200,12 +217,10 @@ class CudaOps(ComposedOps):
             variant, launch_attention = own, own.launch
         shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
         workspace = make_workspace(shapes, self.empty, self._counts)
-        out = self.empty(query.shape, self.dtype)
         launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
         )  # fmt: skip
-        return out.reshape(query.shape[0], -1)
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
@@ -318,12 +333,34 @@ class CudaOps(ComposedOps):
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
-    def sample(self, logits: Any, sampling: SamplingTensors) -> Any:
+    def sample(self, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:
         """One token per row: int32 [R]."""
         rows, vocab = logits.shape
         out = self.empty((rows,), np.int32)
-        sample(logits, sampling, out, SampleScratch.allocate(self.empty, rows, vocab, sampling), self.stream)
+        sample(logits, sampling, slots, out, SampleScratch.allocate(self.empty, rows, vocab, sampling.kind), self.stream)
         return out
+
+    def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> LogProbabilities:
+        """Log-probabilities of the chosen and of the `top` likeliest tokens of each row."""
+        rows, vocab = logits.shape
+        out = LogProbabilities.allocate(self.empty, rows, min(top, vocab))
+        log_probabilities(logits, token_ids, out, LogProbabilitiesScratch.allocate(self.empty, rows, vocab, top), self.stream)
+        return out
+
+    def write_slots(self, state: SlotState, pairs: Any) -> None:
+        """Writes words of the slots' state: pairs (index, word), int32 [n, 2]."""
+        write_slots(state.words, pairs, self.stream)
+
+    def load_rows(self, slots: Any, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+        """Writes the arrays of a decode batch from its rows' slots."""
+        load_rows(slots, state, batch, block_size, self.stream)
+        if residual_window:
+            recent = (batch.recent.slot_mapping, batch.recent.context_lens, batch.recent.block_tables)
+            move_window(batch.positions, batch.context_lens, slots, *recent, residual_window, self.stream)
+
+    def advance(self, token_ids: Any, slots: Any, state: SlotState) -> None:
+        """Appends one new token to the sequence of each slot."""
+        advance(token_ids, slots, state, self.stream)
 
     def _counts(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Zeros that kernels count in and leave as zeros: made once, used by all calls on the stream."""

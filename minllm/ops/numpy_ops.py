@@ -17,12 +17,18 @@ from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
+from minllm.kernels.kv.move_window import window_of_rows
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
 from minllm.kernels.kv.quantize_groups import quantize_groups_reference
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities_reference
 from minllm.kernels.sampling.sample import sample_reference
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.slots.advance import advance_reference
+from minllm.kernels.slots.load_rows import load_rows_reference
+from minllm.kernels.slots.state import SlotState
+from minllm.kernels.slots.write_slots import write_slots_reference
 from minllm.ops.composed import ComposedOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
@@ -143,6 +149,26 @@ class NumpyOps(ComposedOps):
         normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
         return self.linear(normalised, lm_head, np.float32)
 
-    def sample(self, logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
+    def sample(self, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
         """One token per row: int32 [R]."""
-        return sample_reference(logits, sampling)
+        return sample_reference(logits, sampling, slots)
+
+    def log_probabilities(self, logits: np.ndarray, token_ids: np.ndarray, top: int) -> LogProbabilities:
+        """Log-probabilities of the chosen and of the `top` likeliest tokens of each row."""
+        return log_probabilities_reference(logits, token_ids, top)
+
+    def write_slots(self, state: SlotState, pairs: np.ndarray) -> None:
+        """Writes words of the slots' state: pairs (index, word), int32 [n, 2]."""
+        write_slots_reference(state.words, pairs)
+
+    def load_rows(self, slots: np.ndarray, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+        """Writes the arrays of a decode batch from its rows' slots."""
+        load_rows_reference(slots, state, batch, block_size)
+        if residual_window:
+            recent = batch.recent
+            found = window_of_rows(batch.positions, batch.context_lens, slots, residual_window)
+            recent.slot_mapping[:], recent.context_lens[:], recent.block_tables[:] = found
+
+    def advance(self, token_ids: np.ndarray, slots: np.ndarray, state: SlotState) -> None:
+        """Appends one new token to the sequence of each slot."""
+        advance_reference(token_ids, slots, state)

@@ -10,11 +10,14 @@ T is the number of tokens of a batch, B the number of its sequences, R the numbe
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from minllm.kernels.sampling.log_probabilities import LogProbabilities
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.slots.state import SlotState
 from minllm.weights.linear import Linear
 
 Array = Any
@@ -60,6 +63,29 @@ class Batch:
     max_query_len: int  # an upper bound of the new tokens of any sequence
     max_context_len: int  # an upper bound of context_lens
     recent: RecentTokens | None = None  # for caches with a residual window
+    num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some sequences decode and others do not."""
+        return 0 < self.num_decodes < self.num_sequences
+
+    def decodes(self) -> "Batch":
+        """The sequences that decode."""
+        count = self.num_decodes
+        return replace(
+            self, token_ids=self.token_ids[:count], positions=self.positions[:count], slot_mapping=self.slot_mapping[:count],
+            query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
+            num_tokens=count, num_sequences=count, max_query_len=1,
+        )  # fmt: skip
+
+    def prompts(self) -> "Batch":
+        """The other sequences; query_start still counts rows of the whole batch."""
+        first, count = self.num_decodes, self.num_sequences - self.num_decodes
+        return replace(
+            self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
+            num_sequences=count, num_decodes=0,
+        )  # fmt: skip
 
 
 @dataclass
@@ -115,7 +141,7 @@ class AttentionConfig:
 class Ops(Protocol):
     """The operations of a forward pass. `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16) is what activations are stored in;
     every sum, statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which
-    contains it) and `copy_blocks` write the cache."""
+    contains it) and `copy_blocks` write the cache, and those on the slots at the end what they say."""
 
     dtype: np.dtype
 
@@ -238,6 +264,33 @@ class Ops(Protocol):
         """The scores of the next token: add_norm of these R rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
         ...
 
-    def sample(self, logits: Array, sampling: Any) -> Array:
-        """One token id per row, int32 [R], from float32 logits [R, vocab]. `sampling` is kernels.sampling's SamplingTensors."""
+    def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Array:
+        """One token id per row, int32 [R], from float32 logits [R, vocab]; row r draws by the parameters of slots[r], -1 gives token 0.
+
+        `sampling.kind` says which rules are applied: the largest kind of the rows' requests.
+        """
+        ...
+
+    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> LogProbabilities:
+        """Log-probability and rank of one token per row, token_ids int32 [R], and those of the `top` likeliest ones, in the machine's
+        arrays: from float32 logits [R, vocab], as the model computed them."""
+        ...
+
+    # State of the running sequences (kernels/slots). R rows work for the slots int32 [R]; -1 marks a padding row.
+
+    def write_slots(self, state: SlotState, pairs: Array) -> None:
+        """state.words[index] = word for pairs (index, word), int32 [n, 2], as `SlotState.pairs` makes them; an index below 0 is skipped."""
+        ...
+
+    def load_rows(self, slots: Array, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+        """Writes the arrays of a decode batch, one row per sequence: the newest token of each slot, which has no key and value yet.
+
+        Overwrites token_ids, positions, slot_mapping, context_lens, block_tables (as far as the contexts reach) and, with a
+        residual window, those of batch.recent, whose rings are the slots. query_start and logits_rows never change.
+        """
+        ...
+
+    def advance(self, token_ids: Array, slots: Array, state: SlotState) -> None:
+        """Appends one new token, token_ids int32 [R], to the sequence of each slot: the newest token, the length, the sampler's step and
+        counts."""
         ...

@@ -95,6 +95,10 @@ class DeviceArray:
             raise KernelArgumentError(f"rows of {last} bytes cannot be seen as {dtype}")
         return DeviceArray(self.pointer, (*self.shape[:-1], last // dtype.itemsize), dtype, self.block, self.memory)
 
+    def without_owner(self) -> "DeviceArray":
+        """A view that does not keep the memory from being used again."""
+        return DeviceArray(self.pointer, self.shape, self.dtype, None, self.memory, self._strides)
+
     def copy_to_host(self) -> np.ndarray:
         """The contents as a NumPy array; waits for the kernels launched before."""
         self.check_contiguous("copied to the host")

@@ -9,23 +9,25 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from minllm.runtime.memory import DeviceMemory
+from minllm.runtime.memory import DeviceMemory, GraphBlocks
 
 
 class CapturedGraph:
     """The launches of `function` on `stream` (a cuda.core Stream), recorded without executing them.
 
     Call `function` once before, so that nothing is compiled, loaded or newly allocated during the capture.
-    `result` is its return value: arrays that every replay overwrites.
+    `result` is its return value: arrays that every replay overwrites. shared: memory that graphs share of which one runs at a time; then
+    `function` returns a tuple of arrays, which the replay of another graph overwrites too.
     """
 
-    def __init__(self, function: Callable[[], Any], stream: Any, memory: DeviceMemory):
+    def __init__(self, function: Callable[[], Any], stream: Any, memory: DeviceMemory, shared: GraphBlocks | None = None):
         self.stream = stream
         builder = stream.create_graph_builder()
-        with memory.capture(self):
+        with memory.capture(self, shared):
             builder.begin_building("relaxed")
             try:
-                self.result = function()
+                result = function()
+                self.result = result if shared is None else tuple(array.without_owner() for array in result)
             except BaseException:
                 with contextlib.suppress(Exception):  # ending a failed capture raises too; the first error matters
                     builder.end_building()

@@ -53,11 +53,21 @@ class Block:
 
 
 class GraphBlocks:
-    """Blocks of a captured graph, which are not reused while it exists."""
+    """Blocks of a captured graph, which are not reused while it exists; or of several graphs, of which one runs at a time."""
 
     def __init__(self):
         self.sizes: dict[int, int] = {}  # address -> size
-        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses that the capture may reuse
+        self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses that a capture may reuse
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(self.sizes.values())
+
+    def take(self, size: int) -> int | None:
+        """The address of the smallest free block of at least `size` bytes; None if there is none."""
+        fitting = min((at_least for at_least, free in self.free.items() if free and at_least >= size), default=None)
+        return None if fitting is None else self.free[fitting].pop()
 
 
 class DeviceMemory:
@@ -95,8 +105,8 @@ class DeviceMemory:
 
     def allocate(self, size: int) -> Block:
         """A block of a size from block_size_for: cached if there is one, else new."""
-        if self.capturing is not None and self.capturing.free[size]:
-            return Block(self.capturing.free[size].pop(), size, self)
+        if self.capturing is not None and (pointer := self.capturing.take(size)) is not None:
+            return Block(pointer, self.capturing.sizes[pointer], self)
         if self.free[size]:
             pointer = self.free[size].pop()
             self.bytes_cached -= size
@@ -143,17 +153,19 @@ class DeviceMemory:
         return freed + self.memory.trim()
 
     @contextlib.contextmanager
-    def capture(self, graph: Any) -> Iterator[None]:
-        """Blocks allocated in this context belong to `graph` until it is dropped."""
-        self.capturing = blocks = GraphBlocks()
+    def capture(self, graph: Any, shared: GraphBlocks | None = None) -> Iterator[None]:
+        """Blocks allocated in this context belong to `graph` until it is dropped, or to `shared` until that is released."""
+        self.capturing = blocks = GraphBlocks() if shared is None else shared
         try:
             yield
         except BaseException:
-            self.release(blocks)
+            if shared is None:
+                self.release(blocks)
             raise
         finally:
             self.capturing = None
-        weakref.finalize(graph, self.release, blocks).atexit = False
+        if shared is None:
+            weakref.finalize(graph, self.release, blocks).atexit = False
 
     def release(self, blocks: GraphBlocks) -> None:
         """Release a dropped graph's blocks for general reuse, once they are unused."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.cache.policy import CachePolicy
-from minllm.engine.batch_arrays import slots_of
+from minllm.engine.running.batch_arrays import slots_of
 
 
 class ShadowCache:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.engine.batch_arrays import decode_batch, padded_block_tables, prefill_chunks
+from minllm.engine.running.batch_arrays import decode_batch, padded_block_tables, prefill_chunks
 
 
 @settings(max_examples=150, deadline=None)

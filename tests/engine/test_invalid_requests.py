@@ -5,9 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import minllm
-from minllm import LLM, SamplingParams
+from minllm import LLM, SamplingParams, TextPrompt, TokensPrompt
+from minllm.engine.options import EngineOptions
+from minllm.engine.prompts import checked_salts, parse_prompts
 from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
@@ -32,7 +36,21 @@ BAD_PROMPTS = [
     (None, "not a prompt"),
     (5, "not a prompt"),
     (b"bytes", "not a prompt"),
-    ({"prompt": "a"}, "not a prompt"),
+    ({}, "neither prompt nor prompt_token_ids"),
+    ({"cache_salt": "a"}, "neither prompt nor prompt_token_ids"),
+    ({"text": "a"}, "'text' is not a key of a prompt: the keys are prompt, prompt_token_ids, cache_salt"),
+    ({"prompt": "a", "multi_modal_data": {}}, "'multi_modal_data' is not a key"),
+    ({"prompt": ""}, "empty"),
+    ({"prompt": ["a"]}, '"prompt" of a prompt is a string'),
+    ({"prompt": b"a"}, '"prompt" of a prompt is a string'),
+    ({"prompt_token_ids": []}, "empty"),
+    ({"prompt_token_ids": "a"}, "not a prompt"),
+    ({"prompt_token_ids": [1003]}, "from 0 to 1002"),
+    ({"prompt_token_ids": prompt(256)}, "256 tokens"),
+    ({"prompt": "a", "cache_salt": ""}, "cache_salt=''"),
+    (["ok", {"prompt": 5}], '"prompt" of a prompt is a string, and 5'),
+    pytest.param(10**5000, "<int> is not a prompt", id="a number of 5,000 digits"),
+    pytest.param([10**5000], "Token id <int> is outside the vocabulary", id="an id of 5,000 digits"),
     (np.zeros((2, 0), np.int64), "empty"),
     (np.array([1.5]), "not a token id"),
     ("lone \ud800 surrogate", "Unicode"),
@@ -83,6 +101,7 @@ def test_the_smallest_and_largest_prompts_run(llm, good):
         ({"temperature": 1}, "not a SamplingParams"),
         ([SamplingParams(), None], "not a SamplingParams"),
         (SamplingParams(stop_token_ids=[1003]), "stop_token_ids holds 1003"),
+        (SamplingParams(stop_token_ids=[10**5000]), "stop_token_ids holds <int>"),
     ],
 )
 def test_bad_parameters(llm, params, reason):
@@ -106,6 +125,61 @@ def test_bad_parameters(llm, params, reason):
 def test_bad_salts(llm, salt, reason):
     with pytest.raises(InvalidRequestError, match=re.escape(reason)):
         llm.generate(["a", "b"], cache_salt=salt)
+
+
+def test_a_prompts_own_salt(llm):
+    salted = {"prompt": "a", "cache_salt": "one"}
+    with pytest.raises(InvalidRequestError, match="Prompt 1 of 2, counted from 0: The prompt's own cache_salt differs from the call's"):
+        llm.generate(["a", salted], cache_salt="two")
+    parsed = parse_prompts([salted, "a"], llm.tokenizer.encode, 1003, 256)
+    assert [one.cache_salt for one in parsed] == ["one", ""]
+    assert checked_salts("one", parsed) == ["one", "one"] and checked_salts([None, "two"], parsed) == ["one", "two"]
+
+
+def test_prompts_as_dictionaries(llm):
+    text, ids = "def f(x):", llm.tokenizer.encode("def f(x):")
+    prompts = [text, ids, {"prompt": text}, TextPrompt(prompt=text), TokensPrompt(prompt_token_ids=ids, prompt="its text"), np.array(ids)]
+    outputs = llm.generate(prompts)
+    assert [output.prompt for output in outputs] == [text, None, text, text, "its text", None]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert all(output.prompt_token_ids == ids for output in outputs)
+    assert llm.stream({"prompt": text}).output.prompt_token_ids == ids
+
+
+ODD = st.sampled_from([10**400, np.float32(1), np.zeros((2, 2)), np.array(["a"]), {5}])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | ODD
+KEYS = st.sampled_from(["prompt", "prompt_token_ids", "cache_salt"]) | st.text()
+ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6)
+
+
+@given(prompts=ANYTHING, salt=ANYTHING)
+def test_anything_is_a_prompt_or_refused(prompts, salt):
+    def encode(text):
+        return [byte % 100 for byte in text.encode(errors="replace")]
+
+    try:
+        parsed = parse_prompts(prompts, encode, 100, 50, 4)
+        assert all(one.token_ids and all(type(i) is int and 0 <= i < 100 for i in one.token_ids) for one in parsed)
+        assert all(isinstance(one, str) for one in checked_salts(salt, parsed))
+    except InvalidRequestError as error:
+        assert len(str(error)) < 1000
+
+
+def test_truncated_prompts(llm):
+    long = prompt(400)
+    kept = llm.generate(long, SamplingParams(truncate_prompt_tokens=7, temperature=0))[0]
+    assert kept.prompt_token_ids == long[-7:]
+    assert kept.outputs == llm.generate(long[-7:], SamplingParams(temperature=0))[0].outputs
+    assert llm.generate(long, SamplingParams(truncate_prompt_tokens=-1))[0].prompt_token_ids == long[-255:]
+    assert llm.generate([5, 6], SamplingParams(truncate_prompt_tokens=100))[0].prompt_token_ids == [5, 6]
+    with pytest.raises(InvalidRequestError, match="256 tokens, and max_model_len=256 allows 255"):
+        llm.generate(long, SamplingParams(truncate_prompt_tokens=256))
+
+
+def test_without_detokenization_there_is_no_text(llm):
+    params = dict(temperature=0, max_tokens=5, ignore_eos=True)
+    silent, plain = (llm.generate("a", SamplingParams(detokenize=flag, **params))[0].outputs[0] for flag in (False, True))
+    assert silent.text == "" and plain.text and silent.token_ids == plain.token_ids
 
 
 def test_a_salt_changes_nothing_where_nothing_is_shared(llm):
@@ -180,6 +254,13 @@ def test_bad_options(name, value):
     with pytest.raises(InvalidOptionError) as error:
         LLM(**{"model": model_directory("llama3"), "device": "cpu", name: value})
     assert f"{name}={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "alias,dtype", [("half", "float16"), ("fp16", "float16"), ("float", "float32"), ("fp32", "float32"), ("bf16", "bfloat16")]
+)
+def test_other_names_of_dtypes(alias, dtype):
+    assert EngineOptions(dtype=alias).dtype == EngineOptions(dtype=dtype).dtype == dtype
 
 
 @pytest.mark.parametrize("policy", ["contiguous", "virtual"])

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.cache.residual_window import window_room
-from minllm.engine.batch_arrays import Span
-from minllm.engine.recent_tokens import recent_of_decode, recent_of_spans
+from minllm.engine.running.batch_arrays import Span
+from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=6)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minllm.cache.paged import PagedPolicy
 from minllm.engine.model_runner import Step
 from minllm.engine.sampling_params import SamplingParams
-from minllm.engine.sequence import Sequence
+from minllm.engine.requests.sequence import Sequence
 from minllm.engine.static_batching import StaticBatching
 from minllm.errors import EngineBusyError, OutOfMemoryError
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.engine.stop_strings import StopStringMatcher
+from minllm.engine.requests.stop_strings import StopStringMatcher
 
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm import SamplingParams
-from minllm.engine.sequence import Sequence
+from minllm.engine.requests.sequence import Sequence
 from minllm.errors import EngineBusyError, InvalidRequestError
 from minllm.models.tokenizer import Tokenizer
 from tests.engine.models import byte_level_tokenizer

@@ -6,9 +6,8 @@ import traceback
 
 import numpy as np
 
-from minllm.kernels.sampling import sample_reference
 from minllm.kernels.sampling.sample import SampleScratch, sample
-from tests.kernels.sampling.cases import RULES, logits_of, run_sample, tensors
+from tests.kernels.sampling.cases import RULES, expected_tokens, logits_of, run_sample, slots_of, tensors
 
 
 def device():
@@ -53,7 +52,7 @@ def draws():
 
     logits, sampling = logits_of("normal", len(RULES), 128256), tensors(RULES, 128256)
     tokens = run_sample(logits, sampling, to_device, lambda array: array.copy_to_host())
-    np.testing.assert_array_equal(tokens, sample_reference(logits, sampling))
+    np.testing.assert_array_equal(tokens, expected_tokens(logits, sampling))
 
 
 def replay_time(launch, repeats: int = 20, replays: int = 20) -> float:
@@ -82,10 +81,11 @@ def sampling_times():
     lines = []
     for rows in (1, 64):
         logits = to_device(logits_of("normal", rows, 128256))
+        slots = to_device(slots_of(logits))
         for rule in (dict(temperature=0.0), dict(), dict(top_k=50), dict(top_p=0.9), dict(top_k=50, top_p=0.9), dict(presence_penalty=0.5)):
             sampling = tensors([rule] * rows, 128256).to(to_device)
-            out, scratch = empty((rows,), np.int32), SampleScratch.allocate(empty, rows, 128256, sampling)
-            microseconds = replay_time(lambda a=(logits, sampling, out, scratch): sample(*a, compute_stream()))
+            out, scratch = empty((rows,), np.int32), SampleScratch.allocate(empty, rows, 128256, sampling.kind)
+            microseconds = replay_time(lambda a=(logits, sampling, slots, out, scratch): sample(*a, compute_stream()))
             lines.append(f"{rows} rows, {rule}: {microseconds:.1f} µs")
     return "\n    ".join(["", *lines])
 

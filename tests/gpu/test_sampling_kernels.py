@@ -3,13 +3,23 @@
 import numpy as np
 import pytest
 
-from minllm.kernels.sampling import sample_reference
 from minllm.kernels.sampling.advance import advance, advance_reference
 from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import philox_reference
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
 from minllm.runtime.kernel import launch
-from tests.kernels.sampling.cases import LOGITS, PENALTIES, RULES, kept_oracle, logits_of, parameters, run_sample, tensors
+from tests.kernels.sampling.cases import (
+    LOGITS,
+    PENALTIES,
+    RULES,
+    expected_tokens,
+    kept_oracle,
+    logits_of,
+    parameters,
+    run_sample,
+    slots_of,
+    tensors,
+)  # fmt: skip
 from tests.kernels.sampling.test_advance import state
 from tests.kernels.sampling.test_philox import philox_kernel
 
@@ -33,9 +43,9 @@ def test_philox_is_that_of_the_reference(device):
 def test_thresholds_keep_what_sorting_keeps(vocab, kind, device):
     logits, sampling = logits_of(kind, len(RULES), vocab), tensors(RULES, vocab)
     out = device.array(np.full(len(RULES), np.nan, np.float32))
-    write_thresholds(device.array(logits), sampling.to(device.array), out)
+    write_thresholds(device.array(logits), sampling.to(device.array), device.array(slots_of(logits)), out)
     kept = (logits >= device.host(out)[:, None]) & (logits > -np.inf)
-    reference = (logits >= thresholds_reference(logits, sampling)[:, None]) & (logits > -np.inf)
+    reference = (logits >= thresholds_reference(logits, sampling, slots_of(logits))[:, None]) & (logits > -np.inf)
     for row, rule in enumerate(parameters(**rule) for rule in RULES):
         if rule.temperature > 0 and logits[row].max() > -np.inf:
             expected, doubtful = kept_oracle(logits[row], rule)
@@ -47,7 +57,7 @@ def test_thresholds_keep_what_sorting_keeps(vocab, kind, device):
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_tokens_are_those_of_the_reference(vocab, kind, device):
     logits, sampling = logits_of(kind, len(RULES), vocab), tensors(RULES, vocab)
-    np.testing.assert_array_equal(on_gpu(logits, sampling, device), sample_reference(logits, sampling))
+    np.testing.assert_array_equal(on_gpu(logits, sampling, device), expected_tokens(logits, sampling))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
@@ -62,9 +72,9 @@ def test_greedy_rows(rows, device):
 def test_penalties(vocab, step, device):
     logits, sampling = logits_of("normal", len(PENALTIES), vocab), tensors(PENALTIES, vocab, step)
     out = device.array(np.full_like(logits, np.nan))
-    penalize(device.array(logits), sampling.to(device.array), out)
-    np.testing.assert_allclose(device.host(out), penalize_reference(logits, sampling), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(on_gpu(logits, sampling, device), sample_reference(logits, sampling))
+    penalize(device.array(logits), sampling.to(device.array), device.array(slots_of(logits)), out)
+    np.testing.assert_allclose(device.host(out), penalize_reference(logits, sampling, slots_of(logits)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(on_gpu(logits, sampling, device), expected_tokens(logits, sampling))
 
 
 def test_frequencies_of_a_million_draws(device):
@@ -76,7 +86,7 @@ def test_frequencies_of_a_million_draws(device):
     repeated = np.repeat(logits[None], rows, 0)
     for batch in range(250):
         sampling = tensors([rule], vocab, step=0)
-        wide = type(sampling)(**{name: np.repeat(array, rows, 0) for name, array in sampling.arrays().items()}, all_greedy=False)
+        wide = type(sampling)(**{name: np.repeat(array, rows, 0) for name, array in sampling.arrays().items()})
         wide.step[:] = batch * rows + np.arange(rows)
         observed += np.bincount(on_gpu(repeated, wide, device), minlength=vocab)
     expected = np.where(kept, np.exp((logits - logits.max()).astype(np.float64) / 0.8), 0)

@@ -112,7 +112,9 @@ def test_unknown_variants_and_dtypes_are_refused():
 def test_samples_are_those_of_numpy():
     logits = np.random.default_rng(0).normal(0, 3, (2, 111)).astype(np.float32)
     sampling = build_sampling_tensors([parameters(**RULES[0]), parameters(**RULES[8])], 111)
-    np.testing.assert_array_equal(CudaOps("float32", simulated=True).sample(logits, sampling), NumpyOps().sample(logits, sampling))
+    slots = np.arange(2, dtype=np.int32)
+    found = CudaOps("float32", simulated=True).sample(logits, sampling, slots)
+    np.testing.assert_array_equal(found, NumpyOps().sample(logits, sampling, slots))
 
 
 def test_wanted_rows_only():

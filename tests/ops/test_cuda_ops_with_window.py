@@ -7,7 +7,7 @@ import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.residual_window import window_room
-from minllm.engine.batch_arrays import Span, build_batch, decode_batch, to_backend
+from minllm.engine.running.batch_arrays import Span, build_batch, decode_batch, to_backend
 from minllm.kernels.quantization.formats import kv_format
 from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.sampling.tensors import SamplingTensors, build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Ops
 from minllm.weights.formats import plain_linear
@@ -150,11 +151,12 @@ def test_sampling_goes_to_the_sampler():
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, min_tokens, seed = (
             0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, 0,
         )  # fmt: skip
+        logit_bias, allowed_token_ids = None, None
 
     tensors = build_sampling_tensors([Greedy(), Greedy()], 5)
     assert isinstance(tensors, SamplingTensors)
     logits = np.array([[0, 1, 5, 2, 3], [9, 1, 5, 2, 3]], np.float32)
-    assert NumpyOps().sample(logits, tensors).tolist() == [2, 0]
+    assert NumpyOps().sample(logits, tensors, np.arange(2)).tolist() == [2, 0]
 
 
 def test_every_operation_of_the_protocol_is_there():

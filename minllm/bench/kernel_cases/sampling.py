@@ -39,11 +39,13 @@ def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelC
         few = min(rows, SAMPLE_ROWS)
         logits = [noise.array((rows, vocabulary), FLOAT32, deviation=3.0) for _ in range(sets)]
         on_device, out = [ops.array(array) for array in logits], ops.empty((rows,), np.int32)
+        device_slots = ops.array(np.arange(rows, dtype=np.int32))
         tensors = build_sampling_tensors(params, vocabulary, prompts).to(ops.array)
-        expected = sample_reference(logits[0][:few], build_sampling_tensors(params[:few], vocabulary, prompts[:few]))
-        scratch = SampleScratch.allocate(ops.empty, rows, vocabulary, tensors)
+        slots = np.arange(rows, dtype=np.int32)
+        expected = sample_reference(logits[0][:few], build_sampling_tensors(params[:few], vocabulary, prompts[:few]), slots[:few])
+        scratch = SampleScratch.allocate(ops.empty, rows, vocabulary, tensors.kind)
         return Prepared(
-            [lambda array=array: sample(array, tensors, out, scratch, ops.stream) for array in on_device],
+            [lambda array=array: sample(array, tensors, device_slots, out, scratch, ops.stream) for array in on_device],
             [],
             result=lambda: ops.to_host(out),
             error=lambda tokens: mismatches(tokens[:few], expected),

@@ -5,7 +5,7 @@ import numpy as np
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
 
 AT_LIMIT = "a row whose next position is its limit has no room for it: it goes on only where position < limit."
 
@@ -70,7 +70,7 @@ def advanced(advance, positions, limits, block_size=4, counts=False):
 
 def steps(rows=2, pages=4, shift=0, temperature=0.0, penalty=0.0):
     """A decode batch and its sampling tensors: shapes by `rows`, values by `shift`."""
-    from minllm.engine.batch_arrays import decode_batch
+    from minllm.engine.running.batch_arrays import decode_batch
 
     tables = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
     batch = decode_batch(np.full(rows, 5 + shift, np.int32), np.full(rows, 2 + shift, np.int32), tables, 4)

@@ -7,7 +7,7 @@ from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.argmax import parts_of
-from minllm.kernels.sampling.tensors import build_sampling_tensors
+from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.sim import unwritten
 
 
@@ -16,7 +16,7 @@ def greedy(argmax, logits):
     logits = np.asarray(logits, np.float32)
     out = unwritten((len(logits),), np.int32)
     parts = (len(logits), parts_of(logits.shape[1]))
-    argmax(logits, out, unwritten(parts, np.float32), unwritten(parts, np.int32))
+    argmax(logits, np.arange(len(logits), dtype=np.int32), out, unwritten(parts, np.float32), unwritten(parts, np.int32))
     usable = np.where(np.isnan(logits), -np.inf, logits)
     largest, last = np.argmax(usable, axis=1), logits.shape[1] - 1 - np.argmax(usable[:, ::-1], axis=1)
     suspects = [
@@ -54,7 +54,7 @@ def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
     of_rows = of_rows or [penalties] * rows
     sampling = build_sampling_tensors([SamplingParams(**own) for own in of_rows], vocabulary, prompts, outputs)
     out = unwritten(logits.shape, np.float32)
-    penalize(logits, sampling, out)
+    penalize(logits, sampling, np.arange(rows, dtype=np.int32), out)
 
     def by_definition(divide_all=False, repeats=None, times=None, present=None):
         """With one rule changed if given: which logits are divided, what is a repetition, how often one counts, what is present."""

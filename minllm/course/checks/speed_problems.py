@@ -57,8 +57,8 @@ def append(ops, noise, tokens=16384, row=1027):
 def argmax(ops, noise, rows=256, vocabulary=151936):
     """Logits of a batch."""
     logits, out = ops.array(noise.array((rows, vocabulary), np.float32)), ops.empty((rows,), np.int32)
-    parts = (rows, parts_of(vocabulary))
-    return Problem((logits, out, ops.empty(parts, np.float32), ops.empty(parts, np.int32)), out, logits.nbytes)
+    parts, slots = (rows, parts_of(vocabulary)), ops.array(np.arange(rows, dtype=np.int32))
+    return Problem((logits, slots, out, ops.empty(parts, np.float32), ops.empty(parts, np.int32)), out, logits.nbytes)
 
 
 def product(size):

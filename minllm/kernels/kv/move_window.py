@@ -1,13 +1,13 @@
-"""Advance the residual window of every row between two decode steps, without leaving the GPU.
+"""Where the newest tokens of every row lie in a decode step of a cache with a residual window, without leaving the GPU.
 
-For a row whose next token stands at position p, with a window of R tokens, rings of n = R / G + 1 blocks of G = TOKEN_GROUP tokens, and
+For a row whose new token stands at position p, with a window of R tokens, rings of n = R / G + 1 blocks of G = TOKEN_GROUP tokens, and
 ring number r:
 
     slot          ← the slot of p:  block r n + (p / G) mod n, offset p mod G
     recent_lens   ← p + 1 - L(p)                            L(p): residual_window/reference.py
     recent_tables ← r n + (L(p) / G + i) mod n              for i from 0 to n - 1
 
-A row that was switched off (advance.py: context length 0) writes nowhere and has no recent tokens. One thread per row; 4 (n + 5) bytes
+A padding row (ring -1, context length 0) writes nowhere and has no recent tokens. One thread per row; 4 (n + 5) bytes
 per row.
 """
 
@@ -24,8 +24,8 @@ THREADS = 128
 
 
 def window_of_rows(positions, context_lens, rings, residual_window):
-    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for rows whose next token stands at positions [B]; rings [B]."""
-    size = ring_blocks(residual_window)
+    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for rows whose new token stands at positions [B]; rings [B]."""
+    size, rings = ring_blocks(residual_window), np.maximum(rings, 0)
     starts, is_on = window_start(positions, residual_window), np.asarray(context_lens) > 0
     slots = (rings * size + positions // TOKEN_GROUP % size) * TOKEN_GROUP + positions % TOKEN_GROUP
     tables = rings[:, None] * size + (starts[:, None] // TOKEN_GROUP + np.arange(size)) % size
@@ -39,7 +39,7 @@ def move_window_kernel(positions, context_lens, rings, slots, recent_lens, recen
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     if row < positions.shape[0]:
         position, size = positions[row], int32(recent_tables.shape[1])
-        first = int32(rings[row] * size)
+        first = int32(max(rings[row], 0) * size)
         block = int32(max(0, position + 1 - residual_window) // TOKEN_GROUP)
         is_on = context_lens[row] > 0
         slots[row] = (first + position // TOKEN_GROUP % size) * TOKEN_GROUP + position % TOKEN_GROUP if is_on else -1

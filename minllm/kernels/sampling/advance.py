@@ -25,7 +25,7 @@ def advance_reference(new_tokens, token_ids, positions, slot_mapping, context_le
 
     All arrays int32 [B], except block_tables [B, max_blocks]; `sampling` advances too.
     """
-    sampling.advance(new_tokens)
+    sampling.advance(np.arange(len(new_tokens)), new_tokens)
     following = positions + 1
     active = following < limits
     rows = np.flatnonzero(active)
@@ -43,7 +43,6 @@ def advance_kernel(
     """All arrays int32 [B], except block_tables [B, max_blocks] and output_counts [B, vocab] (read only if counts_tokens)."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-    # exercise: sampling.advance
     if row < new_tokens.shape[0]:
         token = new_tokens[row]
         step[row] += 1
@@ -58,7 +57,6 @@ def advance_kernel(
         else:
             slot_mapping[row] = -1
             context_lens[row] = 0
-    # end exercise
 
 
 def advance(

@@ -4,7 +4,7 @@
 
 4 bytes per logit, read once; almost no arithmetic. A single block would be slow on a row of 128,256 logits, so a row is split over
 several blocks: each writes the best of its part, and a second launch, one warp per row, reduces over the parts (recorded as "sampling",
-variant "greedy", in docs/results/h200.json).
+variant "greedy", in docs/results/h200.json). A padding row, slot -1, gives 0.
 Threads to data: each thread reads four neighbouring logits with one 128-bit load if rows are 16-byte aligned (vocab a multiple of 4).
 """
 
@@ -109,10 +109,11 @@ def argmax_parts_kernel(logits, part_values, part_tokens):
 
 
 @kernel(dependent_launch=True)
-def argmax_of_parts_kernel(part_values, part_tokens, out):
-    """part_values float32, part_tokens int32 [R, parts]; out int32 [R]. One warp per row."""
+def argmax_of_parts_kernel(part_values, part_tokens, slots, out):
+    """part_values float32, part_tokens int32 [R, parts]; slots, out int32 [R]. One warp per row."""
     wait_for_predecessors()
     row = cuda.blockIdx.x
+    slot = slots[row]
     best = float32(-np.inf)
     best_token = int32(NO_TOKEN)
     part = int32(cuda.threadIdx.x)
@@ -125,20 +126,20 @@ def argmax_of_parts_kernel(part_values, part_tokens, out):
         part += WARP
     best, best_token = warp_argmax(best, best_token)
     if cuda.threadIdx.x == 0:
-        if best_token == NO_TOKEN:  # the whole row is -inf or NaN
+        if slot < 0 or best_token == NO_TOKEN:  # a padding row; or the whole row is -inf or NaN
             best_token = int32(0)
         out[row] = best_token
 
 
-def argmax(logits, out, part_values, part_tokens, stream=None) -> None:
-    """Write the id of each row's largest logit to out int32 [R].
+def argmax(logits, slots, out, part_values, part_tokens, stream=None) -> None:
+    """Write the id of each row's largest logit to out int32 [R], and 0 if its slot, int32 [R], is -1.
 
     Scratch: part_values float32, part_tokens int32 [R, parts_of(vocab)].
     """
-    check_parts(logits, out, part_values, part_tokens)
+    check_parts(logits, slots, out, part_values, part_tokens)
     rows, vocab = logits.shape
     launch(argmax_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, part_values, part_tokens), stream)
-    launch(argmax_of_parts_kernel, rows, WARP, (part_values, part_tokens, out), stream)
+    launch(argmax_of_parts_kernel, rows, WARP, (part_values, part_tokens, slots, out), stream)
 
 
 def check_logits(logits) -> None:
@@ -147,10 +148,16 @@ def check_logits(logits) -> None:
     check(fits, f"logits are {logits.dtype} {tuple(logits.shape)}; they must be float32 [rows, vocab] with vocab at least 1")
 
 
-def check_parts(logits, out, part_values, part_tokens) -> None:
+def check_slots(slots, rows: int) -> None:
+    """Raise KernelArgumentError unless there is a slot for every row."""
+    check(tuple(slots.shape) == (rows,) and slots.dtype == np.int32, f"slots are {slots.dtype} {slots.shape}; they must be int32 [{rows}]")
+
+
+def check_parts(logits, slots, out, part_values, part_tokens) -> None:
     """Raise KernelArgumentError unless logits, output and scratch have matching shapes and the right dtypes."""
     check_logits(logits)
     rows, vocab = logits.shape
+    check_slots(slots, rows)
     check(tuple(out.shape) == (rows,) and out.dtype == np.int32, f"out is {out.dtype} {out.shape}; it must be int32 [{rows}]")
     for array, dtype in ((part_values, np.float32), (part_tokens, np.int32)):
         fits = tuple(array.shape) == (rows, parts_of(vocab)) and array.dtype == dtype

@@ -34,53 +34,57 @@ from minllm.kernels.sampling.argmax import (
 )  # fmt: skip
 from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import gumbel, gumbel_reference, philox_4x32
-from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 
-def sample_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-    """Draw one token per row: float32 logits [R, vocab] -> int32 [R]. Changes neither the logits nor the sampling tensors."""
-    x = penalize_reference(logits, sampling)
-    token_ids = argmax_reference(x)
-    if sampling.all_greedy:
+def sample_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
+    """One token per row, int32 [R], from float32 logits [R, vocab], for the slots int32 [R]; 0 for slot -1. Changes no argument."""
+    x = penalize_reference(logits, sampling, slots) if sampling.kind is SamplingKind.ADJUSTED else logits
+    token_ids = np.where(slots >= 0, argmax_reference(x), np.int32(0))
+    if sampling.kind is SamplingKind.GREEDY:
         return token_ids
-    thresholds = thresholds_reference(x, sampling)
-    for row in np.flatnonzero(sampling.temperature > 0):
+    thresholds = thresholds_reference(x, sampling, slots)
+    for row in np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0)):
+        slot = slots[row]
         kept = np.flatnonzero(x[row] >= thresholds[row])
         if len(kept):
-            noise = gumbel_reference(sampling.seed[row], int(sampling.step[row]), kept)
-            token_ids[row] = kept[np.argmax(x[row, kept] + sampling.temperature[row] * noise)]
+            noise = gumbel_reference(sampling.seed[slot], int(sampling.step[slot]), kept)
+            token_ids[row] = kept[np.argmax(x[row, kept] + sampling.temperature[slot] * noise)]
     return token_ids
 
 
 @kernel(dependent_launch=True)
-def draw_parts_kernel(logits, thresholds, temperature, seed, step, part_values, part_tokens):
-    """logits float32 [R, vocab]; thresholds, temperature float32 [R]; seed uint32 [R, 2]; step int32 [R]; part_* [R, parts]."""
+def draw_parts_kernel(logits, slots, thresholds, temperature, seed, step, part_values, part_tokens):
+    """logits float32 [R, vocab]; slots int32, thresholds float32 [R]; temperature float32, step int32 [S]; seed uint32 [S, 2];
+    part_* [R, parts]."""
     wait_for_predecessors()
     row = cuda.blockIdx.y
-    scale = temperature[row]
-    threshold = thresholds[row]
+    slot = slots[row]
     first = int32(cuda.blockIdx.x * PART + cuda.threadIdx.x * 4)
     best = float32(-np.inf)
     best_token = int32(NO_TOKEN)
-    for pass_ in range(QUADS_PER_THREAD):
-        token = int32(first + pass_ * (THREADS * 4))
-        quad = load_quad(logits, row, token)
-        if scale > float32(0.0):
-            words = philox_4x32(uint32(token >> 2), uint32(step[row]), uint32(0), uint32(0), seed[row, 0], seed[row, 1])
-            for i in range(4):
-                if quad[i] >= threshold:
-                    score = quad[i] + scale * gumbel(words[i])
-                    if score > best:
-                        best = score
+    if slot >= 0:
+        scale = temperature[slot]
+        threshold = thresholds[row]
+        for pass_ in range(QUADS_PER_THREAD):
+            token = int32(first + pass_ * (THREADS * 4))
+            quad = load_quad(logits, row, token)
+            if scale > float32(0.0):
+                words = philox_4x32(uint32(token >> 2), uint32(step[slot]), uint32(0), uint32(0), seed[slot, 0], seed[slot, 1])
+                for i in range(4):
+                    if quad[i] >= threshold:
+                        score = quad[i] + scale * gumbel(words[i])
+                        if score > best:
+                            best = score
+                            best_token = int32(token + i)
+            else:
+                for i in range(4):
+                    if quad[i] > best:
+                        best = quad[i]
                         best_token = int32(token + i)
-        else:
-            for i in range(4):
-                if quad[i] > best:
-                    best = quad[i]
-                    best_token = int32(token + i)
     store_block_argmax(best, best_token, part_values, part_tokens)
 
 
@@ -88,35 +92,37 @@ def draw_parts_kernel(logits, thresholds, temperature, seed, step, part_values, 
 class SampleScratch:
     """Buffers that `sample` needs besides its arguments; see `SampleScratch.allocate`."""
 
-    penalized: Any  # float32 [R, vocab], or None without penalties and bans
-    thresholds: Any  # float32 [R], or None if every row is greedy
+    adjusted: Any  # float32 [R, vocab] for SamplingKind.ADJUSTED, else None
+    thresholds: Any  # float32 [R], None for SamplingKind.GREEDY
     part_values: Any  # float32 [R, parts]
     part_tokens: Any  # int32 [R, parts]
 
     @classmethod
-    def allocate(cls, empty, rows: int, vocab: int, sampling: SamplingTensors) -> "SampleScratch":
+    def allocate(cls, empty, rows: int, vocab: int, kind: SamplingKind) -> "SampleScratch":
         """Allocate with `empty(shape, dtype)`, for instance np.empty or a device pool's."""
-        changes_logits = sampling.penalized or sampling.bans_stop_tokens
         return cls(
-            penalized=empty((rows, vocab), np.float32) if changes_logits else None,
-            thresholds=None if sampling.all_greedy else empty((rows,), np.float32),
+            adjusted=empty((rows, vocab), np.float32) if kind is SamplingKind.ADJUSTED else None,
+            thresholds=None if kind is SamplingKind.GREEDY else empty((rows,), np.float32),
             part_values=empty((rows, parts_of(vocab)), np.float32),
             part_tokens=empty((rows, parts_of(vocab)), np.int32),
         )
 
 
-def sample(logits, sampling: SamplingTensors, out, scratch: SampleScratch, stream=None) -> None:
-    """Write one token per row to out int32 [R]; logits float32 [R, vocab] stay unchanged. All arrays are NumPy, or on one device."""
-    check_parts(logits, out, scratch.part_values, scratch.part_tokens)
+def sample(logits, sampling: SamplingTensors, slots, out, scratch: SampleScratch, stream=None) -> None:
+    """Write one token per row to out int32 [R]: row r of the logits, float32 [R, vocab], belongs to slots[r], int32 [R]; -1 gives token 0.
+
+    Launches the kernels of `sampling.kind`. All arrays are NumPy, or on one device; the logits stay unchanged.
+    """
+    check_parts(logits, slots, out, scratch.part_values, scratch.part_tokens)
     rows, vocab = logits.shape
-    if scratch.penalized is not None:
-        penalize(logits, sampling, scratch.penalized, stream)
-        logits = scratch.penalized
-    if sampling.all_greedy:
-        argmax(logits, out, scratch.part_values, scratch.part_tokens, stream)
+    if sampling.kind is SamplingKind.GREEDY:
+        argmax(logits, slots, out, scratch.part_values, scratch.part_tokens, stream)
         return
-    write_thresholds(logits, sampling, scratch.thresholds, stream)
+    if sampling.kind is SamplingKind.ADJUSTED:
+        penalize(logits, sampling, slots, scratch.adjusted, stream)
+        logits = scratch.adjusted
+    write_thresholds(logits, sampling, slots, scratch.thresholds, stream)
     random = (sampling.temperature, sampling.seed, sampling.step)
     parts = (scratch.part_values, scratch.part_tokens)
-    launch(draw_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, scratch.thresholds, *random, *parts), stream)
-    launch(argmax_of_parts_kernel, rows, WARP, (*parts, out), stream)
+    launch(draw_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, slots, scratch.thresholds, *random, *parts), stream)
+    launch(argmax_of_parts_kernel, rows, WARP, (*parts, slots, out), stream)

@@ -16,19 +16,20 @@ import numpy as np
 from numba import cuda, float32, int64, uint32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.sampling.argmax import check_logits
+from minllm.kernels.sampling.argmax import check_logits, check_slots
 from minllm.kernels.sampling.radix_select import BINS, GROUPS, THREADS, UNIT, WARPS, block_maximum, ordered_inverse, select_key
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
 
 
-def thresholds_reference(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
-    """The smallest logit that each row may draw, float32 [R], -inf without restrictions; logits float32 [R, vocab]."""
+def thresholds_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
+    """The smallest logit that each row may draw, float32 [R], -inf without restrictions; logits float32 [R, vocab], slots int32 [R]."""
     thresholds = np.full(len(logits), -np.inf, np.float32)
-    for row in np.flatnonzero(sampling.temperature > 0):
+    for row in np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0)):
+        slot = slots[row]
         x = np.where(np.isnan(logits[row]), np.float32(-np.inf), logits[row])
-        rules = int(sampling.top_k[row]), sampling.top_p[row], sampling.min_p[row]
-        thresholds[row] = _row_threshold(x, sampling.temperature[row], *rules)
+        rules = int(sampling.top_k[slot]), sampling.top_p[slot], sampling.min_p[slot]
+        thresholds[row] = _row_threshold(x, sampling.temperature[slot], *rules)
     return thresholds
 
 
@@ -61,8 +62,8 @@ def _target(top_p: np.float32, total: np.int64) -> np.int64:
 
 
 @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
-def thresholds_kernel(logits, temperature, top_k, top_p, min_p, out):
-    """logits float32 [R, vocab]; temperature, top_p, min_p, out float32 [R]; top_k int32 [R]. One block per row."""
+def thresholds_kernel(logits, slots, temperature, top_k, top_p, min_p, out):
+    """logits float32 [R, vocab]; slots int32, out float32 [R]; temperature, top_p, min_p float32, top_k int32 [S]. One block per row."""
     wait_for_predecessors()
     warp_values = cuda.shared.array(WARPS, float32)
     low = cuda.shared.array(BINS, uint32)
@@ -70,29 +71,33 @@ def thresholds_kernel(logits, temperature, top_k, top_p, min_p, out):
     group_sums = cuda.shared.array(GROUPS, int64)
     found = cuda.shared.array(2, int64)
     row = cuda.blockIdx.x
-    scale = temperature[row]
+    slot = slots[row]
+    scale = float32(0.0)
+    if slot >= 0:
+        scale = temperature[slot]
     threshold = float32(-np.inf)
     if scale > float32(0.0):
         floor = uint32(0)
         peak = float32(0.0)
-        k = int64(top_k[row])
+        k = int64(top_k[slot])
         if k > 0 and k < logits.shape[1]:
             floor = select_key(logits, row, floor, peak, scale, False, k, float32(1.0), low, high, group_sums, found)
             threshold = ordered_inverse(floor)
-        if top_p[row] < float32(1.0) or min_p[row] > float32(0.0):
+        if top_p[slot] < float32(1.0) or min_p[slot] > float32(0.0):
             peak = block_maximum(logits, row, warp_values)
-        if top_p[row] < float32(1.0):
-            key = select_key(logits, row, floor, peak, scale, True, int64(0), top_p[row], low, high, group_sums, found)
+        if top_p[slot] < float32(1.0):
+            key = select_key(logits, row, floor, peak, scale, True, int64(0), top_p[slot], low, high, group_sums, found)
             threshold = ordered_inverse(key)
-        if min_p[row] > float32(0.0):
-            threshold = max(threshold, peak + scale * math.log(min_p[row]))
+        if min_p[slot] > float32(0.0):
+            threshold = max(threshold, peak + scale * math.log(min_p[slot]))
     if cuda.threadIdx.x == 0:
         out[row] = threshold
 
 
-def write_thresholds(logits, sampling: SamplingTensors, out, stream=None) -> None:
-    """Write the smallest logit that each row may draw to out float32 [R]; logits float32 [R, vocab]."""
+def write_thresholds(logits, sampling: SamplingTensors, slots, out, stream=None) -> None:
+    """Write the smallest logit that each row may draw to out float32 [R]; logits float32 [R, vocab], slots int32 [R]."""
     check_logits(logits)
     check(tuple(out.shape) == (logits.shape[0],) and out.dtype == np.float32, f"out is {out.dtype} {out.shape}; it must be float32 [rows]")
+    check_slots(slots, logits.shape[0])
     rules = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    launch(thresholds_kernel, logits.shape[0], THREADS, (logits, *rules, out), stream)
+    launch(thresholds_kernel, logits.shape[0], THREADS, (logits, slots, *rules, out), stream)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from minllm.kernels.sampling import SamplingTensors, build_sampling_tensors
-from minllm.kernels.sampling.sample import SampleScratch, sample
+from minllm.kernels.sampling.sample import SampleScratch, sample, sample_reference
 
 DEFAULTS = dict(temperature=0.8, top_k=-1, top_p=1.0, min_p=0.0, min_tokens=0, seed=1)
-DEFAULTS |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+DEFAULTS |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=None, allowed_token_ids=None)
 RULES = [
     dict(temperature=0.0),
     dict(),
@@ -27,6 +27,8 @@ PENALTIES = [
     dict(repetition_penalty=1.3, temperature=0.0),
     dict(presence_penalty=0.7, frequency_penalty=-0.4, min_tokens=3),
     dict(repetition_penalty=0.6, frequency_penalty=1.9, min_tokens=1, temperature=0.0),
+    dict(logit_bias={0: 2.5, 2: -100.0}, repetition_penalty=1.2),
+    dict(allowed_token_ids=(0, 1), logit_bias={1: 0.5}),
 ]
 
 
@@ -67,7 +69,17 @@ LOGITS = {
 }
 
 
-def run_sample(logits: np.ndarray, sampling: SamplingTensors, to_device=np.array, to_host=np.asarray) -> np.ndarray:
+def slots_of(logits: np.ndarray) -> np.ndarray:
+    """Row r works for slot r: int32 [R]."""
+    return np.arange(len(logits), dtype=np.int32)
+
+
+def expected_tokens(logits: np.ndarray, sampling: SamplingTensors) -> np.ndarray:
+    """The reference's tokens."""
+    return sample_reference(logits, sampling, slots_of(logits))
+
+
+def run_sample(logits: np.ndarray, sampling: SamplingTensors, to_device=np.array, to_host=np.asarray, slots=None) -> np.ndarray:
     """The kernels' tokens: in the simulator, or on the device that to_device copies to. Scratch and result are poisoned first."""
 
     def poisoned(shape, dtype):
@@ -75,8 +87,9 @@ def run_sample(logits: np.ndarray, sampling: SamplingTensors, to_device=np.array
 
     rows, vocab = logits.shape
     out = poisoned((rows,), np.int32)
-    scratch = SampleScratch.allocate(poisoned, rows, vocab, sampling)
-    sample(to_device(logits), sampling.to(to_device), out, scratch)
+    scratch = SampleScratch.allocate(poisoned, rows, vocab, sampling.kind)
+    slots = to_device(slots_of(logits) if slots is None else slots)
+    sample(to_device(logits), sampling.to(to_device), slots, out, scratch)
     return to_host(out)
 
 

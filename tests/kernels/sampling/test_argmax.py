@@ -5,7 +5,7 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling.argmax import PART, argmax, argmax_reference, parts_of
-from tests.kernels.sampling.cases import LOGITS, logits_of
+from tests.kernels.sampling.cases import LOGITS, logits_of, slots_of
 
 VOCABULARIES = [1, 3, 4, 111, 1003, PART - 1, PART, PART + 4, 2 * PART + 1]
 
@@ -13,7 +13,8 @@ VOCABULARIES = [1, 3, 4, 111, 1003, PART - 1, PART, PART + 4, 2 * PART + 1]
 def run_argmax(logits):
     rows, vocab = logits.shape
     out = np.full(rows, -77, np.int32)
-    argmax(logits, out, np.full((rows, parts_of(vocab)), np.nan, np.float32), np.full((rows, parts_of(vocab)), -77, np.int32))
+    parts = np.full((rows, parts_of(vocab)), np.nan, np.float32), np.full((rows, parts_of(vocab)), -77, np.int32)
+    argmax(logits, slots_of(logits), out, *parts)
     return out
 
 
@@ -40,8 +41,9 @@ def test_nan_is_never_chosen():
 
 def test_wrong_arguments_are_refused():
     with pytest.raises(KernelArgumentError, match="float32"):
-        argmax(np.zeros((2, 8)), np.zeros(2, np.int32), np.zeros((2, 1), np.float32), np.zeros((2, 1), np.int32))
+        argmax(np.zeros((2, 8)), np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros((2, 1), np.float32), np.zeros((2, 1), np.int32))
     with pytest.raises(KernelArgumentError, match="vocab at least 1"):
         run_argmax(np.zeros((2, 0), np.float32))
     with pytest.raises(KernelArgumentError, match=r"int32 \[2\]"):
-        argmax(np.zeros((2, 8), np.float32), np.zeros(3, np.int32), np.zeros((2, 1), np.float32), np.zeros((2, 1), np.int32))
+        parts = np.zeros((2, 1), np.float32), np.zeros((2, 1), np.int32)
+        argmax(np.zeros((2, 8), np.float32), np.zeros(2, np.int32), np.zeros(3, np.int32), *parts)

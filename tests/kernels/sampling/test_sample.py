@@ -2,9 +2,22 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from minllm.kernels.sampling import build_sampling_tensors, sample_reference
-from tests.kernels.sampling.cases import LOGITS, PENALTIES, RULES, SIMULATED_RULES, kept_oracle, logits_of, parameters, run_sample, tensors
+from minllm.kernels.sampling import SamplingKind, build_sampling_tensors, sample_reference
+from tests.kernels.sampling.cases import (
+    LOGITS,
+    PENALTIES,
+    RULES,
+    SIMULATED_RULES,
+    expected_tokens,
+    kept_oracle,
+    logits_of,
+    parameters,
+    run_sample,
+    tensors,
+)  # fmt: skip
 
 DRAWS = 20_000
 
@@ -17,7 +30,7 @@ def test_kernels_pick_the_tokens_of_the_reference(kind, vocab, restricted):
     logits = logits_of(kind, len(rules), vocab)
     before = logits.copy()
     sampling = tensors(rules, vocab)
-    np.testing.assert_array_equal(run_sample(logits, sampling), sample_reference(logits, sampling))
+    np.testing.assert_array_equal(run_sample(logits, sampling), expected_tokens(logits, sampling))
     np.testing.assert_array_equal(logits, before)
 
 
@@ -25,7 +38,7 @@ def test_kernels_pick_the_tokens_of_the_reference(kind, vocab, restricted):
 def test_kernels_pick_the_tokens_of_the_reference_with_penalties(step):
     logits = logits_of("normal", len(PENALTIES), 111)
     sampling = tensors(PENALTIES, 111, step)
-    np.testing.assert_array_equal(run_sample(logits, sampling), sample_reference(logits, sampling))
+    np.testing.assert_array_equal(run_sample(logits, sampling), expected_tokens(logits, sampling))
 
 
 def test_a_ban_without_penalties_reaches_the_draw():
@@ -33,7 +46,7 @@ def test_a_ban_without_penalties_reaches_the_draw():
     best = np.argmax(logits, axis=1)
     greedy = [parameters(temperature=0.0, min_tokens=1), parameters(temperature=0.0)]
     sampling = build_sampling_tensors(greedy, 111, stop_token_ids=[[t] for t in best])
-    for tokens in (run_sample(logits, sampling), sample_reference(logits, sampling)):
+    for tokens in (run_sample(logits, sampling), expected_tokens(logits, sampling)):
         assert tokens[0] == np.argsort(-logits[0])[1] and tokens[1] == best[1]
 
 
@@ -41,15 +54,45 @@ def test_a_row_without_a_finite_logit_gives_token_0():
     logits = np.full((2, 40), -np.inf, np.float32)
     logits[1] = np.nan
     sampling = tensors([dict(), dict(top_k=3, top_p=0.5)], 40)
-    np.testing.assert_array_equal(sample_reference(logits, sampling), [0, 0])
+    np.testing.assert_array_equal(expected_tokens(logits, sampling), [0, 0])
     np.testing.assert_array_equal(run_sample(logits, sampling), [0, 0])
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+def test_rows_name_their_slots_and_padding_rows_give_token_0(kind):
+    rules = {SamplingKind.GREEDY: [RULES[0]] * 4, SamplingKind.RANDOM: SIMULATED_RULES, SamplingKind.ADJUSTED: PENALTIES}[kind]
+    sampling, logits = tensors(rules, 111, 2), logits_of("normal", 5, 111)
+    assert sampling.kind is kind
+    slots = np.int32([2, -1, 0, 3, -1])
+    expected = sample_reference(logits, sampling, slots)
+    for row, slot in enumerate(slots):
+        alone = sample_reference(logits[row : row + 1], sampling, slots[row : row + 1])[0]
+        assert expected[row] == (0 if slot < 0 else alone)
+    np.testing.assert_array_equal(run_sample(logits, sampling, slots=slots), expected)
+
+
+@pytest.mark.parametrize("choose", [run_sample, expected_tokens])
+def test_a_later_kind_gives_the_tokens_of_an_earlier_one(choose):
+    logits = logits_of("normal", 3, 111)
+    for rules, kind in (([RULES[0]] * 3, SamplingKind.RANDOM), (SIMULATED_RULES[:3], SamplingKind.ADJUSTED)):
+        sampling = tensors(rules, 111)
+        tokens, wide = choose(logits, sampling), sampling.with_vocabulary_arrays(np.zeros, 111)
+        np.testing.assert_array_equal(choose(logits, wide.of_kind(kind)), tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(6)), st.integers(1, 6))
+def test_a_sequence_draws_the_same_in_any_row_and_beside_any_other(order, rows):
+    logits, sampling = logits_of("normal", 6, 97), tensors([RULES[i] for i in (0, 1, 2, 5, 7, 8)], 97)
+    slots = np.array(order[:rows], np.int32)
+    np.testing.assert_array_equal(sample_reference(logits[slots], sampling, slots), expected_tokens(logits, sampling)[slots])
 
 
 def draws(logits, rule, count):
     """`count` tokens of one row under one rule, at the steps 0, 1, 2, ..."""
     sampling = tensors([rule] * count, len(logits), step=0)
     sampling.step[:] = np.arange(count)
-    return sample_reference(np.broadcast_to(logits, (count, len(logits))), sampling)
+    return expected_tokens(np.broadcast_to(logits, (count, len(logits))), sampling)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("temperature") != 0.0 and rule.get("top_k") != 1], ids=str)
@@ -72,10 +115,10 @@ def test_frequencies_are_those_of_the_renormalised_distribution(rule):
 def test_seed_and_step_decide_whatever_stands_beside():
     logits = logits_of("normal", 6, 1003)
     rules = [RULES[i] for i in (1, 2, 4, 5, 7, 8)]
-    together = sample_reference(logits, tensors(rules, 1003))
-    alone = [sample_reference(logits[i : i + 1], tensors(rules[i : i + 1], 1003))[0] for i in range(6)]
+    together = expected_tokens(logits, tensors(rules, 1003))
+    alone = [expected_tokens(logits[i : i + 1], tensors(rules[i : i + 1], 1003))[0] for i in range(6)]
     np.testing.assert_array_equal(together, alone)
-    np.testing.assert_array_equal(sample_reference(logits[::-1], tensors(rules[::-1], 1003)), together[::-1])
+    np.testing.assert_array_equal(expected_tokens(logits[::-1], tensors(rules[::-1], 1003)), together[::-1])
 
 
 def test_seeds_and_steps_give_different_draws():
@@ -90,8 +133,7 @@ def test_seeds_and_steps_give_different_draws():
 def test_advance_counts_steps_and_tokens():
     sampling = tensors([dict(presence_penalty=1.0), dict()], 111, step=2)
     counts = sampling.output_counts.copy()
-    sampling.advance(np.array([5, 7], np.int32))
+    sampling.advance(np.arange(2), np.array([5, 7], np.int32))
     np.testing.assert_array_equal(sampling.step, [3, 3])
-    counts[0, 5] += 1
-    counts[1, 7] += 1
+    counts[0, 5] += 1  # the other slot has no penalties
     np.testing.assert_array_equal(sampling.output_counts, counts)

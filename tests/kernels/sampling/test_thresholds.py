@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
-from tests.kernels.sampling.cases import LOGITS, RULES, kept_oracle, logits_of, parameters, tensors
+from tests.kernels.sampling.cases import LOGITS, RULES, kept_oracle, logits_of, parameters, slots_of, tensors
 
 
 def kept_by(thresholds, logits):
@@ -26,7 +26,7 @@ def check_kept(kept, logits, rules):
 @pytest.mark.parametrize("vocab", [1, 2, 111, 4099])
 def test_reference_keeps_what_sorting_keeps(vocab, kind):
     logits = logits_of(kind, len(RULES), vocab)
-    check_kept(kept_by(thresholds_reference(logits, tensors(RULES, vocab)), logits), logits, RULES)
+    check_kept(kept_by(thresholds_reference(logits, tensors(RULES, vocab), slots_of(logits)), logits), logits, RULES)
 
 
 @settings(max_examples=200, deadline=None)
@@ -40,7 +40,7 @@ def test_reference_keeps_what_sorting_keeps(vocab, kind):
 def test_reference_keeps_what_sorting_keeps_whatever_the_logits(values, top_k, top_p, min_p, temperature):
     logits = np.array([values], np.float32)
     rule = dict(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
-    check_kept(kept_by(thresholds_reference(logits, tensors([rule], len(values))), logits), logits, [rule])
+    check_kept(kept_by(thresholds_reference(logits, tensors([rule], len(values)), slots_of(logits)), logits), logits, [rule])
 
 
 RESTRICTED = range(3, len(RULES))  # the rules that give a row a threshold
@@ -57,18 +57,18 @@ def test_kernel_agrees_with_the_reference(kind, vocab, rule):
     logits = logits_of(kind, len(rules), vocab)
     sampling = tensors(rules, vocab)
     out = np.full(len(rules), np.nan, np.float32)
-    write_thresholds(logits, sampling, out)
-    np.testing.assert_array_equal(kept_by(out, logits), kept_by(thresholds_reference(logits, sampling), logits))
+    write_thresholds(logits, sampling, slots_of(logits), out)
+    np.testing.assert_array_equal(kept_by(out, logits), kept_by(thresholds_reference(logits, sampling, slots_of(logits)), logits))
 
 
 def test_kernel_restricts_no_greedy_row():
     sampling = tensors([dict(temperature=0.0, top_k=3, top_p=0.5), dict()], 111)
     out = np.zeros(2, np.float32)
-    write_thresholds(logits_of("normal", 2, 111), sampling, out)
+    write_thresholds(logits_of("normal", 2, 111), sampling, slots_of(out), out)
     assert (out == -np.inf).all()
 
 
 def test_top_k_keeps_ties_with_the_kth():
     logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
-    assert thresholds_reference(logits, tensors([dict(top_k=2)], 6))[0] == 2
-    assert thresholds_reference(logits, tensors([dict(top_k=1)], 6))[0] == 3
+    assert thresholds_reference(logits, tensors([dict(top_k=2)], 6), slots_of(logits))[0] == 2
+    assert thresholds_reference(logits, tensors([dict(top_k=1)], 6), slots_of(logits))[0] == 3

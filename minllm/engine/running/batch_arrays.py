@@ -1,34 +1,27 @@
 """Build the arrays of a forward pass from sequences: a flattened batch of T tokens, all int32 (the names are vLLM's).
 
-A chunk of prompts and a decode step are the same arrays with other numbers. Prompts longer than `max_num_batched_tokens`, or more
-prompts than fit it, are computed in several chunks; each sees the keys and values that earlier chunks left in the cache.
+A chunk of a prompt and a decode step are the same arrays with other numbers; each sees the keys and values that earlier ones left in the
+cache.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minllm.engine.recent_tokens import recent_of_decode, recent_of_spans
+from minllm.cache.block_pool import blocks_needed
+from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
 from minllm.ops.protocol import Batch
 
 
 @dataclass(frozen=True)
-class Span:
+class NewTokens:
     """New tokens of one sequence: `token_ids` at positions from `start` on, in the cache blocks of `block_table`."""
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
     ring: int = 0  # number of the ring that holds the sequence's newest tokens, if the cache has a residual window
-
-
-@dataclass(frozen=True)
-class PrefillChunk:
-    """Some prompt tokens of some sequences; for those in `completed` (indices into the prompts) the last prompt token is here."""
-
-    batch: Batch
-    completed: list[int]
 
 
 def padded_block_tables(tables: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
@@ -47,7 +40,7 @@ def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) ->
     return block_table[positions // block_size] * block_size + positions % block_size
 
 
-def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
+def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
     """The arrays, on the host, for the new tokens of B sequences. residual_window: that of the cache."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
@@ -67,46 +60,6 @@ def build_batch(spans: Sequence[Span], logits_rows: Sequence[int], block_size: i
         max_context_len=max(ends),
         recent=recent_of_spans(spans, residual_window) if residual_window else None,
     )
-
-
-def prefill_chunks(
-    prompts: Sequence[Sequence[int]],
-    block_tables: Sequence[Sequence[int]],
-    block_size: int,
-    max_num_batched_tokens: int,
-    cached: Sequence[int],
-    served_by: Sequence[int],
-    residual_window: int = 0,
-) -> Iterator[PrefillChunk]:
-    """Split the prompts into chunks of at most `max_num_batched_tokens` tokens, in order; each prompt's last row needs logits.
-
-    The first `cached[i]` tokens of prompt i, fewer than all, are in the cache and are not computed. A prompt may rely on tokens of
-    earlier prompts: their keys and values are written by an earlier chunk, or earlier in each layer of the same chunk.
-    `served_by[i]` is i, or an equal earlier prompt that is computed for both: then the logits of its last row are used twice.
-
-    residual_window: that of the cache; prompt i has ring i.
-    A chunk that completes no prompt computes the logits of its last row, which are not used, so that no array is ever empty.
-    """
-    spans: list[Span] = []
-    completed: list[int] = []
-    rows: list[int] = []
-    used = 0
-    for index, prompt in enumerate(prompts):
-        start = cached[index] if served_by[index] == index else len(prompt)
-        while start < len(prompt):
-            end = min(len(prompt), start + max_num_batched_tokens - used)
-            spans.append(Span(prompt[start:end], start, block_tables[index], index))
-            used += end - start
-            if end == len(prompt):
-                served = [i for i, by in enumerate(served_by) if by == index]
-                completed.extend(served)
-                rows.extend([used - 1] * len(served))
-            start = end
-            if used == max_num_batched_tokens:
-                yield PrefillChunk(build_batch(spans, rows or [used - 1], block_size, residual_window), completed)
-                spans, completed, rows, used = [], [], [], 0
-    if spans:
-        yield PrefillChunk(build_batch(spans, rows, block_size, residual_window), completed)
 
 
 def decode_batch(
@@ -141,3 +94,37 @@ def to_backend(batch: Batch, ops) -> Batch:
     names = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
     recent = None if batch.recent is None else replace(batch.recent, **{n: ops.array(a) for n, a in batch.recent.arrays().items()})
     return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in names})
+
+
+def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: int) -> Batch:
+    """A batch, on the host, of sequences that decode at these positions, followed by `prompts`, which may be None.
+
+    Of the rows that decode only the positions are known here; `Ops.load_rows` fills in the others from their slots.
+    """
+    count = len(positions)
+    context_lens = np.array(positions, np.int32) + np.int32(1)
+    rows, nothing = np.arange(count + 1, dtype=np.int32), np.zeros(count, np.int32)
+    columns = blocks_needed(int(context_lens.max(initial=0)), block_size)
+    if prompts is None:
+        return Batch(
+            token_ids=nothing, positions=context_lens - 1, slot_mapping=nothing, query_start=rows, context_lens=context_lens,
+            block_tables=np.zeros((count, columns), np.int32), logits_rows=rows[:-1], num_tokens=count, num_sequences=count,
+            max_query_len=1, max_context_len=int(context_lens.max()), num_decodes=count,
+        )  # fmt: skip
+    tables = np.zeros((count + prompts.num_sequences, max(columns, prompts.block_tables.shape[1])), np.int32)
+    tables[count:, : prompts.block_tables.shape[1]] = prompts.block_tables
+    return Batch(
+        token_ids=np.concatenate([nothing, prompts.token_ids]),
+        positions=np.concatenate([context_lens - 1, prompts.positions]),
+        slot_mapping=np.concatenate([nothing, prompts.slot_mapping]),
+        query_start=np.concatenate([rows[:-1], prompts.query_start + np.int32(count)]),
+        context_lens=np.concatenate([context_lens, prompts.context_lens]),
+        block_tables=tables,
+        logits_rows=np.concatenate([rows[:-1], prompts.logits_rows + np.int32(count)]),
+        num_tokens=count + prompts.num_tokens,
+        num_sequences=count + prompts.num_sequences,
+        max_query_len=prompts.max_query_len,
+        max_context_len=max(int(context_lens.max(initial=0)), prompts.max_context_len),
+        recent=prompts.recent,
+        num_decodes=count,
+    )

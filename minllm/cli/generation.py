@@ -1,0 +1,143 @@
+"""`minllm generate` and `minllm chat`. Only generated text goes to standard output; tables, cards and errors go to standard error."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, load, request_option, request_params, takes
+from minllm.cli.options import JsonOption
+from minllm.cli.output_report import print_logprobs, totals, write_outputs
+from minllm.cli.prompt_file import PromptLine, read_prompts, read_text_file
+from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
+from minllm.engine.outputs import RequestOutput
+
+SAMPLE_PROMPT = "def fibonacci(n):"
+GENERATE_TOKENS = 128
+SIMULATED_TOKENS = 8
+CHAT_TOKENS = 512
+
+
+@takes([request_option("n", int)], REQUEST_OPTIONS, ENGINE_OPTIONS)
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="Prompts, one per line; .jsonl: objects with SamplingParams.", show_default=False),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate. Default: 128, or 8 where the simulator takes part.", show_default=False)
+    ] = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
+    card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
+    json_file: JsonOption = None,
+    jsonl_file: Annotated[
+        Path | None, typer.Option("--jsonl", metavar="FILE", help="Also write one JSON line per prompt.", show_default=False)
+    ] = None,
+    **options: Any,
+) -> None:
+    """Continue a text, streaming, or many texts at once, and print how fast it went."""
+    if prompt is not None and prompts is not None:
+        raise typer.BadParameter("give either a text to continue or a file of prompts", param_hint="PROMPT")
+    if prompt is None and prompts is None and options["model"] is not None:
+        raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
+    with user_errors():
+        text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
+        lines = [PromptLine(text, {}, "")] if prompts is None else read_prompts(prompts)
+        llm = load(options)
+        if max_tokens is None:
+            max_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
+        params = request_params(llm, options, max_tokens=max_tokens, n=options["n"])
+        is_shown = "-" not in (str(json_file), str(jsonl_file))
+        if prompts is None and params.n == 1:
+            outputs = [continue_one(llm, text, params, echo or prompt is None, card, is_shown)]
+        else:
+            outputs = continue_many(llm, lines, params, echo, card, is_shown)
+        for output in outputs:
+            print_logprobs(output)
+        write_files(outputs, json_file, jsonl_file)
+
+
+def continue_one(llm, text: str, params, echo: bool, card: bool, is_shown: bool) -> RequestOutput:
+    """Stream one text to standard output and print its report card; the RequestOutput."""
+    from minllm.bench.report_card import as_text, card_of
+
+    with llm.stream(text, params) as stream:
+        show_or_skip([text] if echo else [], with_kernel_status(stream), is_shown)
+    if card:
+        Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics)), sep="\n")
+    return stream.output
+
+
+def continue_many(llm, lines: Sequence[PromptLine], params, echo: bool, card: bool, is_shown: bool) -> list[RequestOutput]:
+    """Continue all prompts at once and print each text under a heading; the RequestOutputs."""
+    all_params = [line.params(params) for line in lines]
+    start = time.perf_counter()
+    outputs = llm.generate([line.prompt for line in lines], all_params)
+    seconds = time.perf_counter() - start
+    for number, output in enumerate(outputs, 1):
+        for completion in output.outputs if is_shown else ():
+            heading = f"--- prompt {number} of {len(outputs)}, completion {completion.index + 1} of {len(output.outputs)}"
+            print(heading, file=sys.stderr, flush=True)
+            show([output.prompt] if echo and output.prompt else [], [completion.text])
+    if card:
+        print(totals(outputs, seconds), file=sys.stderr)
+    return outputs
+
+
+@takes(REQUEST_OPTIONS, ENGINE_OPTIONS)
+def chat(
+    system: Annotated[str | None, typer.Option(help="System message, said before the conversation.", show_default=False)] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat-template", metavar="FILE", help="Jinja template in place of the model's own.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of a reply. Default: generation_config.json's, or 512.", show_default=False)
+    ] = None,
+    json_file: JsonOption = None,
+    **options: Any,
+) -> None:
+    """Talk with a model through its chat template; an empty line or end of input ends it."""
+    with user_errors():
+        template = None if chat_template is None else read_text_file(chat_template)
+        llm = load(options)
+        if max_tokens is None:
+            max_tokens = llm.engine.generation_config.max_new_tokens or CHAT_TOKENS
+        params = request_params(llm, options, max_tokens=max_tokens)
+        messages, outputs = ([{"role": "system", "content": system}] if system else []), []
+        for line in user_lines():
+            messages.append({"role": "user", "content": line})
+            with llm.stream_chat(messages, params, chat_template=template) as stream:
+                show_or_skip([], with_kernel_status(stream), str(json_file) != "-")
+            outputs.append(stream.output)
+            print_logprobs(stream.output)
+            messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
+        write_files(outputs, json_file)
+
+
+def show_or_skip(before: list[str], pieces: Iterable[str], is_shown: bool) -> None:
+    """Write the pieces to standard output as they come, or only wait for them if standard output is for JSON."""
+    if is_shown:
+        show(before, pieces)
+    else:
+        deque(pieces, maxlen=0)
+
+
+def write_files(outputs: Sequence[RequestOutput], json_file: Path | None, jsonl_file: Path | None = None) -> None:
+    """Write the JSON files that were asked for."""
+    for path, lines in ((json_file, False), (jsonl_file, True)):
+        if path is not None:
+            write_outputs(path, outputs, lines)
+
+
+def note_simulated(llm) -> bool:
+    """Whether the user's own kernels run in the simulator; if so, says on standard error that it is slow."""
+    stages = getattr(llm.engine.ops, "kernels", {})
+    if stages:
+        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
+    return bool(stages)

@@ -1,0 +1,134 @@
+"""The options that `generate` and `chat` share: those of the LLM to load, and those of each request.
+
+A request's options are fields of SamplingParams. Their help is what the docstring of SamplingParams says.
+"""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, VariantOption, variants
+from minllm.engine.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError
+
+
+def option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    """A parameter of a command: an option with its type and help, Annotated[...]."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def engine_option(name: str, kind: Any, help: str, metavar: str | None = None, default: Any = None) -> inspect.Parameter:
+    """An option of LLM() under its own name."""
+    return option(name, Annotated[kind, typer.Option(flag(name), metavar=metavar, help=help, show_default=False)], default)
+
+
+def meanings() -> dict[str, str]:
+    """{field: meaning}, from the lines "field: meaning" of SamplingParams' docstring; empty if Python runs without docstrings."""
+    text = inspect.cleandoc(SamplingParams.__doc__ or "")
+    return {name: " ".join(meaning.split()) for name, meaning in re.findall(r"^(\w+): (.+?)(?=^\w+: |\Z)", text, re.MULTILINE | re.DOTALL)}
+
+
+def request_option(name: str, kind: Any, more: str = "", metavar: str | None = None) -> inspect.Parameter:
+    """The option of a field of SamplingParams; its name, type and meaning are the field's."""
+    meaning = meanings().get(name, "")
+    words = " ".join(filter(None, (meaning[:1].upper() + meaning[1:], more)))
+    is_flag = kind is bool
+    declared = Annotated[kind if is_flag else kind | None, typer.Option(flag(name), metavar=metavar, help=words, show_default=False)]
+    return option(name, declared, False if is_flag else None)
+
+
+def flag(name: str) -> str:
+    """The flag of an option: --top-p for top_p."""
+    return "--" + name.replace("_", "-")
+
+
+KV_CACHE_DTYPE_HELP = "Of keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4."
+KV_WINDOW_HELP = "Newest tokens that a quantised cache keeps as they are; a multiple of 32."
+ENGINE_OPTIONS = (
+    option("model", ModelOption),
+    option("device", DeviceOption, DeviceName.AUTO),
+    option("dtype", DtypeOption, DtypeName.AUTO),
+    engine_option("max_model_len", int | None, "Most tokens of prompt and output together; default what model and memory allow."),
+    engine_option("kv_cache_dtype", str, KV_CACHE_DTYPE_HELP, "FORMAT", default="auto"),
+    option("kv_window", Annotated[int | None, typer.Option("--kv-window", help=KV_WINDOW_HELP, show_default=False)]),
+    engine_option("kv_cache_policy", str, "How the KV cache is shared out: paged, contiguous or virtual.", "POLICY", default="paged"),
+    engine_option("enable_prefix_caching", bool, "Compute what prompts have in common once (paged cache).", default=False),
+    option("variant", VariantOption),
+)
+REQUEST_OPTIONS = (
+    request_option("temperature", float),
+    request_option("top_p", float),
+    request_option("top_k", int),
+    request_option("min_p", float),
+    request_option("repetition_penalty", float),
+    request_option("presence_penalty", float),
+    request_option("frequency_penalty", float),
+    request_option("logit_bias", list[str], "May be repeated.", metavar="ID=BIAS"),
+    request_option("seed", int),
+    request_option("min_tokens", int),
+    request_option("stop", list[str], "May be repeated.", metavar="TEXT"),
+    request_option("stop_token_ids", str, metavar="ID,ID,..."),
+    request_option("ignore_eos", bool),
+    request_option("logprobs", int, "They are printed as a table."),
+    request_option("prompt_logprobs", int, "They are printed as a table."),
+)
+
+
+def takes(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable], Callable]:
+    """Decorate a command that ends in **options: its command line also has the options of these groups."""
+
+    def decorate(command: Callable) -> Callable:
+        own = [one for one in inspect.signature(command).parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        command.__signature__ = inspect.Signature([*own, *(one for group in groups for one in group)])
+        return command
+
+    return decorate
+
+
+def load(options: dict[str, Any]):
+    """The LLM for a command's ENGINE_OPTIONS, with progress bars if standard error is a terminal."""
+    from minllm import LLM
+
+    given = {one.name: options[one.name] for one in ENGINE_OPTIONS}
+    given |= dict(device=given["device"].value, dtype=given["dtype"].value)
+    given["kv_cache_residual_window"] = given.pop("kv_window")
+    given["kernel_variants"] = variants(given.pop("variant"))
+    return LLM(progress=sys.stderr.isatty(), **given)
+
+
+def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:
+    """The model's own default parameters, overridden by a command's REQUEST_OPTIONS and `more`; None overrides nothing."""
+    given = {one.name: options[one.name] for one in REQUEST_OPTIONS} | more
+    given |= dict(logit_bias=parsed_biases(options["logit_bias"]), stop_token_ids=parsed_ids(options["stop_token_ids"]))
+    return dataclasses.replace(llm.get_default_sampling_params(), **{name: value for name, value in given.items() if value is not None})
+
+
+def parsed_biases(texts: list[str] | None) -> dict[str, float] | None:
+    """["50256=-100"] as {"50256": -100.0}. InvalidOptionError for another form."""
+    biases: dict[str, float] = {}
+    for text in texts or []:
+        token_id, equals, bias = text.partition("=")
+        try:
+            value = float(bias)
+        except ValueError:
+            value = None
+        if not (token_id.isascii() and token_id.isdigit()) or value is None or token_id in biases:
+            raise InvalidOptionError(f"--logit-bias {text} is not allowed: write ID=BIAS, once per token: --logit-bias 50256=-100.")
+        biases[token_id] = value
+    return biases or None
+
+
+def parsed_ids(text: str | None) -> list[int] | None:
+    """ "13,198" as [13, 198]. InvalidOptionError for another form."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):
+        raise InvalidOptionError(f"--stop-token-ids {text} is not allowed: write ids with commas: --stop-token-ids 13,198.")
+    return [int(part) for part in parts]

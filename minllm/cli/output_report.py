@@ -1,0 +1,72 @@
+"""What `generate` and `chat` report besides the text: tables of log-probabilities, the totals of several requests, and JSON."""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from minllm.engine.outputs import Logprob, RequestOutput
+
+ONE_TOKEN = dict[int, Logprob]
+
+
+def logprobs_table(title: str, token_ids: Sequence[int], logprobs: Sequence[ONE_TOKEN | None]) -> Table:
+    """One row per token: its text, log-probability, probability and rank, and the likeliest tokens at its position."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for heading, side in (("id", "right"), ("token", "left"), ("log p", "right"), ("p", "right"), ("rank", "right"), ("likeliest", "left")):
+        table.add_column(heading, justify=side)
+    for token_id, named in zip(token_ids, logprobs, strict=True):
+        if named is None:  # the first token of a prompt has nothing before it
+            table.add_row(str(token_id))
+            continue
+        chosen = named[token_id]
+        likeliest = sorted((one for one in named.values() if one is not chosen or len(named) == 1), key=lambda one: one.rank)
+        others = "  ".join(f"{_quoted(one)} {math.exp(one.logprob):.3f}" for one in likeliest)
+        log_p, p = f"{chosen.logprob:.3f}", f"{math.exp(chosen.logprob):.3f}"
+        table.add_row(str(token_id), Text(_quoted(chosen)), log_p, p, str(chosen.rank), Text(others))
+    return table
+
+
+def _quoted(one: Logprob) -> str:
+    return json.dumps(one.decoded_token, ensure_ascii=False)  # control characters become escapes
+
+
+def print_logprobs(output: RequestOutput) -> None:
+    """The tables of a request's log-probabilities on standard error, if it has any."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if output.prompt_logprobs is not None:
+        console.print(logprobs_table("prompt", output.prompt_token_ids, output.prompt_logprobs))
+    for completion in output.outputs:
+        if completion.logprobs is not None:
+            title = "output" if len(output.outputs) == 1 else f"output {completion.index}"
+            console.print(logprobs_table(title, completion.token_ids, completion.logprobs))
+
+
+def totals(outputs: Sequence[RequestOutput], seconds: float) -> str:
+    """One line: how many requests, completions and tokens there were, in what time."""
+    prompts, completions = len(outputs), sum(len(output.outputs) for output in outputs)
+    read = sum(output.metrics.prompt_tokens for output in outputs)
+    generated = sum(output.metrics.generated_tokens for output in outputs)
+    rate = f", {generated / seconds:.1f} per second" if seconds else ""
+    return f"prompts: {prompts}, {read} tokens; completions: {completions}, {generated} tokens in {seconds:.2f} s{rate}"
+
+
+def write_outputs(path: Path, outputs: Sequence[RequestOutput], lines: bool) -> None:
+    """Write outputs to a file, or to standard output for "-": as one JSON list, or with `lines` as one JSON object per line."""
+    values: list[dict[str, Any]] = [asdict(output) for output in outputs]
+    if lines:
+        text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+    else:
+        text = json.dumps(values, ensure_ascii=False, indent=2) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,70 @@
+"""Prompts from a file: one per line, or with .jsonl one JSON object per line, a prompt and perhaps sampling parameters of its own.
+
+    {"prompt": "def fibonacci(n):", "temperature": 0.2, "max_tokens": 64}
+"""
+
+import dataclasses
+import difflib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minllm.engine.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError, InvalidRequestError
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
+
+
+class PromptLine(NamedTuple):
+    """A prompt as LLM.generate takes it, its own fields of SamplingParams, and the place that errors name."""
+
+    prompt: str | dict[str, Any]
+    fields: dict[str, Any]
+    place: str
+
+    def params(self, common: SamplingParams) -> SamplingParams:
+        """The parameters of all prompts with this one's own over them. InvalidOptionError for a wrong value."""
+        try:
+            return dataclasses.replace(common, **self.fields)
+        except InvalidRequestError as error:
+            raise InvalidOptionError(f"{self.place}: {error}") from error
+
+
+def read_text_file(path: Path) -> str:
+    """The text of a UTF-8 file. InvalidOptionError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidOptionError(f"{path} is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def read_prompts(path: Path) -> list[PromptLine]:
+    """The prompts of a file; empty lines are skipped. InvalidOptionError names the file and the line of a mistake."""
+    parse = _parsed_object if path.suffix == ".jsonl" else _plain
+    lines = enumerate(read_text_file(path).split("\n"), 1)
+    prompts = [parse(line.removesuffix("\r"), f"{path}, line {number}") for number, line in lines if line.strip()]
+    if not prompts:
+        raise InvalidOptionError(f"{path} has no prompt: write one per line.")
+    return prompts
+
+
+def _plain(line: str, place: str) -> PromptLine:
+    return PromptLine(line, {}, place)
+
+
+def _parsed_object(line: str, place: str) -> PromptLine:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidOptionError(f"{place} is not valid JSON: {error}.") from None
+    if not isinstance(content, dict) or not {"prompt", "prompt_token_ids"} & content.keys():
+        raise InvalidOptionError(f'{place} is not an object with a prompt: write {{"prompt": "text"}} or {{"prompt_token_ids": [1, 2]}}.')
+    for name in content:
+        if name not in (*PROMPT_KEYS, *FIELDS):
+            near = difflib.get_close_matches(name, [*PROMPT_KEYS, *FIELDS], n=1)
+            raise InvalidOptionError(f"{place}: {name} is no field of SamplingParams{f'; did you mean {near[0]}?' if near else '.'}")
+    prompt = {name: content[name] for name in PROMPT_KEYS if name in content}
+    return PromptLine(prompt, {name: value for name, value in content.items() if name in FIELDS}, place)

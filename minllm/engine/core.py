@@ -1,0 +1,110 @@
+"""The engine's loop: finished sequences out and new ones in, forward, process results.
+
+    step = scheduler.schedule()            which tokens of which sequences
+    results = runner.execute(step)         launched, on a GPU not yet computed
+    scheduler.take(step, tokens)           sequences get their tokens; those that end leave
+
+The next step is planned and launched before the results of this one are read, so a GPU is never idle between steps. A sequence that ends
+with a token nobody knew in advance, such as an end of text, is therefore computed one step too far, and the surplus token is dropped.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from minllm.engine.outputs import Logprob
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.running.model_runner import ForwardResult, ModelRunner
+from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.kernels.sampling.log_probabilities import LogProbabilities
+
+
+class EngineCore:
+    """Runs sequences on a scheduler and a runner. Nothing here may be called from two threads at a time."""
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, tokenizer):
+        self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
+        self.num_steps = 0
+        self._launched: deque = deque()  # (step, results), the oldest first
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence and its siblings. Raises OutOfMemoryError if it can never fit."""
+        self.scheduler.add(sequence)
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """End those of the sequences that have not ended; their memory is free for the next step."""
+        for sequence in sequences:
+            self.scheduler.abort(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence has not ended, or a launched step was not read."""
+        return bool(self.scheduler.num_unfinished or self._launched)
+
+    def step(self) -> list[Sequence]:
+        """Launch the next step, and read the one that was launched before it; returns the sequences that got a token or ended."""
+        moved = self._launch_ahead()
+        if self._launched:
+            step, results = self._launched.popleft()
+            try:
+                moved += self._take(step, [result.wait() for result in results])
+            except Exception as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
+                moved += self.scheduler.fail(step, error)
+        return moved + self.scheduler.take_ended()
+
+    def run(self, sequences: Iterable[Sequence]) -> None:
+        """Step until these sequences, which were added, have ended. Raises the error of the first that failed; an interrupt aborts them."""
+        sequences = list(sequences)
+        try:
+            while any(not sequence.is_finished for sequence in sequences):
+                self.step()
+        finally:
+            self.abort(sequences)
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
+
+    def _launch_ahead(self) -> list[Sequence]:
+        """Launch steps until one more is launched than may be unread; returns the sequences of steps that could not be launched."""
+        failed = []
+        while len(self._launched) <= self.runner.steps_ahead and (step := self.scheduler.schedule()) is not None:
+            self.num_steps += 1
+            try:
+                self._launched.append((step, self.runner.execute(step)))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it ends the sequences of this step, and the others go on
+                failed += self.scheduler.fail(step, error)
+        return failed
+
+    def _take(self, step, results: list[ForwardResult]) -> list[Sequence]:
+        token_ids = [token_id for result in results for token_id in result.token_ids]
+        logprobs = None
+        if any(result.logprobs is not None for result in results):
+            logprobs = [named for result in results for named in self._named(result)]
+        for result in results:
+            for span, found in result.prompt_logprobs:
+                self._name_prompt(span, found)
+        return self.scheduler.take(step, token_ids, logprobs)
+
+    def _named(self, result: ForwardResult) -> list[dict[int, Logprob] | None]:
+        """The log-probabilities of a forward's tokens, where they are wanted."""
+        if result.logprobs is None:
+            return [None] * len(result.sampled)
+        wanted = [(sequence.params.logprobs or 0) if sequence.needs_logprobs else None for sequence in result.sampled]
+        rows = zip(range(len(wanted)), result.token_ids, wanted, strict=True)
+        return [None if top is None else named_logprobs(result.logprobs, row, token_id, top, self.tokenizer) for row, token_id, top in rows]
+
+    def _name_prompt(self, span, found: LogProbabilities) -> None:
+        """Note the log-probabilities of the prompt's tokens after those of a span."""
+        sequence = span.sequence
+        if not sequence.prompt_logprobs:
+            sequence.prompt_logprobs.append(None)  # nothing predicts the first token
+        targets = sequence.prompt_token_ids[span.start + 1 : span.start + span.length + 1]
+        for row, token_id in enumerate(targets):
+            top = sequence.params.prompt_logprobs
+            sequence.prompt_logprobs.append(named_logprobs(found, row, token_id, top, self.tokenizer))
+
+
+def named_logprobs(logprobs: LogProbabilities, row: int, token_id: int, top: int, tokenizer) -> dict[int, Logprob]:
+    """The `top` likeliest tokens of one row, likeliest first, then the given one if it is not among them; with ranks and texts."""
+    ranked = {int(logprobs.top_token_ids[row, i]): (float(logprobs.top[row, i]), i + 1) for i in range(top)}
+    ranked.setdefault(token_id, (float(logprobs.chosen[row]), int(logprobs.rank[row])))
+    return {token: Logprob(value, rank, tokenizer.decode([token])) for token, (value, rank) in ranked.items()}

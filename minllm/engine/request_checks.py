@@ -1,0 +1,56 @@
+"""Checks of a request against the model that is to run it: ids within the vocabulary, a prompt within the context."""
+
+from collections.abc import Iterable
+
+from minllm.engine.prompts import PromptTokens
+from minllm.engine.sampling_params import SamplingParams
+from minllm.errors import InvalidRequestError, shown
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: Iterable[int] = ()) -> None:
+    """Raise InvalidRequestError for ids and counts beyond the vocabulary, and if min_tokens bans all that may be chosen.
+
+    ending_token_ids: the ids that end this request's text, which min_tokens bans.
+    """
+    ids = dict(stop_token_ids=params.stop_token_ids, logit_bias=params.logit_bias or (), allowed_token_ids=params.allowed_token_ids or ())
+    for name, held in ids.items():
+        for token_id in held:
+            if token_id >= vocab_size:
+                raise InvalidRequestError(
+                    f"{name} holds {shown(token_id)}, outside the vocabulary: ids go from 0 to {vocab_size - 1}."
+                )
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > vocab_size:
+            raise InvalidRequestError(f"{name}={wanted} is more than the vocabulary's {vocab_size} tokens: lower it.")
+    if params.min_tokens and params.allowed_token_ids and set(params.allowed_token_ids) <= set(ending_token_ids):
+        raise InvalidRequestError(
+            f"allowed_token_ids holds only ids that end the text, and min_tokens={params.min_tokens} bans those: add others, or set "
+            "min_tokens=0."
+        )
+
+
+def prompt_in_context(prompt: PromptTokens, params: SamplingParams, max_model_len: int) -> PromptTokens:
+    """The prompt, cut as truncate_prompt_tokens says. Raises InvalidRequestError if it leaves no room for a new token.
+
+    With max_tokens=0 nothing is generated, so the prompt may fill the whole context.
+    """
+    room = max_model_len if params.max_tokens == 0 else max_model_len - 1
+    prompt = _truncated(prompt, params.truncate_prompt_tokens, room)
+    if len(prompt.token_ids) > room:
+        new = "" if params.max_tokens == 0 else ", with one more for the first new token"
+        raise InvalidRequestError(
+            f"The prompt has {len(prompt.token_ids)} tokens, and max_model_len={max_model_len} allows {room}{new}: shorten it, or raise "
+            "max_model_len if the model allows."
+        )
+    return prompt
+
+
+def _truncated(prompt: PromptTokens, length: int | None, room: int) -> PromptTokens:
+    """The last `length` tokens of a prompt, or the last `room` with -1. Its text stays whole, as given."""
+    if length is None:
+        return prompt
+    if room == 0:
+        raise InvalidRequestError("truncate_prompt_tokens leaves nothing of the prompt: max_model_len=1 has room for one new token alone.")
+    kept = room if length == -1 else length
+    return prompt._replace(token_ids=prompt.token_ids[-kept:])

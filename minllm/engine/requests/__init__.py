@@ -1,0 +1,1 @@
+"""Requests: prompts, sampling parameters, the sequences that they become, and their outputs."""

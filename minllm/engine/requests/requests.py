@@ -1,0 +1,72 @@
+"""Make sequences that the engine can run from a checked prompt and its parameters."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minllm.engine.loading import Engine
+from minllm.engine.prompts import PromptTokens
+from minllm.engine.request_checks import check_vocabulary, prompt_in_context
+from minllm.engine.requests.bad_words import BadWords, bad_word_token_ids
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.sampling_params import SamplingParams
+
+
+class NoText:
+    """The decoder of a request with detokenize=False: no token has a text."""
+
+    def push(self, token_id: int) -> str:
+        """No text."""
+        return ""
+
+    def finish(self) -> str:
+        """No text."""
+        return ""
+
+
+def make_sequences(
+    engine: Engine, request_id: str, number: int, prompt: PromptTokens, params: SamplingParams, cache_salt: str, engine_seed: int
+) -> list[Sequence]:
+    """The sequences of a request, one for each completion to generate; the first has the others as siblings.
+
+    If the request has no seed, the first sequence gets one drawn from the engine's seed and the request's `number`, so that the same calls
+    in the same order give the same texts; the seeds of the others derive from the first.
+    """
+    eos_token_ids = frozenset() if params.ignore_eos else engine.eos_token_ids
+    check_vocabulary(params, engine.model.config.vocab_size, {*eos_token_ids, *params.stop_token_ids})
+    prompt = prompt_in_context(prompt, params, engine.max_model_len)
+    room = engine.max_model_len - len(prompt.token_ids)
+    seed = _derived_seed(engine_seed, number) if params.seed is None else params.seed
+    bad_words = bad_word_token_ids(params.bad_words, functools.partial(engine.tokenizer.encode, add_special_tokens=False))
+    processors = params.logits_processors + ((BadWords(bad_words),) if any(len(word) > 1 for word in bad_words) else ())
+    sequences = [
+        Sequence(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            params=replace(params, seed=seed if index == 0 else _derived_seed(seed, index)),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=eos_token_ids,
+            decoder=_decoder(engine, prompt, params),
+            # Positions that are found in the prefix cache have no logits, so a prompt that is scored shares nothing.
+            cache_salt=cache_salt if params.prompt_logprobs is None else f"scored {request_id} {number}",
+            index=index,
+            logits_processors=processors,
+            banned_token_ids=tuple(word[0] for word in bad_words if len(word) == 1),
+        )
+        for index in range(params.num_generated)
+    ]
+    sequences[0].siblings = sequences[1:]
+    return sequences
+
+
+def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> Any:
+    if not params.detokenize:
+        return NoText()
+    return engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens)
+
+
+def _derived_seed(engine_seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([engine_seed, number]).generate_state(1, np.uint64)[0])

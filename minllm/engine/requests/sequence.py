@@ -1,0 +1,180 @@
+"""A sequence: one completion of a request, from its prompt to its end.
+
+It carries three things that change while it runs: its tokens and the text they make, where the scheduler stands with it, and how it ended.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from minllm.engine.outputs import FinishReason, Logprob
+from minllm.engine.requests.stop_strings import StopStringMatcher
+from minllm.engine.sampling_params import SamplingParams
+
+NO_SLOT = -1
+LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary's size in float32, 263 MB for Llama 3
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One prompt and the tokens that follow it.
+
+    `max_tokens` is the smaller of the request's own limit and the room left in the model's context. `decoder` turns ids into text
+    piece by piece (models.incremental_decoder); text is made when somebody reads it, or at once if it may hold a stop string.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams  # `seed` is never None
+    max_tokens: int
+    eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
+    decoder: Any
+    arrival_time: float = field(default_factory=time.perf_counter)  # seconds
+    cache_salt: str = ""  # only sequences with the same salt share cached keys and values
+    index: int = 0  # index of the completion in its request
+    logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
+    banned_token_ids: tuple[int, ...] = ()
+    siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
+    priority: int = 0  # lower runs earlier
+    deadline: float | None = None  # in time.perf_counter's seconds: when the sequence is aborted
+
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: Exception | None = None  # why it ended, with finish_reason "error"
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    # The scheduler's. A token is computed when its key and value are in the cache, or will be after the steps launched so far.
+    arrival: int = 0  # order of arrival
+    slot: int = NO_SLOT  # where its state lies on the device while it runs
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_computed_tokens: int = 0
+    num_prefill_tokens: int = 0  # tokens known when it entered: they are computed in chunks; later ones are decoded one by one
+    num_in_flight: int = 0  # tokens that launched steps sample, and that have not come back
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self._stop_ids = frozenset(self.params.stop_token_ids)
+        self._ending_ids = self.eos_token_ids | self._stop_ids
+        self._matcher = StopStringMatcher(self.params.stop, self.params.include_stop_str_in_output)
+        self._num_read = 0  # output tokens that the decoder has had
+        self._unread = ""
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether the log-probabilities of its tokens are wanted, or decide which completions are returned."""
+        return self.params.logprobs is not None or self.params.num_generated > self.params.n
+
+    def __repr__(self) -> str:
+        return f"request {self.request_id}" + (f", completion {self.index}" if self.index else "")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, of prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """The most tokens that the KV cache may have to hold for this sequence: the prompt and all that may be generated."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """All ids that end the text; min_tokens bans these."""
+        return self._ending_ids
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the sequence has ended."""
+        return self.finish_reason is not None
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether all tokens that were known when it entered are computed."""
+        return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether its newest token can be computed: it is sampled, at least by a launched step, and it is not the last one."""
+        if self.slot == NO_SLOT or not self.is_prefilled or (self.logits_processors and self.num_in_flight):
+            return False
+        return len(self.output_token_ids) + self.num_in_flight < self.max_tokens
+
+    @property
+    def longest_chunk(self) -> int:
+        """The most tokens of its prompt in one step: fewer if the logits of all of them are wanted."""
+        return LONGEST_SCORED_CHUNK if self.scores_prompt else sys.maxsize
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are wanted, and not known yet."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens `start` to `stop`, counted from the prompt's first."""
+        prompt = len(self.prompt_token_ids)
+        if stop <= prompt:
+            return self.prompt_token_ids[start:stop]
+        return self.prompt_token_ids[start:] + self.output_token_ids[max(0, start - prompt) : stop - prompt]
+
+    @property
+    def text(self) -> str:
+        """The text so far, without a tail that may be part of a character or a stop string."""
+        self._read_tokens()
+        return self._matcher.text
+
+    def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
+        """Append the next token, which came at `now`, and decide whether it is the last."""
+        now = time.perf_counter() if now is None else now
+        if self.first_token_time is None:
+            self.first_token_time = now
+        self.last_token_time = now
+        self.output_token_ids.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token_id].logprob
+        if self.params.stop:
+            self._read_tokens()
+        if token_id in self._ending_ids and len(self.output_token_ids) > self.params.min_tokens and not self.is_finished:
+            self.finish_reason = "stop"
+            self.stop_reason = None if token_id in self.eos_token_ids else token_id
+        if len(self.output_token_ids) >= self.max_tokens and not self.is_finished:
+            self.finish_reason = "length"
+        if self.is_finished and self.params.stop:
+            self._read_tokens()
+
+    def abort(self, reason: FinishReason = "abort", error: Exception | None = None) -> None:
+        """End the sequence where it is."""
+        self.finish_reason, self.error = reason, error
+
+    def take_text(self) -> str:
+        """The text that became final since the last call."""
+        self._read_tokens()
+        text, self._unread = self._unread, ""
+        return text
+
+    def _read_tokens(self) -> None:
+        """Turn the output tokens that the decoder has not had into text."""
+        while self._num_read < len(self.output_token_ids):
+            token_id = self.output_token_ids[self._num_read]
+            self._num_read += 1
+            may_stop = self._num_read > self.params.min_tokens
+            ends = may_stop and token_id in self._ending_ids
+            if not ends or self.params.include_stop_str_in_output:
+                self._take_piece(self.decoder.push(token_id), may_stop)
+        if self.is_finished and self.decoder is not None:
+            self._take_piece(self.decoder.finish(), len(self.output_token_ids) > self.params.min_tokens)
+            self._unread += self._matcher.flush()
+            self.decoder = None
+
+    def _take_piece(self, piece: str, may_stop: bool) -> None:
+        self._unread += self._matcher.push(piece, may_stop)
+        if self._matcher.stop is not None and self.finish_reason not in ("abort", "error"):
+            self.finish_reason, self.stop_reason = "stop", self._matcher.stop

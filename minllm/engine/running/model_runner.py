@@ -1,0 +1,210 @@
+"""The runner: executes one Step on the model, and knows nothing else of sequences.
+
+    slots of sequences that entered or grew are brought up to date          one upload, one launch
+    forward over all tokens of the step, sample, advance                    decodes alone replay a CUDA graph on a GPU
+    tokens come back through page-locked memory                             `PendingForward.wait` is the only wait
+
+Nothing here waits for the device, so on a GPU the host plans step n + 1 while step n is computed; the token that step n + 1 decodes is
+read from its slot, where step n leaves it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.cache.block_pool import blocks_needed
+from minllm.cache.kv_cache import KVCache
+from minllm.cache.policy import CachePolicy
+from minllm.engine.progress import Progress
+from minllm.engine.requests.sequence import NO_SLOT, Sequence
+from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch
+from minllm.engine.running.decode_graphs import DecodeGraphs
+from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
+from minllm.engine.running.machine import HostMachine
+from minllm.engine.running.slots import Slots
+from minllm.engine.scheduling.step import Span, Step
+from minllm.kernels.attention.residual_window.reference import ring_blocks
+from minllm.kernels.sampling.log_probabilities import LogProbabilities
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.models.decoder import forward
+from minllm.ops.protocol import Batch, RecentTokens
+
+BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
+
+
+class ForwardResult(NamedTuple):
+    """What a forward computed, on the host."""
+
+    sampled: list[Sequence]
+    token_ids: list[int]  # one per sequence
+    logprobs: LogProbabilities | None  # of these tokens, if one of the sequences wants them
+    prompt_logprobs: list[tuple[Span, LogProbabilities]]  # of the tokens after each of a span's
+
+
+class ModelRunner:
+    """Executes steps for sequences in up to `max_num_seqs` slots. uses_graphs: whether decode steps are replayed as CUDA graphs."""
+
+    def __init__(
+        self, ops, model, cache: KVCache, policy: CachePolicy, *, max_num_seqs: int, max_model_len: int, machine: Any = None,
+        uses_graphs: bool = False,
+    ):  # fmt: skip
+        self.ops, self.model, self.cache, self.policy = ops, model, cache, policy
+        self.machine = machine or HostMachine()
+        columns = max(1, blocks_needed(max_model_len, cache.block_size))
+        self.slots = Slots(ops, self.machine, policy, max_num_seqs, columns, model.config.vocab_size)
+        self._pinned = PinnedMemory(self.machine)
+        self._uploads = Uploads(ops, self.machine, self._pinned)
+        self._window = cache.shape.residual_window
+        self.graphs = None
+        if uses_graphs:
+            self.graphs = DecodeGraphs(ops, self.machine, max_num_seqs, columns, cache.block_size, self._window, self.compute)
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many steps may be launched before the results of an earlier one are read."""
+        return self.machine.steps_ahead
+
+    def execute(self, step: Step) -> list["PendingForward"]:
+        """Launch a step; the results of its forwards are in the order of `step.sampled`."""
+        if step.copies:
+            self.cache.copy_blocks(self.ops, step.copies)
+        changes = self.slots.changes(step)
+        if len(changes):
+            self.ops.write_slots(self.slots.state, self._uploads.send({"pairs": changes})["pairs"])
+        pending = [self._launch(spans) for spans in self._forwards(step)]
+        if self._window:
+            forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
+            if forks:
+                self.cache.copy_rings(self.ops, forks)
+        return pending
+
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+        """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
+        keys = [] if self.graphs is None else self.graphs.keys(kinds)
+        for done, key in enumerate(keys, start=1):
+            self.graphs.capture(key, self._uploads)
+            if progress is not None:
+                progress("Capturing decode steps", done, len(keys))
+
+    def _forwards(self, step: Step) -> list[list[Span]]:
+        """The spans of each forward: all in one, but with a residual window decodes, which work in the rings, are apart from prompts.
+
+        Those work in scratch memory, which has room for one that has begun earlier.
+        """
+        if not self._window:
+            return [step.spans]
+        decodes = [span for span in step.spans if span.decodes]
+        forwards = [decodes] if decodes else []
+        for span in step.spans[len(decodes) :]:
+            if span.start or not forwards or forwards[-1] is decodes:
+                forwards.append([])
+            forwards[-1].append(span)
+        return forwards
+
+    def _launch(self, spans: list[Span]) -> "PendingForward":
+        sampled = [sequence for span in spans for sequence in span.sampled]
+        slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
+        processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
+        scored = [span for span in spans if span.sequence.scores_prompt and not span.decodes]
+        if self.graphs is not None and spans[-1].decodes and not processed:
+            key = self.graphs.key(len(spans), 1 + max(span.start for span in spans), kind)
+            tokens, logits = self.graphs.replay(key, slots, self._uploads)
+        else:
+            batch, slots = self._batch(spans, slots, scored)
+            tokens, logits = self.compute(slots, batch, kind, processed)
+        return self._read(tokens, logits, sampled, scored)
+
+    def _batch(self, spans: list[Span], slots: list[int], scored: list[Span]) -> tuple[Batch, Any]:
+        """The batch of a forward, and the slots of its sampled rows, on the device."""
+        size = self.cache.block_size
+        decodes, prompts = [span for span in spans if span.decodes], [span for span in spans if not span.decodes]
+        batch = None
+        if prompts:
+            chunks = [self._chunk(span) for span in prompts]
+            ends = np.cumsum([span.length for span in prompts]) - 1  # the last row of each
+            rows = [row for span, row in zip(prompts, ends, strict=True) for _ in span.sampled]
+            if not slots:
+                rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty: a row that counts for nothing
+            rows += [end - back for span, end in zip(prompts, ends, strict=True) if span in scored for back in reversed(range(span.length))]
+            batch = build_batch(chunks, rows, size, self._window)
+        if decodes:
+            batch = behind_decodes(batch, [span.start for span in decodes], size)
+        arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
+        recent = {} if batch.recent is None else batch.recent.arrays()
+        sent = self._uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
+        slots = sent.pop("slots")
+        if batch.recent is not None:
+            batch = replace(batch, recent=replace(batch.recent, **{name: sent.pop(f"recent {name}") for name in recent}))
+        elif self._window:
+            batch = replace(batch, recent=self._recent_rows(slots))
+        return replace(batch, **sent), slots
+
+    def _chunk(self, span: Span) -> NewTokens:
+        end = span.start + span.length
+        table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
+        return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
+
+    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, Any]:
+        """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device."""
+        state = self.slots.state
+        if batch.num_decodes:
+            self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window)
+        logits = forward(self.ops, self.model, batch, self.cache.layers)
+        for row, sequence in processed:
+            self._process(logits[row], sequence)
+        num_sampled = slots.shape[0]
+        sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
+        tokens = self.ops.sample(sampled, self.slots.sampling(kind), slots)
+        self.ops.advance(tokens, slots, state)
+        return tokens, logits
+
+    def _recent_rows(self, slots: Any) -> RecentTokens:
+        """Arrays for `Ops.load_rows` to fill in."""
+        rows, ring = slots.shape[0], ring_blocks(self._window)
+        slot_mapping, context_lens = (self.ops.empty((rows,), np.int32) for _ in range(2))
+        return RecentTokens(slot_mapping, context_lens, self.ops.empty((rows, ring), np.int32), rings=slots)
+
+    def _process(self, logits: Any, sequence: Sequence) -> None:
+        """Let a sequence's own functions change its logits, on the host: slow, because the device waits."""
+        host = self.ops.to_host(logits).copy()
+        for processor in sequence.logits_processors:
+            host = np.asarray(processor(list(sequence.output_token_ids), host), np.float32)
+        self.machine.write(logits, host)
+
+    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], scored: list[Span]) -> "PendingForward":
+        """Start to bring the results of a forward to the host."""
+        count, arrays = len(sampled), [tokens]
+        wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
+        if wanted:
+            arrays += self.ops.log_probabilities(logits[:count], tokens[:count], max(wanted))
+        if scored:
+            top = max(span.sequence.params.prompt_logprobs for span in scored)
+            targets = np.concatenate([self._next_tokens(span) for span in scored])
+            sent = self._uploads.send({"targets": targets})["targets"]
+            arrays += self.ops.log_probabilities(logits[max(1, count) :], sent, top)
+        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, bool(wanted), scored)
+
+    def _next_tokens(self, span: Span) -> np.ndarray:
+        """The token after each of a span's, int32 [length]; 0 where it is not known yet."""
+        end = span.start + span.length
+        found = span.sequence.token_ids(span.start + 1, min(end + 1, span.sequence.num_tokens))
+        return np.array(found + [0] * (span.length - len(found)), np.int32)
+
+
+class PendingForward:
+    """The results of a forward on their way to the host."""
+
+    def __init__(self, readback: Readback, sampled: list[Sequence], has_logprobs: bool, scored: list[Span]):
+        self._readback, self._sampled, self._has_logprobs, self._scored = readback, sampled, has_logprobs, scored
+
+    def wait(self) -> ForwardResult:
+        """Wait for them; to be called once."""
+        tokens, *others = self._readback.wait()
+        logprobs = LogProbabilities(*others[:4]) if self._has_logprobs else None
+        prompt_logprobs, row = [], 0
+        for span in self._scored:
+            prompt_logprobs.append((span, LogProbabilities(*(array[row : row + span.length] for array in others[-4:]))))
+            row += span.length
+        return ForwardResult(self._sampled, tokens[: len(self._sampled)].tolist(), logprobs, prompt_logprobs)

@@ -1,0 +1,17 @@
+"""In-flight batching: every iteration lets finished sequences out and waiting ones in.
+
+A step holds one token of each running sequence and the whole prompts of new ones. Linear layers take all tokens together; attention
+takes decodes and prompts apart, because each has its own kernel ("selective batching"). A long prompt makes a long step, in which all
+others wait for their next token.
+
+Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022, sections 3.1 and 3.2.
+"""
+
+
+class InFlightBatching:
+    """Decodes, and whole prompts."""
+
+    def plan(self, scheduler, step) -> None:
+        """See SchedulingPolicy."""
+        scheduler.decode(step)
+        scheduler.prefill(step, whole=True)

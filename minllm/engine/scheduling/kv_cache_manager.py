@@ -1,0 +1,94 @@
+"""The scheduler's side of the KV cache: room for the tokens of a step.
+
+A cache policy (cache/policy.py) assigns blocks and keeps one block table per sequence. It is asked once per block rather than once per
+token: room is made to the end of a block, and the policy learns the tokens of a block when the next one begins. Only the beginning of
+decoding is special, because completions of one prompt share its last block, which the first to write has to copy.
+"""
+
+from minllm.cache.offload import SwapSpace
+from minllm.cache.policy import CachePolicy
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.scheduling.length_prediction import LengthPrediction
+from minllm.errors import OutOfMemoryError
+
+
+class KVCacheManager:
+    """Admits sequences to a cache policy's blocks, and frees them. prediction: how much room is kept for a sequence's future tokens."""
+
+    def __init__(self, policy: CachePolicy, prediction: LengthPrediction):
+        self.policy, self.prediction = policy, prediction
+        self.block_size = policy.block_size
+        self._noted: dict[Sequence, int] = {}  # tokens that the policy knows of each sequence
+
+    def check_fits(self, sequence: Sequence) -> None:
+        """Raise OutOfMemoryError if not even the empty cache could hold this sequence."""
+        if sequence.num_reserved_tokens > self.policy.max_sequence_tokens:
+            raise OutOfMemoryError(
+                f"A prompt of {len(sequence.prompt_token_ids)} tokens and max_tokens={sequence.max_tokens} need room for "
+                f"{sequence.num_reserved_tokens} tokens, and the KV cache has room for {self.policy.max_sequence_tokens} of a sequence: "
+                "lower max_tokens or shorten the prompt."
+            )
+
+    def admit(self, sequence: Sequence) -> int:
+        """Reserve blocks for the known tokens of a sequence, and a promise for those predicted; returns how many are in the cache.
+
+        Raises OutOfMemoryError if there is no room now.
+        """
+        known = sequence.token_ids(0, sequence.num_tokens)
+        found = self.policy.reserve(sequence, known, self._promise(sequence), sequence.cache_salt)
+        self._noted[sequence] = len(known)
+        return found
+
+    def swap_out(self, sequence: Sequence, swap_space: SwapSpace) -> None:
+        """Copy a sequence's computed tokens to the host and free its blocks. Raises OutOfMemoryError if the host has no room."""
+        self.note(sequence)
+        swap_space.swap_out(sequence, self._noted[sequence])
+        swap_space.release(sequence)
+        del self._noted[sequence]
+
+    def swap_in(self, sequence: Sequence, swap_space: SwapSpace) -> int:
+        """Bring a sequence back; returns the number of its computed tokens. Raises OutOfMemoryError if there is no room now."""
+        num_computed = swap_space.swap_in(sequence, self._promise(sequence))
+        self._noted[sequence] = num_computed
+        return num_computed
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Admit `child` with the blocks of `parent`, whose prompt it shares. False if there is no room."""
+        try:
+            self.policy.fork(parent, child)
+        except OutOfMemoryError:
+            return False
+        self._noted[child] = self._noted[parent]
+        return True
+
+    def make_room_to_decode(self, sequence: Sequence) -> bool:
+        """Make room for the next token of a sequence; returns whether its block table changed. Raises OutOfMemoryError."""
+        position = sequence.num_computed_tokens
+        if position % self.block_size and position != sequence.num_prefill_tokens:
+            return False
+        self.note(sequence)
+        end_of_block = (position // self.block_size + 1) * self.block_size
+        return self.policy.make_room(sequence, max(position + 1, min(end_of_block, sequence.num_reserved_tokens)))
+
+    def note(self, sequence: Sequence) -> None:
+        """Tell the policy the computed tokens that it does not know yet, and let other prompts share their blocks."""
+        noted, known = self._noted[sequence], min(sequence.num_tokens, sequence.num_computed_tokens)
+        if noted < known:
+            self.policy.append(sequence, sequence.token_ids(noted, known))
+            self._noted[sequence] = known
+        self.commit(sequence)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Let other prompts share what is computed of a sequence."""
+        self.policy.commit(sequence, min(self._noted[sequence], sequence.num_computed_tokens))
+
+    def free(self, sequence: Sequence) -> None:
+        """Free all blocks of a sequence; they may stay in the prefix cache."""
+        self.note(sequence)
+        del self._noted[sequence]
+        self.policy.free(sequence)
+
+    def _promise(self, sequence: Sequence) -> int:
+        """Tokens that are guaranteed beyond the known ones."""
+        left = sequence.max_tokens - len(sequence.output_token_ids)
+        return min(left, self.prediction.remaining_tokens(sequence))

@@ -1,0 +1,62 @@
+"""How long will an answer be? What is predicted decides how many sequences are admitted before memory runs out.
+
+    none    nothing is kept for the answer: most sequences run together, and some are preempted when their answers grow
+    limit   all of max_tokens is kept: nobody is ever preempted, and memory that short answers do not use stays empty
+    mean    the mean of past answers to prompts of about this length is kept: a running mean per power of two of the prompt's length
+"""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+
+from minllm.cache.virtual.length_estimate import LengthEstimate
+from minllm.engine.requests.sequence import Sequence
+
+
+class LengthPrediction(ABC):
+    """Predicts the number of tokens that a sequence will still generate."""
+
+    @abstractmethod
+    def remaining_tokens(self, sequence: Sequence) -> int:
+        """The prediction, 0 or more; the scheduler cuts it at max_tokens."""
+
+    def observe(self, sequence: Sequence) -> None:  # noqa: B027 - predictions that learn nothing do nothing
+        """Learn from a sequence that has ended by itself."""
+
+
+class NoPrediction(LengthPrediction):
+    """Keeps nothing."""
+
+    def remaining_tokens(self, sequence: Sequence) -> int:
+        """See LengthPrediction."""
+        return 0
+
+
+class LimitPrediction(LengthPrediction):
+    """Keeps all that may come."""
+
+    def remaining_tokens(self, sequence: Sequence) -> int:
+        """See LengthPrediction."""
+        return sequence.max_tokens - len(sequence.output_token_ids)
+
+
+class MeanPrediction(LengthPrediction):
+    """Keeps what earlier answers to prompts of this length had in the mean."""
+
+    def __init__(self):
+        self._estimates: dict[int, LengthEstimate] = defaultdict(LengthEstimate)
+
+    def remaining_tokens(self, sequence: Sequence) -> int:
+        """See LengthPrediction. A sequence that is longer than the mean is expected to go on for half of what it has."""
+        made = len(sequence.output_token_ids)
+        return max(round(self._estimate_of(sequence).tokens) - made, made // 2)
+
+    def observe(self, sequence: Sequence) -> None:
+        """See LengthPrediction."""
+        estimate = self._estimate_of(sequence)
+        estimate.observe(len(sequence.output_token_ids), round(estimate.tokens))
+
+    def _estimate_of(self, sequence: Sequence) -> LengthEstimate:
+        return self._estimates[len(sequence.prompt_token_ids).bit_length()]
+
+
+LENGTH_PREDICTIONS = {"none": NoPrediction, "limit": LimitPrediction, "mean": MeanPrediction}

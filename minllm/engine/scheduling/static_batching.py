@@ -1,0 +1,20 @@
+"""Static batching: a batch starts as a whole, and the next one starts when all of it has ended.
+
+This is how a model is first served, and what FasterTransformer does. Requests that end early leave their rows empty, and a request that
+arrives waits for the longest answer of the batch before it: both are what iteration-level scheduling removes.
+"""
+
+
+class StaticBatching:
+    """Admits only while a batch forms: from the moment when nothing runs until the first decode step."""
+
+    def __init__(self):
+        self._is_forming = True
+
+    def plan(self, scheduler, step) -> None:
+        """See SchedulingPolicy."""
+        self._is_forming |= not scheduler.running
+        scheduler.prefill(step, admits=self._is_forming)
+        if not step.spans:
+            self._is_forming = False
+            scheduler.decode(step)

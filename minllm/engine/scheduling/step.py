@@ -1,0 +1,51 @@
+"""A Step: what the model computes in one forward. The scheduler makes it, the runner executes it, and neither knows more of the other.
+
+A step is a list of spans, each some consecutive tokens of one sequence. A decode step of a sequence, a chunk of its prompt, the whole
+prompt and a verification of drafted tokens are all spans, and one step mixes them.
+"""
+
+from dataclasses import dataclass, field
+
+from minllm.engine.requests.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `start` to `start + length` of a sequence, whose keys and values this step computes.
+
+    decodes: the one token is the newest one, which an earlier step has sampled and the host may not know yet; it lies in the sequence's
+    slot on the device. Otherwise the tokens are known. sampled: the sequences that get their next token from the last row's logits: the
+    sequence itself, and further completions of its prompt; none if more of the prompt follows.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    decodes: bool
+    sampled: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """The spans of one forward, decodes first, and what has to be brought up to date before it."""
+
+    spans: list[Span] = field(default_factory=list)
+    entered: list[Sequence] = field(default_factory=list)  # their slots are written anew
+    grown: list[Sequence] = field(default_factory=list)  # their block tables have changed
+    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (source, destination) that are copied before the forward
+    preempts: bool = False  # sequences lost their memory to this step, so that none may enter it
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return sum(span.length for span in self.spans)
+
+    @property
+    def num_decodes(self) -> int:
+        """The number of spans that decode; they come first."""
+        return sum(span.decodes for span in self.spans)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """The sequences that get a token, in the order of the rows of the result."""
+        return [sequence for span in self.spans for sequence in span.sampled]

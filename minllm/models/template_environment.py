@@ -1,0 +1,72 @@
+"""What chat templates are written for: a Jinja environment with the functions of transformers' documentation, "Writing a chat template".
+
+They are raise_exception, strftime_now, a tojson filter that leaves HTML characters alone, and the generation tag.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+
+from minllm.models.template_sandbox import BoundedEnvironment, current
+
+
+def template_environment() -> BoundedEnvironment:
+    """A sandboxed environment with these functions."""
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+    environment.add_filter("tojson", _to_json)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationTag(Extension):
+    """{% generation %} marks the assistant's words for training; when a prompt is rendered it is only its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    budget, pieces = current(), []
+    for piece in encoder.iterencode(value):
+        budget.spend(len(piece))
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def loops_over_content(template: nodes.Template) -> bool:
+    """Whether a template loops over the parts of a message's content, and so reads lists of parts; others read texts alone.
+
+    (vLLM decides in the same way, its chat_template_content_format="auto".)
+    """
+    names = {"content"}  # macros that write a content take it under this name
+
+    def is_content(node: nodes.Node) -> bool:
+        while isinstance(node, nodes.Filter) and node.node is not None:
+            node = node.node
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node, nodes.Name) and node.name in names
+
+    for assignment in template.find_all(nodes.Assign):
+        if isinstance(assignment.target, nodes.Name) and is_content(assignment.node):
+            names.add(assignment.target.name)
+    return any(is_content(loop.iter) for loop in template.find_all(nodes.For))

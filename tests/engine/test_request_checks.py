@@ -1,0 +1,83 @@
+"""Requests against the model that is to run them, and the token sequences of bad words."""
+
+import pytest
+
+from minllm import SamplingParams
+from minllm.engine.requests.bad_words import bad_word_token_ids, banned_next
+from minllm.engine.prompts import PromptTokens
+from minllm.engine.request_checks import check_vocabulary, prompt_in_context
+from minllm.engine.requests import NOT_HONOURED
+from minllm.errors import InvalidRequestError
+
+PROMPT = PromptTokens("text", list(range(10)))
+
+
+@pytest.mark.parametrize(
+    "params,words",
+    [
+        (dict(stop_token_ids=[3, 10]), "stop_token_ids holds 10, outside the vocabulary: ids go from 0 to 9"),
+        (dict(logit_bias={3: 1.0, 10: 1.0}), "logit_bias holds 10"),
+        (dict(allowed_token_ids=[10]), "allowed_token_ids holds 10"),
+        (dict(logprobs=11), "logprobs=11 is more than the vocabulary's 10"),
+        (dict(prompt_logprobs=11), "prompt_logprobs=11 is more than the vocabulary's 10"),
+        (dict(allowed_token_ids=[2], min_tokens=1), "allowed_token_ids holds only ids that end the text, and min_tokens=1 bans those"),
+    ],
+)
+def test_a_vocabulary_of_ten(params, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        check_vocabulary(SamplingParams(**params), 10, {2})
+
+
+def test_what_a_vocabulary_of_ten_has():
+    check_vocabulary(SamplingParams(stop_token_ids=[9], logit_bias={9: 1}, allowed_token_ids=[2, 9], min_tokens=1, logprobs=10), 10, {2})
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_context():
+    assert prompt_in_context(PROMPT, SamplingParams(max_tokens=0), 10) == PROMPT
+    with pytest.raises(InvalidRequestError, match="10 tokens, and max_model_len=10 allows 9, with one more for the first new token"):
+        prompt_in_context(PROMPT, SamplingParams(), 10)
+    with pytest.raises(InvalidRequestError, match="10 tokens, and max_model_len=9 allows 9: shorten it"):
+        prompt_in_context(PROMPT, SamplingParams(max_tokens=0), 9)
+
+
+@pytest.mark.parametrize("length,max_tokens,kept", [(3, 1, 3), (10, 1, 10), (99, 1, 10), (-1, 1, 7), (-1, 0, 8)])
+def test_truncation_keeps_the_last_tokens(length, max_tokens, kept):
+    params = SamplingParams(truncate_prompt_tokens=length, max_tokens=max_tokens)
+    if kept > 7 + (max_tokens == 0):
+        with pytest.raises(InvalidRequestError, match="10 tokens"):
+            prompt_in_context(PROMPT, params, 8)
+    else:
+        assert prompt_in_context(PROMPT, params, 8) == PromptTokens("text", PROMPT.token_ids[-kept:])
+
+
+def test_a_context_of_one_token_cannot_be_truncated_to():
+    with pytest.raises(InvalidRequestError, match="leaves nothing of the prompt"):
+        prompt_in_context(PROMPT, SamplingParams(truncate_prompt_tokens=-1), 1)
+
+
+SPELLINGS = {"a": [1], " a": [2], "bc": [3, 4], " bc": [5, 4], "d": [6], " d": [7, 6], "e": []}
+
+
+def test_bad_words_are_banned_after_a_space_too():
+    assert bad_word_token_ids(["a", " bc", "d", "a"], SPELLINGS.__getitem__) == ((1,), (2,), (3, 4), (5, 4), (6,))
+    with pytest.raises(InvalidRequestError, match="bad_words holds 'e', which has no token"):
+        bad_word_token_ids(["e"], lambda text: [])
+
+
+@pytest.mark.parametrize("output,banned", [([], [1]), ([3], [1, 4]), ([4, 3], [1, 4]), ([3, 4], [1, 9]), ([4], [1])])
+def test_the_token_that_would_complete_a_bad_word(output, banned):
+    assert banned_next([(1,), (3, 4), (3, 4, 9)], output) == banned
+
+
+GIVEN = dict(best_of=2, logit_bias={1: 1}, allowed_token_ids=[1], bad_words="a", logits_processors=[len], prompt_logprobs=1)
+
+
+@pytest.mark.parametrize("name", NOT_HONOURED)
+def test_what_the_engine_does_not_honour_is_refused_rather_than_ignored(llm, name):
+    with pytest.raises(InvalidRequestError, match=f"{name}: not supported"):
+        llm.generate("a", SamplingParams(**{name: GIVEN[name]}))
+
+
+def test_requests_that_only_score_are_refused_until_they_are_supported(llm):
+    with pytest.raises(InvalidRequestError, match="max_tokens=0: not supported"):
+        llm.generate("a", SamplingParams(max_tokens=0))
