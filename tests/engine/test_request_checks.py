@@ -3,10 +3,10 @@
 import pytest
 
 from minllm import SamplingParams
-from minllm.engine.requests.bad_words import bad_word_token_ids, banned_next
 from minllm.engine.prompts import PromptTokens
 from minllm.engine.request_checks import check_vocabulary, prompt_in_context
 from minllm.engine.requests import NOT_HONOURED
+from minllm.engine.requests.bad_words import bad_word_token_ids, banned_next
 from minllm.errors import InvalidRequestError
 
 PROMPT = PromptTokens("text", list(range(10)))

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minllm.engine.model_runner import Step
+from minllm.engine.static_batching import StaticBatching
 
 from minllm.cache.paged import PagedPolicy
-from minllm.engine.model_runner import Step
-from minllm.engine.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.static_batching import StaticBatching
+from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import EngineBusyError, OutOfMemoryError
 
 BLOCK_SIZE = 4

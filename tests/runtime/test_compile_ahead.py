@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from minllm.engine.cache_format import cache_shape
-from minllm.engine.kernels_needed import EngineShape, ForwardPass, kernels_needed
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.kernels_needed import EngineShape, kernels_needed
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config_reader import parse_model_config
 from minllm.runtime import compile_ahead, compiler, disk_cache
 from minllm.runtime.compile_ahead import keys_of
@@ -163,8 +163,8 @@ def test_a_model_of_an_unusual_shape_compiles_in_parallel(no_compiler):
     )  # fmt: skip
     cache = cache_shape(config, np.dtype(ml_dtypes.bfloat16), block_size=16)
     shape = EngineShape(
-        H200, config, cache, weight_format=None, kernel_variants=None, virtual_cache=False, max_num_seqs=4, max_num_batched_tokens=64,
-        max_model_len=512, sampling=(SamplingParams(temperature=0.0),), passes=(ForwardPass(1, 1, 512),),
+        H200, config, cache, weight_format=None, kernel_variants=None, virtual_cache=False, uses_graphs=True, max_num_seqs=1,
+        max_num_batched_tokens=1, max_model_len=512, kinds=(SamplingKind.GREEDY,),
     )  # fmt: skip
     found = keys_of(kernels_needed(shape), TARGET)
     with start(kernels_needed, shape) as work:

@@ -55,7 +55,7 @@ class ModelRunner:
         columns = max(1, blocks_needed(max_model_len, cache.block_size))
         self.slots = Slots(ops, self.machine, policy, max_num_seqs, columns, model.config.vocab_size)
         self._pinned = PinnedMemory(self.machine)
-        self._uploads = Uploads(ops, self.machine, self._pinned)
+        self.uploads = Uploads(ops, self.machine, self._pinned)
         self._window = cache.shape.residual_window
         self.graphs = None
         if uses_graphs:
@@ -72,7 +72,7 @@ class ModelRunner:
             self.cache.copy_blocks(self.ops, step.copies)
         changes = self.slots.changes(step)
         if len(changes):
-            self.ops.write_slots(self.slots.state, self._uploads.send({"pairs": changes})["pairs"])
+            self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
         pending = [self._launch(spans) for spans in self._forwards(step)]
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
@@ -84,7 +84,7 @@ class ModelRunner:
         """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
         keys = [] if self.graphs is None else self.graphs.keys(kinds)
         for done, key in enumerate(keys, start=1):
-            self.graphs.capture(key, self._uploads)
+            self.graphs.capture(key, self.uploads)
             if progress is not None:
                 progress("Capturing decode steps", done, len(keys))
 
@@ -110,7 +110,7 @@ class ModelRunner:
         scored = [span for span in spans if span.sequence.scores_prompt and not span.decodes]
         if self.graphs is not None and spans[-1].decodes and not processed:
             key = self.graphs.key(len(spans), 1 + max(span.start for span in spans), kind)
-            tokens, logits = self.graphs.replay(key, slots, self._uploads)
+            tokens, logits = self.graphs.replay(key, slots, self.uploads)
         else:
             batch, slots = self._batch(spans, slots, scored)
             tokens, logits = self.compute(slots, batch, kind, processed)
@@ -133,12 +133,12 @@ class ModelRunner:
             batch = behind_decodes(batch, [span.start for span in decodes], size)
         arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
         recent = {} if batch.recent is None else batch.recent.arrays()
-        sent = self._uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
+        sent = self.uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
         slots = sent.pop("slots")
         if batch.recent is not None:
             batch = replace(batch, recent=replace(batch.recent, **{name: sent.pop(f"recent {name}") for name in recent}))
         elif self._window:
-            batch = replace(batch, recent=self._recent_rows(slots))
+            batch = replace(batch, recent=self.recent_rows(slots))
         return replace(batch, **sent), slots
 
     def _chunk(self, span: Span) -> NewTokens:
@@ -160,7 +160,7 @@ class ModelRunner:
         self.ops.advance(tokens, slots, state)
         return tokens, logits
 
-    def _recent_rows(self, slots: Any) -> RecentTokens:
+    def recent_rows(self, slots: Any) -> RecentTokens:
         """Arrays for `Ops.load_rows` to fill in."""
         rows, ring = slots.shape[0], ring_blocks(self._window)
         slot_mapping, context_lens = (self.ops.empty((rows,), np.int32) for _ in range(2))
@@ -182,7 +182,7 @@ class ModelRunner:
         if scored:
             top = max(span.sequence.params.prompt_logprobs for span in scored)
             targets = np.concatenate([self._next_tokens(span) for span in scored])
-            sent = self._uploads.send({"targets": targets})["targets"]
+            sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[max(1, count) :], sent, top)
         return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, bool(wanted), scored)
 
