@@ -154,7 +154,7 @@ def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
         kinds.setdefault(LAYER_NUMBER.sub(".", repr(layer)), []).append(layer)
     chosen = [layer for layer in layout.model.layers if any(layer in of_a_kind[:LAYERS_OF_A_KIND] for of_a_kind in kinds.values())]
     layout = replace(layout, model=replace(layout.model, layers=chosen))
-    return Model(shape.config, DryRunReader(ops, layout).read_model(), make_rope_table(ops, shape.config, shape.max_model_len))
+    return Model(shape.config, DryRunReader(ops, layout).read_model(), make_rope_table(ops, shape.config, max_positions=1))
 
 
 class DryRunReader(WeightReader):
