@@ -125,8 +125,8 @@ class SwapSpace:
         """Whether a sequence is in host memory."""
         return sequence in self._swapped
 
-    def swap_in(self, sequence: Hashable, max_tokens: int = 0, beside: bool = False) -> int:
-        """Reserve blocks for a swapped sequence and start to copy its keys and values into them.
+    def swap_in(self, sequence: Hashable, max_tokens: int = 0, beside: bool = False, tenant: str = "") -> int:
+        """Reserve blocks for a swapped sequence and start to copy its keys and values into them; max_tokens, tenant: see CachePolicy.reserve.
 
         Kernels launched later wait for the copies; with `beside` they do not, and the sequence may run once `has_arrived` is true.
         Returns the number of its computed tokens. Raises as CachePolicy.reserve does, and then the sequence stays swapped; CacheError for
@@ -136,7 +136,7 @@ class SwapSpace:
         if sequence in self._leaving:
             self._leaving.pop(sequence).sync()
             self.policy.free(sequence)
-        cached = self.policy.reserve(sequence, swapped.token_ids, max_tokens)
+        cached = self.policy.reserve(sequence, swapped.token_ids, max_tokens, tenant)
         first, table = cached // self.policy.block_size, self.policy.table(sequence)
         count = blocks_needed(swapped.num_computed, self.policy.block_size)
         pairs = self._upload_pairs(np.arange(count) % self.chunk_blocks, table[:count])

@@ -93,13 +93,13 @@ class EngineCore:
         return [None if top is None else named_logprobs(result.logprobs, row, token_id, top, self.tokenizer) for row, token_id, top in rows]
 
     def _name_prompt(self, span, found: LogProbabilities) -> None:
-        """Note the log-probabilities of the prompt's tokens after those of a span."""
-        sequence = span.sequence
+        """Note the log-probabilities of the prompt's tokens after those of a span, once: a preempted prompt is computed again."""
+        sequence, top = span.sequence, span.sequence.params.prompt_logprobs
         if not sequence.prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
-        targets = sequence.prompt_token_ids[span.start + 1 : span.start + span.length + 1]
-        for row, token_id in enumerate(targets):
-            top = sequence.params.prompt_logprobs
+        known, end = len(sequence.prompt_logprobs), min(span.start + span.length + 1, len(sequence.prompt_token_ids))
+        for position in range(known, end):
+            token_id, row = sequence.prompt_token_ids[position], position - span.start - 1
             sequence.prompt_logprobs.append(named_logprobs(found, row, token_id, top, self.tokenizer))
 
 

@@ -67,8 +67,8 @@ class Batch:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some sequences decode and others do not."""
-        return 0 < self.num_decodes < self.num_sequences
+        """Whether some sequences decode and others have several new tokens."""
+        return 0 < self.num_decodes < self.num_sequences and self.max_query_len > 1
 
     def decodes(self) -> "Batch":
         """The sequences that decode."""

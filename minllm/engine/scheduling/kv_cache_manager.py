@@ -48,7 +48,7 @@ class KVCacheManager:
 
     def swap_in(self, sequence: Sequence, swap_space: SwapSpace) -> int:
         """Bring a sequence back; returns the number of its computed tokens. Raises OutOfMemoryError if there is no room now."""
-        num_computed = swap_space.swap_in(sequence, self._promise(sequence))
+        num_computed = swap_space.swap_in(sequence, self._promise(sequence), tenant=sequence.cache_salt)
         self._noted[sequence] = num_computed
         return num_computed
 

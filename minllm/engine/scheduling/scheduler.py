@@ -41,6 +41,7 @@ class Scheduler:
         self._arrivals = 0
         self._deadlines: list[tuple[float, tuple[int, int, int], Sequence]] = []  # a heap
         self._num_unfinished = 0
+        self._entered: list[Sequence] = []  # have slots that the next step writes anew
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step
         self._ended: list[Sequence] = []  # by a deadline or for want of memory, and not reported yet
 
@@ -94,6 +95,7 @@ class Scheduler:
         if not step.spans:
             return None
         step.copies, self._copies = self._copies, []
+        step.entered, self._entered = self._entered, []
         return step
 
     def decode(self, step: Step) -> None:
@@ -119,7 +121,7 @@ class Scheduler:
         admits = admits and not step.preempts
         while admits and budget and self._free_slots and (sequence := self._first_waiting()) is not None:
             too_long = whole and budget < sequence.num_tokens and step.spans
-            if too_long or sequence.num_in_flight or not self._enter(sequence, step):
+            if too_long or sequence.num_in_flight or not self._enter(sequence):
                 break
             if not sequence.is_prefilled:
                 budget -= self._add_chunk(sequence, budget, step)
@@ -130,11 +132,8 @@ class Scheduler:
         for row, sequence in enumerate(step.sampled):
             sequence.num_in_flight -= 1
             if not sequence.is_finished:  # it may have been aborted, or have ended one step ago
-                sequence.append(token_ids[row], None if logprobs is None else logprobs[row], now)
+                self._append(sequence, token_ids[row], None if logprobs is None else logprobs[row], now)
                 moved.append(sequence)
-                if sequence.is_finished:
-                    self.memory.prediction.observe(sequence)
-                    self._leave(sequence)
         for span in step.spans:
             sequence = span.sequence
             if sequence.max_tokens == 0 and span.start + span.length == sequence.num_prefill_tokens and not sequence.is_finished:
@@ -152,9 +151,20 @@ class Scheduler:
         failed = [sequence for sequence in failed if not sequence.is_finished]
         for sequence in failed:
             self.abort(sequence, error)
+        self._entered += [sequence for sequence in step.entered if sequence in self.running]  # their slots may not have been written
         return failed
 
     # How
+
+    def _append(self, sequence: Sequence, token_id: int, logprobs: dict | None, now: float) -> None:
+        """Give a sequence its next token; it leaves if that is the last one, or if its decoder raises an error."""
+        try:
+            sequence.append(token_id, logprobs, now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this sequence, and the others of the step go on
+            sequence.abort("error", error)
+        if sequence.is_finished:
+            self.memory.prediction.observe(sequence)
+            self._leave(sequence)
 
     def _make_room(self, sequence: Sequence, step: Step) -> bool:
         """Make room for the next token of a running sequence; False if it is the newest itself and was preempted."""
@@ -180,6 +190,7 @@ class Scheduler:
         if sequence.is_finished:
             self._num_unfinished -= 1
             self._ended.append(sequence)
+            self._push_siblings(sequence)
         else:
             self._push(sequence)
 
@@ -189,18 +200,18 @@ class Scheduler:
         length = min(budget, sequence.num_prefill_tokens - start, sequence.longest_chunk)
         sequence.num_computed_tokens += length
         self.memory.commit(sequence)
-        sampled = self._first_to_sample(sequence, step) if sequence.is_prefilled else ()
+        sampled = self._first_to_sample(sequence) if sequence.is_prefilled else ()
         step.spans.append(Span(sequence, start, length, False, sampled))
         return length
 
-    def _first_to_sample(self, sequence: Sequence, step: Step) -> tuple[Sequence, ...]:
+    def _first_to_sample(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """The sequences that sample from the end of a prompt: the one that computed it, and siblings, as forks of it if there is room."""
         if sequence.max_tokens == 0:
             return ()
         sampled = [sequence]
         for sibling in self._take_siblings(sequence):
             if self._free_slots and self.memory.fork(sequence, sibling):
-                self._run(sibling, sequence.num_computed_tokens, sequence.num_prefill_tokens, step)
+                self._run(sibling, sequence.num_computed_tokens, sequence.num_prefill_tokens)
                 sampled.append(sibling)
             else:
                 self._push(sibling)
@@ -208,7 +219,7 @@ class Scheduler:
             one.num_in_flight += 1
         return tuple(sampled)
 
-    def _enter(self, sequence: Sequence, step: Step) -> bool:
+    def _enter(self, sequence: Sequence) -> bool:
         """Let the first waiting sequence in; False if there is no room now."""
         comes_back = self.preemption.holds(sequence)
         try:
@@ -220,15 +231,15 @@ class Scheduler:
         heapq.heappop(self.waiting)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = num_computed
-        self._run(sequence, num_computed, num_computed if comes_back else sequence.num_tokens, step)
+        self._run(sequence, num_computed, num_computed if comes_back else sequence.num_tokens)
         return True
 
-    def _run(self, sequence: Sequence, num_computed: int, num_prefill: int, step: Step) -> None:
+    def _run(self, sequence: Sequence, num_computed: int, num_prefill: int) -> None:
         """Give a sequence, which has its blocks, a slot."""
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.num_computed_tokens, sequence.num_prefill_tokens = num_computed, num_prefill
         insort(self.running, sequence, key=order)
-        step.entered.append(sequence)
+        self._entered.append(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Free all that a sequence holds that has ended. If it waits, its place in the queue is skipped later."""
@@ -238,16 +249,22 @@ class Scheduler:
         else:
             self.memory.free(sequence)
             self._give_up_slot(sequence)
-        for sibling in self._take_siblings(sequence):
-            self._push(sibling)
+        self._push_siblings(sequence)
 
     def _give_up_slot(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if sequence in self._entered:
+            self._entered.remove(sequence)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT
 
     def _push(self, sequence: Sequence) -> None:
         heapq.heappush(self.waiting, (order(sequence), sequence))
+
+    def _push_siblings(self, sequence: Sequence) -> None:
+        """Let the completions that waited for a prompt compute it themselves."""
+        for sibling in self._take_siblings(sequence):
+            self._push(sibling)
 
     def _first_waiting(self) -> Sequence | None:
         """The waiting sequence that comes first; those that have ended are dropped from the queue."""

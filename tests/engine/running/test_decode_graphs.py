@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from minllm.engine.cuda_graph_runner import CudaGraphRunner
 
 from minllm import LLM, SamplingParams
-from minllm.engine.cuda_graph_runner import CudaGraphRunner
 from minllm.ops.numpy_ops import NumpyOps
 from tests.engine import checks
 from tests.engine.models import model_directory
