@@ -55,7 +55,7 @@ class ModelRunner:
         columns = max(1, blocks_needed(max_model_len, cache.block_size))
         self.slots = Slots(ops, self.machine, policy, max_num_seqs, columns, model.config.vocab_size)
         self._pinned = PinnedMemory(self.machine)
-        self._uploads = Uploads(ops, self.machine, self._pinned)
+        self.uploads = Uploads(ops, self.machine, self._pinned)
         self._window = cache.shape.residual_window
         self.graphs = None
         if uses_graphs:
@@ -75,7 +75,7 @@ class ModelRunner:
             self.cache.copy_blocks(self.ops, step.copies)
         changes = self.slots.changes(step)
         if len(changes):
-            self.ops.write_slots(self.slots.state, self._uploads.send({"pairs": changes})["pairs"])
+            self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
         pending = [self._launch(spans) for spans in self._forwards(step)]
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
@@ -87,7 +87,7 @@ class ModelRunner:
         """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
         keys = [] if self.graphs is None else self.graphs.keys(kinds)
         for done, key in enumerate(keys, start=1):
-            self.graphs.capture(key, self._uploads)
+            self.graphs.capture(key, self.uploads)
             if progress is not None:
                 progress("Capturing decode steps", done, len(keys))
 
@@ -120,10 +120,10 @@ class ModelRunner:
             tokens, logits = self.compute(slots, batch, kind, processed)
         elif key.prompts:
             batch, _ = self._batch(spans, slots, scored)
-            tokens, logits = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self._uploads)
+            tokens, logits = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
             rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
         else:
-            tokens, logits = self.graphs.replay_decodes(key, slots, self._uploads)
+            tokens, logits = self.graphs.replay_decodes(key, slots, self.uploads)
         return self._read(tokens, logits, sampled, rows, scored)
 
     def _graph_key(self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind) -> GraphKey | None:
@@ -153,12 +153,12 @@ class ModelRunner:
         """A batch and its slots on the device."""
         arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
         recent = {} if batch.recent is None else batch.recent.arrays()
-        sent = self._uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
+        sent = self.uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
         slots = sent.pop("slots")
         if batch.recent is not None:
             batch = replace(batch, recent=replace(batch.recent, **{name: sent.pop(f"recent {name}") for name in recent}))
         elif self._window:
-            batch = replace(batch, recent=self._recent_rows(slots))
+            batch = replace(batch, recent=self.recent_rows(slots))
         return replace(batch, **sent), slots
 
     def _chunk(self, span: Span) -> NewTokens:
@@ -181,7 +181,7 @@ class ModelRunner:
         self.ops.advance(tokens, slots, state)
         return tokens, logits
 
-    def _recent_rows(self, slots: Any) -> RecentTokens:
+    def recent_rows(self, slots: Any) -> RecentTokens:
         """Arrays for `Ops.load_rows` to fill in."""
         rows, ring = slots.shape[0], ring_blocks(self._window)
         slot_mapping, context_lens = (self.ops.empty((rows,), np.int32) for _ in range(2))
@@ -203,7 +203,7 @@ class ModelRunner:
         if scored:
             top = max(span.sequence.params.prompt_logprobs for span in scored)
             targets = np.concatenate([self._next_tokens(span) for span in scored])
-            sent = self._uploads.send({"targets": targets})["targets"]
+            sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[count:], sent, top)
         return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored)
 

@@ -134,7 +134,8 @@ class StepGraphs:
         """Launch a step with these arrays, of the shapes of `key.layout`; returns its results, valid until the next replay."""
         graph = self._graph(key, uploads)
         self._rows = []
-        uploads.write(self._words[: sum(map(size_of, key.layout().values()))], np.concatenate([arrays[name].reshape(-1) for name in key.layout()]))
+        packed = np.concatenate([arrays[name].reshape(-1) for name in key.layout()])
+        uploads.write(self._words[: packed.size], packed)
         graph.launch()
         return graph.result
 
@@ -148,9 +149,15 @@ class StepGraphs:
         self._graphs[key] = self.machine.capture(step)
 
     def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
-        """The graphs of decodes in short contexts, the largest first, because the others then fit into its memory."""
-        sizes = [(kind, rows) for kind in sorted(kinds, reverse=True) for rows in reversed(self.decode_sizes)]
-        return [GraphKey(rows, rows, 0, self.widths[0], kind) for kind, rows in sizes]
+        """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
+
+        They are those of prompts, and of decodes in short contexts; others are captured when they are first needed.
+        """
+        columns, kinds = self.widths[0], sorted(kinds)
+        together = [GraphKey(self.token_sizes[-1], decodes, 8, columns, kinds[0]) for decodes in reversed(self.decode_sizes[2::8])]
+        prompts = [GraphKey(tokens, 0, 1, columns, kinds[0]) for tokens in reversed(self.token_sizes)]
+        decodes = [GraphKey(rows, rows, 0, columns, kind) for kind in kinds for rows in reversed(self.decode_sizes)]
+        return ([] if self._recent else together + prompts) + decodes
 
     def batch(self, key: GraphKey) -> tuple[Any, Batch]:
         """The slots and the batch of a graph."""

@@ -6,7 +6,8 @@ For a row of slot s, whose sequence has n = lengths[s] tokens, of which the newe
     block_tables ← block_tables of s,   first ceil(n / block_size) columns
 
 A padding row, slot -1, gets token 0 at position 0, cache slot -1, which writes no key and value, and context length 0, which makes its
-attention output zeros; in a step with prompts it stays as the host wrote it, because prompts may begin there. 32 bytes per row and 8 per block of its context; one block of threads per row.
+attention output zeros; in a step with prompts it stays as the host wrote it, because prompts may begin there. 32 bytes per row and 8 per
+block of its context; one block of threads per row.
 """
 
 import numpy as np
