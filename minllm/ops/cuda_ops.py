@@ -343,8 +343,9 @@ class CudaOps(ComposedOps):
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> LogProbabilities:
         """Log-probabilities of the chosen and of the `top` likeliest tokens of each row."""
         rows, vocab = logits.shape
-        out = LogProbabilities.allocate(self.empty, rows, min(top, vocab))
-        log_probabilities(logits, token_ids, out, LogProbabilitiesScratch.allocate(self.empty, rows, vocab, top), self.stream)
+        top = min(top, vocab)
+        out, scratch = LogProbabilities.allocate(self.empty, rows, top), LogProbabilitiesScratch.allocate(self.empty, rows, vocab, top)
+        log_probabilities(logits, token_ids, out, scratch, self.stream)
         return out
 
     def write_slots(self, state: SlotState, pairs: Any) -> None:

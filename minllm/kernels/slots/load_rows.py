@@ -47,20 +47,20 @@ def load_rows_kernel(
     wait_for_predecessors()
     row, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
     slot = slots[row]
-    token, position, place = int32(0), int32(-1), int32(-1)
-    if slot >= 0:
-        token = newest_tokens[slot]
-        position = int32(lengths[slot] - 1)
-        place = int32(tables_of_slots[slot, position // block_size] * block_size + position % block_size)
-        column = thread
-        while column <= position // block_size:
-            block_tables[row, column] = tables_of_slots[slot, column]
-            column += THREADS
+    if slot < 0:
+        if thread == 0:
+            token_ids[row], positions[row], slot_mapping[row], context_lens[row] = 0, 0, -1, 0
+        return
+    position = int32(lengths[slot] - 1)
     if thread == 0:
-        token_ids[row] = token
-        positions[row] = max(position, int32(0))
-        slot_mapping[row] = place
+        token_ids[row] = newest_tokens[slot]
+        positions[row] = position
+        slot_mapping[row] = tables_of_slots[slot, position // block_size] * block_size + position % block_size
         context_lens[row] = position + 1
+    column = thread
+    while column <= position // block_size:
+        block_tables[row, column] = tables_of_slots[slot, column]
+        column += THREADS
 
 
 def load_rows(slots, state: SlotState, batch, block_size: int, stream=None) -> None:
