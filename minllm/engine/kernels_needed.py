@@ -4,7 +4,9 @@ A dry run needs the model's configuration and no weights, so that kernels are co
 in their numbers launch the same kernels: of each kind of layer two take part, because the first layer of a model has no residual yet.
 """
 
+import itertools
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +18,10 @@ from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.engine.calibration import TOKENS as CALIBRATION_TOKENS
 from minllm.engine.calibration import cached_numbers, is_calibrated
-from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
-from minllm.engine.running.decode_graphs import DecodeGraphs, GraphKey
+from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, to_backend
+from minllm.engine.running.machine import Done, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
-from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.parameters import kind_of
+from minllm.engine.running.step_graphs import GraphKey
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
@@ -35,16 +36,8 @@ from minllm.weights.linear import Linear
 from minllm.weights.stored import StoredLinear, StoredTensor
 
 LAYERS_OF_A_KIND = 2
+FEW_ROWS = 16
 LAYER_NUMBER = re.compile(r"\.\d+\.")  # in the names of tensors
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """The forward of a batch of `rows` sequences with `new_tokens` each, in block tables for `context` tokens."""
-
-    rows: int
-    new_tokens: int
-    context: int
 
 
 @dataclass(frozen=True)
@@ -57,15 +50,15 @@ class EngineShape:
     weight_format: WeightFormat | None
     kernel_variants: dict[str, str] | None
     virtual_cache: bool
+    uses_graphs: bool
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    sampling: tuple[SamplingParams, ...]
-    passes: tuple[ForwardPass, ...]
+    kinds: tuple[SamplingKind, ...]  # in ascending order
 
 
 def kernels_needed(shape: EngineShape) -> list[Signature]:
-    """The kernels of these forward passes with their argument types, in the order of their first launches."""
+    """The kernels of an engine with their argument types, in the order of their first launches."""
     with dry_run(shape.device) as launches:
         ops = DryRunOps(str(shape.cache.dtype), shape.kernel_variants)
         model = dry_model(ops, shape)
@@ -74,14 +67,85 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
         if is_calibrated(shape.cache):
             tokens = [0] * min(CALIBRATION_TOKENS, shape.max_model_len)
             cached_numbers(ops, model, replace(shape.cache, num_layers=layers), tokens)
-        runner = ModelRunner(ops, model, cache, None, max_num_seqs=shape.max_num_seqs, max_model_len=shape.max_model_len)
-        state = runner.slots.state
-        state.sampling = state.sampling.with_vocabulary_arrays(ops.zeros, shape.config.vocab_size)
-        for one in shape.passes:
-            for kind in sorted({kind_of(params) for params in shape.sampling}):
-                run = decode if one.new_tokens == 1 else prefill
-                run(runner, one, kind)
+        runner = ModelRunner(
+            ops, model, cache, None, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens,
+            max_model_len=shape.max_model_len, machine=DryRunMachine(), uses_graphs=shape.uses_graphs,
+        )  # fmt: skip
+        if SamplingKind.ADJUSTED in shape.kinds:
+            state = runner.slots.state
+            state.sampling = state.sampling.with_vocabulary_arrays(ops.zeros, shape.config.vocab_size)
+        if runner.graphs is None or shape.cache.residual_window:
+            run_prompts(runner, shape)
+        run_decodes(runner, shape)
     return signatures(launches)
+
+
+class DryRunMachine(HostMachine):
+    """The machine of a dry run: nothing is copied or captured."""
+
+    def write_later(self, array: Any, pinned: np.ndarray) -> Done:
+        """Nothing to do: arrays have no contents."""
+        return Done()
+
+    def capture(self, function: Callable) -> None:
+        """No graph. A step is launched kernel by kernel before it is captured, so its launches are known."""
+
+
+def row_counts(most: int) -> list[int]:
+    """Numbers of rows whose forwards launch, together, all kernels that forwards of up to `most` rows do.
+
+    GEMM kernels change with every row first, then with every 8 rows up to a few tiles, and then with the number of tiles of 64.
+    """
+    return sorted({*range(1, FEW_ROWS + 1), *range(24, 257, 8), *range(320, most, 64), most} & set(range(1, most + 1)))
+
+
+def run_prompts(runner: ModelRunner, shape: EngineShape) -> None:
+    """Prompts of all lengths, several together, the end of a long one, and one beside a sequence that decodes."""
+    most, longest = min(shape.max_num_batched_tokens, shape.max_model_len - 1), shape.max_model_len
+    for length in row_counts(most):
+        run(runner, [chunk(runner, length)])
+    for count in range(2, min(FEW_ROWS, shape.max_num_seqs, most // 2) + 1):
+        run(runner, [chunk(runner, 2, ring=ring) for ring in range(count)])
+    run(runner, [chunk(runner, most, start=longest - most)])
+    for kind in shape.kinds[1:]:
+        run(runner, [chunk(runner, 1)], kind)
+    if most > 1 and shape.max_num_seqs > 1 and not shape.cache.residual_window:  # with a window, prompts have a forward of their own
+        run(runner, [chunk(runner, most - 1)], decoding=[most])
+
+
+def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
+    """Steps of all sizes as they are captured, or decode steps as they are launched without graphs."""
+    runner.ops.write_slots(runner.slots.state, runner.ops.zeros((1, 2), np.int32))
+    if runner.graphs is None:
+        for rows in row_counts(shape.max_num_seqs):
+            run(runner, [], decoding=[shape.max_model_len - 1] * rows)
+        return
+    graphs = runner.graphs
+    for key in graphs.keys(shape.kinds[:1]):
+        graphs.capture(key, runner.uploads)
+    for rows in (graphs.decode_sizes[0], graphs.decode_sizes[-1]):
+        for columns, kind in itertools.product(graphs.widths, shape.kinds):
+            graphs.capture(GraphKey(rows, rows, 0, columns, kind), runner.uploads)
+
+
+def chunk(runner: ModelRunner, length: int, start: int = 0, ring: int = 0) -> NewTokens:
+    """Tokens of a prompt, with a block table for them and those before them."""
+    return NewTokens([0] * length, start, range(blocks_needed(start + length, runner.cache.block_size)), ring)
+
+
+def run(
+    runner: ModelRunner, chunks: list[NewTokens], kind: SamplingKind = SamplingKind.GREEDY, decoding: Sequence[int] = ()
+) -> None:
+    """The forward of chunks of prompts, each of which gets a token, behind sequences that decode at these positions."""
+    cache, ops = runner.cache, runner.ops
+    last = [end - 1 for end in itertools.accumulate(len(chunk.token_ids) for chunk in chunks)]
+    batch = build_batch(chunks, last, cache.block_size, cache.shape.residual_window) if chunks else None
+    if decoding:
+        batch = behind_decodes(batch, decoding, cache.block_size)
+    slots, batch = ops.zeros((len(chunks) + len(decoding),), np.int32), to_backend(batch, ops)
+    if cache.shape.residual_window and decoding:
+        batch = replace(batch, recent=runner.recent_rows(slots))
+    runner.compute(slots, batch, kind)
 
 
 def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
@@ -92,7 +156,7 @@ def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
         kinds.setdefault(LAYER_NUMBER.sub(".", repr(layer)), []).append(layer)
     chosen = [layer for layer in layout.model.layers if any(layer in of_a_kind[:LAYERS_OF_A_KIND] for of_a_kind in kinds.values())]
     layout = replace(layout, model=replace(layout.model, layers=chosen))
-    return Model(shape.config, DryRunReader(ops, layout).read_model(), make_rope_table(ops, shape.config, shape.max_model_len))
+    return Model(shape.config, DryRunReader(ops, layout).read_model(), make_rope_table(ops, shape.config, max_positions=1))
 
 
 class DryRunReader(WeightReader):
@@ -127,20 +191,3 @@ def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | Virt
         scales = np.zeros((wanted.num_layers, 2, wanted.kv_heads), np.float32) if wanted.format.is_float else None
         cache.calibrate(np.zeros((wanted.num_layers, 3, wanted.kv_heads, wanted.head_dim), np.float32), scales, ops)
     return cache
-
-
-def prefill(runner: ModelRunner, one: ForwardPass, kind: SamplingKind) -> None:
-    """A chunk of prompts, and the first token of each."""
-    ops, cache = runner.ops, runner.cache
-    table = range(blocks_needed(one.context, cache.block_size))
-    spans = [NewTokens([0] * one.new_tokens, 0, table, ring) for ring in range(one.rows)]
-    last = [(row + 1) * one.new_tokens - 1 for row in range(one.rows)]
-    batch = build_batch(spans, last, cache.block_size, cache.shape.residual_window)
-    runner.compute(ops.zeros((one.rows,), np.int32), to_backend(batch, ops), kind)
-
-
-def decode(runner: ModelRunner, one: ForwardPass, kind: SamplingKind) -> None:
-    """A step of one new token for every sequence, as it is captured."""
-    cache, columns = runner.cache, blocks_needed(one.context, runner.cache.block_size)
-    graphs = DecodeGraphs(runner.ops, None, one.rows, columns, cache.block_size, cache.shape.residual_window, runner.compute)
-    runner.compute(runner.ops.zeros((one.rows,), np.int32), graphs.batch(GraphKey(one.rows, columns, kind)), kind)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from minllm.kernels import attention, matmul
 from minllm.kernels.specimen import Specimen
+from minllm.runtime.dry_run import Signature
 
 STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling", "slots")
 TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages of several variants
@@ -24,6 +25,11 @@ def all_specimens() -> dict[str, Specimen]:
         before = found.get(specimen.name, specimen).targets
         found[specimen.name] = replace(specimen, targets=tuple(sorted({*before, *specimen.targets})))
     return found
+
+
+def signatures_for(target: tuple[int, int]) -> list[Signature]:
+    """What is compiled for a target's specimens."""
+    return [Signature(one.kernel, tuple(one.arguments)) for one in all_specimens().values() if target in one.targets]
 
 
 def specimens_of(stage: str) -> Iterator[Specimen]:

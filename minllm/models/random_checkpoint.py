@@ -15,6 +15,7 @@ import numpy as np
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.models.safetensors_file import TensorEntry
+from minllm.runtime.host_threads import host_threads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STANDARD_DEVIATION = 0.02  # what Llama's matrices are initialised with
@@ -36,8 +37,12 @@ class RandomCheckpoint:
     def _strip(self) -> np.ndarray:
         """Made when the first tensor is read: asking for shapes alone takes no memory."""
         noise = np.random.default_rng(self._seed).standard_normal(self._period, dtype=np.float32)
-        period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy repeats its own dtypes several times faster
-        return np.resize(period, self._largest + len(period)).view(BFLOAT16)
+        period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy copies its own dtypes several times faster
+        strip = np.empty(self._largest + len(period), np.uint16)
+        repeats = [strip[start : start + len(period)] for start in range(0, len(strip), len(period))]
+        with host_threads() as threads:
+            list(threads.map(lambda repeat: np.copyto(repeat, period[: len(repeat)]), repeats))
+        return strip.view(BFLOAT16)
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes

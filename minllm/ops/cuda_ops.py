@@ -352,9 +352,11 @@ class CudaOps(ComposedOps):
         """Writes words of the slots' state: pairs (index, word), int32 [n, 2]."""
         write_slots(state.words, pairs, self.stream)
 
-    def load_rows(self, slots: Any, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+    def load_rows(
+        self, slots: Any, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
+    ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch from its rows' slots."""
-        load_rows(slots, state, batch, block_size, self.stream)
+        load_rows(slots, state, batch, block_size, pads, self.stream)
         if residual_window:
             recent = (batch.recent.slot_mapping, batch.recent.context_lens, batch.recent.block_tables)
             move_window(batch.positions, batch.context_lens, slots, *recent, residual_window, self.stream)

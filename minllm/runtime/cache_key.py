@@ -53,6 +53,11 @@ def cache_key(function, argument_types, compute_capability, options):
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
+def code_size(function):
+    """A measure of how much code the compiler sees of a cacheable kernel, its device functions included."""
+    return len(str(describe(function, {})))
+
+
 def describe(value, seen, names=()):
     """A nested list of texts that differs whenever the compiler could see a difference in `value`.
 

@@ -10,7 +10,7 @@ order, and skip what another one is compiling: the locks of the disk cache divid
 once. A worker that fails leaves its kernels to the others or, in the end, to this process, which compiles what is still missing when it is
 launched.
 
-Numba compiles one kernel at a time in a process, because of its global lock; a kernel of the engine takes one to five seconds.
+Numba compiles one kernel at a time in a process, because of its global lock.
 """
 
 import contextlib
@@ -18,14 +18,20 @@ import os
 import pickle
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from minllm.runtime.cache_key import code_size
 from minllm.runtime.disk_cache import is_cached, is_writable
 from minllm.runtime.dry_run import Signature
 
 MOST_PROCESSES = 16
 POLL_SECONDS = 0.02
+WORKER = "import sys; sys.path[:] = sys.argv[1:]; from minllm.runtime.compile_worker import main; main()"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
 
@@ -35,6 +41,7 @@ class CompileAhead:
     def __init__(self, keys: Sequence[str] = ()):
         self.keys = keys
         self.workers: list[subprocess.Popen] = []
+        self.errors = tempfile.TemporaryFile() if keys else None  # what the workers write to standard error
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -58,6 +65,15 @@ class CompileAhead:
                     progress(done, len(self.keys))
             elif running:
                 time.sleep(POLL_SECONDS)
+        self.warn_of_failures()
+
+    def warn_of_failures(self) -> None:
+        """Tell of workers that have ended with an error."""
+        if failed := sum(worker.poll() not in (None, 0) for worker in self.workers):
+            self.errors.seek(0)
+            reason = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "no message"
+            message = f"{failed} of {len(self.workers)} processes that compile kernels have failed, which makes starting slower: {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def close(self) -> None:
         """End the processes, whether they are done or not."""
@@ -67,6 +83,8 @@ class CompileAhead:
             with contextlib.suppress(OSError):
                 worker.stdin.close()
             worker.wait()
+        if self.errors is not None:
+            self.errors.close()
 
 
 def compile_ahead(
@@ -78,11 +96,12 @@ def compile_ahead(
     """
     found = keys_of(find(*arguments), compute_capability)
     missing = [key for key in found if not is_cached(key)] if is_writable() else []
+    missing.sort(key=lambda key: code_size(found[key].kernel.function), reverse=True)  # what takes the longest starts first
     task = pickle.dumps((find, arguments, compute_capability, missing))
     work = CompileAhead(missing)
     try:
         for _ in range(min(len(missing), available_cores() if processes is None else processes)):
-            work.workers.append(start_worker(task))
+            work.workers.append(start_worker(task, work.errors))
     except BaseException as error:
         work.close()
         if not isinstance(error, OSError):  # the system starts no more processes: this one compiles
@@ -101,16 +120,18 @@ def available_cores() -> int:
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
-def start_worker(task: bytes) -> subprocess.Popen:
-    """A process that runs compile_worker.py on a task.
+def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
+    """A process that runs compile_worker.py on a task; its standard error goes to the file `errors`.
 
-    It imports what this process imports, from the same places, but not its main script; it sees no GPU, and has no terminal whose Ctrl-C
-    would interrupt it: it ends when its standard input does.
+    It imports from the same places as this process, but not the main script, and nothing beside the script takes the place of a standard
+    module. It sees no GPU, and has no terminal whose Ctrl-C would interrupt it: it ends when its standard input does.
     """
-    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-P", "-m", "minllm.runtime.compile_worker"]
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **quiet)
+    environment = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
+    path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
+    command = [sys.executable, "-P", "-c", WORKER, *path]
+    streams = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+    worker = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     with contextlib.suppress(OSError):  # it has ended already
         worker.stdin.write(len(task).to_bytes(8, "little") + task)
         worker.stdin.flush()

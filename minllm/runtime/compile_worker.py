@@ -1,4 +1,4 @@
-"""A worker process of compile_ahead.py: `python -m minllm.runtime.compile_worker`, with its task on standard input.
+"""A worker process of compile_ahead.py, with its task on standard input.
 
 The task is pickled: (find, arguments, compute capability, keys). The worker compiles those kernels of find(*arguments) that the keys name,
 and the disk cache keeps them.
@@ -19,7 +19,7 @@ from minllm.runtime.dry_run import Signature
 
 
 def main() -> None:
-    """The command."""
+    """What the process runs."""
     task = read_task(sys.stdin.buffer)
     threading.Thread(target=end_with_input, daemon=True).start()
     find, arguments, compute_capability, keys = pickle.loads(task)
@@ -52,9 +52,7 @@ def read_task(stream: Any) -> bytes:
 
 def end_with_input() -> None:
     """End this process when standard input ends: the process that started it has ended, however it did."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: at exit, Python could not flush what a thread is reading
+        pass
     os._exit(0)
 
-
-if __name__ == "__main__":
-    main()

@@ -46,6 +46,7 @@ DATA_TYPES = {
     np.dtype(ml_dtypes.float8_e4m3fn): "UINT8",
     np.dtype(ml_dtypes.float8_e5m2): "UINT8",
 }
+DATA_TYPE_NAMES = ", ".join(map(str, DATA_TYPES))
 SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZLE_128B"}
 FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
 
@@ -113,7 +114,7 @@ def check_map(array, box, swizzle, fill):
     itemsize = array.dtype.itemsize
     inner = box[-1] * itemsize if box else 0
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.pointer
-    check(array.dtype in DATA_TYPES, f"the copy engine knows {', '.join(map(str, DATA_TYPES))}")
+    check(array.dtype in DATA_TYPES, f"TMA copies {DATA_TYPE_NAMES}")
     check(1 <= len(array.shape) <= 5 and len(box) == len(array.shape), "array and box need the same number of axes, 1 to 5")
     check(all(1 <= extent <= LARGEST_BOX for extent in box), f"a box has 1 to {LARGEST_BOX} elements along each axis")
     check(all(1 <= extent <= 2**32 for extent in array.shape), "an array has 1 to 2**32 elements along each axis")

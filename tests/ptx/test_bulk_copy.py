@@ -137,7 +137,7 @@ F32 = np.float32
 @pytest.mark.parametrize(
     "array, options, complaint",
     [
-        (np.zeros((4, 8), np.complex64), {"box": (4, 8)}, "the copy engine knows"),
+        (np.zeros((4, 8), np.complex64), {"box": (4, 8)}, "TMA copies"),
         (np.zeros((4, 8), F32), {"box": (4,)}, "same number of axes"),
         (np.zeros((512, 8), F32), {"box": (257, 8), "swizzle": 32}, "1 to 256 elements"),
         (np.zeros((4, 8), F32), {"box": (4, 8), "swizzle": 48}, "swizzle 48 is none of"),

@@ -53,7 +53,7 @@ def load_rows_case(rows: int = 64) -> KernelCase:
         device_slots = ops.array(slots)
         load_rows_reference(slots, host, expected, BLOCK_SIZE)
         return Prepared(
-            [lambda: load_rows(device_slots, state, batch, BLOCK_SIZE, ops.stream)],
+            [lambda: load_rows(device_slots, state, batch, BLOCK_SIZE, stream=ops.stream)],
             [],
             result=lambda: np.concatenate([ops.to_host(array).ravel() for array in vars(batch).values()]),
             error=lambda found: mismatches(found, np.concatenate([array.ravel() for array in vars(expected).values()])),
