@@ -19,16 +19,19 @@ class QueueOps(NumpyOps):
 
 
 class Event:
-    """Something that the device does some time later; `sync` waits for it. Only then does the host see it."""
+    """Something that the device does some time later, after all that came before; the host sees it once it has waited for it."""
 
     is_done = False
 
-    def __init__(self, happens):
-        self._happens = happens
+    def __init__(self, queue, happens):
+        self.queue, self.happens = queue, happens
+        queue.append(self)
 
     def sync(self):
-        self._happens()
-        self.is_done = True
+        while not self.is_done:
+            first = self.queue.pop(0)
+            first.happens()
+            first.is_done = True
 
 
 class QueueMachine:
@@ -39,6 +42,7 @@ class QueueMachine:
     def __init__(self):
         self.captures = self.launches = 0
         self.fails = False  # whether captures fail
+        self.queue = []  # events, the earliest first
 
     def capture(self, function):
         if self.fails:
@@ -70,7 +74,7 @@ class QueueMachine:
         def happens():
             pinned[:] = contents
 
-        return Event(happens)
+        return Event(self.queue, happens)
 
     def write(self, array, host):
         array[:] = host
@@ -82,7 +86,7 @@ class QueueMachine:
         def happens():
             assert np.array_equal(pinned, then), "overwritten on its way to the device"
 
-        return Event(happens)
+        return Event(self.queue, happens)
 
 
 def with_graphs(llm, machine, max_num_seqs=8, max_model_len=256):

@@ -1,0 +1,179 @@
+"""No schedule changes a token: policies, chunk sizes, company, preemption and caches, in float32, token for token."""
+
+import functools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minllm import LLM, SamplingParams
+from minllm.engine.options import PREEMPTIONS, SCHEDULING_POLICIES
+from minllm.errors import OutOfMemoryError
+from tests.engine.checks import BLOCK_BYTES, tokens_of
+from tests.engine.models import model_directory, transformers_greedy
+from tests.models.random_models import prompt
+
+LENGTHS = [(1, 20), (17, 12), (70, 9), (16, 20), (33, 20), (5, 1)]  # (prompt, max_tokens)
+PROMPTS = [prompt(length, seed=length) for length, _ in LENGTHS]
+GREEDY = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for _, tokens in LENGTHS]
+SAMPLED = [
+    SamplingParams(temperature=1.0, max_tokens=20, seed=1, ignore_eos=True),
+    SamplingParams(temperature=0.8, top_k=30, max_tokens=12, seed=2, ignore_eos=True, repetition_penalty=1.2),
+    SamplingParams(temperature=1.2, top_p=0.9, max_tokens=9, seed=3, ignore_eos=True, logit_bias={7: 4.0}),
+    SamplingParams(temperature=1.0, max_tokens=20, seed=4, ignore_eos=True, frequency_penalty=0.5, min_p=0.01),
+    SamplingParams(temperature=0.9, max_tokens=20, seed=5, ignore_eos=True, n=3),
+    SamplingParams(temperature=1.0, max_tokens=1, seed=6, ignore_eos=True),
+]
+SMALL = dict(device="cpu", max_model_len=128)
+
+
+@functools.cache
+def transformers_tokens():
+    return [transformers_greedy("llama3", token_ids, tokens) for token_ids, (_, tokens) in zip(PROMPTS, LENGTHS, strict=True)]
+
+
+def completions(outputs):
+    """The tokens of all completions."""
+    return [completion.token_ids for output in outputs for completion in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def sampled_alone(llm):
+    """The tokens of the sampled requests, each by itself."""
+    return [tokens for token_ids, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in completions(llm.generate([token_ids], params))]
+
+
+def check(llm, sampled):
+    """All requests together, twice; the second time a prefix cache knows the prompts."""
+    for _ in range(2):
+        assert tokens_of(llm.generate(PROMPTS, GREEDY)) == transformers_tokens()
+        assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+    llm.engine.cache_policy.check()
+    assert llm.engine.cache_policy.usage().allocated == 0
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_policies_and_chunks(sampled_alone, policy, budget):
+    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=budget, **SMALL) as llm:
+        check(llm, sampled_alone)
+
+
+CACHES = {
+    "paged": {},
+    "hash": dict(enable_prefix_caching="hash"),
+    "radix": dict(enable_prefix_caching="radix"),
+    "virtual": dict(kv_cache_policy="virtual", max_num_seqs=3),
+    "contiguous": dict(kv_cache_policy="contiguous", max_num_seqs=3),
+}
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("cache", CACHES)
+def test_caches(sampled_alone, cache, policy):
+    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=24, **CACHES[cache], **SMALL) as llm:
+        check(llm, sampled_alone)
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("cache", ["paged", "radix"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
+def test_preemption(sampled_alone, preemption, cache, policy):
+    """Nine blocks of 16 for requests that need 20 at a time."""
+    options = dict(preemption=preemption, scheduling_policy=policy, kv_cache_memory_bytes=9 * BLOCK_BYTES, swap_space_bytes=9 * BLOCK_BYTES)
+    with LLM(model_directory("llama3"), **options, **CACHES[cache], **SMALL) as llm:
+        check(llm, sampled_alone)
+        assert llm.llm_engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("options", [dict(kv_cache_policy="virtual", max_num_seqs=4), dict(block_size=3)], ids=["virtual", "small blocks"])
+def test_preemption_in_other_caches(sampled_alone, options):
+    with LLM(model_directory("llama3"), kv_cache_memory_bytes=14 * BLOCK_BYTES, **options, **SMALL) as llm:
+        check(llm, sampled_alone)
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("kv_cache_dtype, window", [("int8", 0), ("int8", 32), ("kivi_int4", 32), ("kivi_int4", 64)])
+def test_quantised_caches(kv_cache_dtype, window, policy):
+    """A quantised cache has tokens of its own, but they too do not depend on company or chunks, if chunks read what decodes read.
+
+    A chunk reads earlier ones as they are cached, so equality holds for the chunks of one budget; company and preemption may not matter.
+    """
+    options = dict(kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=window, scheduling_policy=policy, **SMALL)
+    with LLM(model_directory("llama3"), **options) as llm:
+        alone = [tokens for one, params in zip(PROMPTS, GREEDY, strict=True) for tokens in completions(llm.generate([one], params))]
+        assert completions(llm.generate(PROMPTS, GREEDY)) == alone
+        sampled = [tokens for one, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in completions(llm.generate([one], params))]
+        assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+        with LLM(model_directory("llama3"), max_num_seqs=2, **options) as other:
+            assert completions(other.generate(PROMPTS, GREEDY)) == alone
+
+
+def test_dropped_requests_have_an_error_and_the_others_their_tokens():
+    options = dict(preemption="drop", kv_cache_memory_bytes=9 * BLOCK_BYTES)
+    with LLM(model_directory("llama3"), **options, **SMALL) as llm:
+        engine = llm.llm_engine
+        for number, (token_ids, params) in enumerate(zip(PROMPTS, GREEDY, strict=True)):
+            engine.add_request(str(number), token_ids, params)
+        outputs = {}
+        while engine.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in engine.step()}
+        dropped = [output for output in outputs.values() if output.error is not None]
+        assert len(outputs) == len(PROMPTS) and 0 < len(dropped) < len(PROMPTS)
+        assert all(isinstance(output.error, OutOfMemoryError) and output.outputs[0].finish_reason == "error" for output in dropped)
+        for number, expected in enumerate(transformers_tokens()):
+            found = outputs[str(number)].outputs[0].token_ids
+            assert found == expected[: len(found)] and (outputs[str(number)].error is not None or len(found) == len(expected))
+        assert llm.engine.cache_policy.usage().allocated == 0
+        with pytest.raises(OutOfMemoryError, match='preemption="drop" ends such requests'):
+            llm.generate(PROMPTS, GREEDY)
+        assert llm.engine.cache_policy.usage().allocated == 0
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_perplexity_is_unchanged_while_others_run(llm, policy):
+    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=16, **SMALL) as other:
+        expected = llm.perplexity(prompt(120), window=64, stride=32)
+        with other.stream("def f(x):", GREEDY[0]) as stream:
+            next(stream)
+            assert other.perplexity(prompt(120), window=64, stride=32) == pytest.approx(expected, rel=1e-5)
+            list(stream)
+        assert other.perplexity(prompt(120), window=64, stride=32) == pytest.approx(expected, rel=1e-5)
+
+
+ARRIVALS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(-1, 1), st.none() | st.integers(0, 15)), min_size=2, max_size=8)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    arrivals=ARRIVALS, policy=st.sampled_from(SCHEDULING_POLICIES), preemption=st.sampled_from(PREEMPTIONS), blocks=st.integers(8, 14),
+    budget=st.sampled_from([1, 7, 16, 64]), prefixes=st.sampled_from([False, "hash", "radix"]),
+)  # fmt: skip
+def test_requests_that_come_and_go(sampled_alone, arrivals, policy, preemption, blocks, budget, prefixes):
+    """(request, step of its arrival, priority, steps until it is aborted): who is not disturbed gets the tokens that he gets alone."""
+    first = [sum(params.n for params in SAMPLED[:number]) for number in range(len(SAMPLED))]
+    options = dict(
+        scheduling_policy=policy, preemption=preemption, kv_cache_memory_bytes=blocks * BLOCK_BYTES, swap_space_bytes=5 * BLOCK_BYTES,
+        max_num_batched_tokens=budget, enable_prefix_caching=prefixes, max_num_seqs=4,
+    )  # fmt: skip
+    with LLM(model_directory("llama3"), **options, **SMALL) as llm:
+        engine, outputs, step = llm.llm_engine, {}, 0
+        while step <= 27 or engine.has_unfinished_requests():
+            for number, (which, arrival, priority, aborted) in enumerate(arrivals):
+                if arrival == step:
+                    engine.add_request(str(number), PROMPTS[which], SAMPLED[which], priority=priority)
+                if aborted is not None and arrival + aborted == step:
+                    engine.abort_request(str(number))
+            outputs |= {output.request_id: output for output in engine.step()}
+            llm.engine.cache_policy.check()
+            step += 1
+        assert llm.engine.cache_policy.usage().allocated == 0 and engine.stats().num_running == engine.stats().num_waiting == 0
+    for number, (which, _, _, aborted) in enumerate(arrivals):
+        assert str(number) in outputs or aborted is not None
+        for completion in outputs[str(number)].outputs if str(number) in outputs else ():
+            expected = sampled_alone[first[which] + completion.index]
+            assert completion.token_ids == expected[: len(completion.token_ids)]
+            if completion.finish_reason == "length":
+                assert completion.token_ids == expected
+            else:
+                assert aborted is not None or (preemption == "drop" and completion.finish_reason == "error")
