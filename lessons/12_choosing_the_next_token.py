@@ -629,7 +629,7 @@ benched = {  # as in the recorded benchmark
     "penalties": dict(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.2),
 }
 row, passes = rows[2:], {}  # [1, vocabulary]
-of_the_vocabulary = ("logits", "prompt_mask", "output_counts", "out")  # the others are a number a row
+of_the_vocabulary = ("logits", "token_flags", "output_counts", "out")  # the others are a number a row
 for name, rule in benched.items():
     with tracing() as traces:
         draw(row, [SamplingParams(seed=1, **rule)])
@@ -642,8 +642,8 @@ assert abs(passes["penalties"] - 4.25) < 0.01
 
 # %% [markdown]
 # Top-k is three passes for the selection and one for the draw. Top-p reads once more, for the maximum: probabilities
-# are relative to it. Penalties read the logits, the counts and the prompt's mask of a byte, write the logits
-# anew, and let argmax read them. On Llama's vocabulary that is:
+# are relative to it. Penalties read the logits, the counts and a byte of flags, write the logits
+# anew, and the last kernel reads them. On Llama's vocabulary that is:
 
 # %% tags=["fold"]
 one_pass = 4 * 128256  # bytes of a row

@@ -126,7 +126,7 @@ class SwapSpace:
         return sequence in self._swapped
 
     def swap_in(self, sequence: Hashable, max_tokens: int = 0, beside: bool = False, tenant: str = "") -> int:
-        """Reserve blocks for a swapped sequence and start to copy its keys and values into them; max_tokens, tenant: see CachePolicy.reserve.
+        """Reserve blocks for a swapped sequence, as CachePolicy.reserve does, and start to copy its keys and values into them.
 
         Kernels launched later wait for the copies; with `beside` they do not, and the sequence may run once `has_arrived` is true.
         Returns the number of its computed tokens. Raises as CachePolicy.reserve does, and then the sequence stays swapped; CacheError for

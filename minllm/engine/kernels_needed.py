@@ -19,9 +19,9 @@ from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.engine.calibration import TOKENS as CALIBRATION_TOKENS
 from minllm.engine.calibration import cached_numbers, is_calibrated
 from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, to_backend
-from minllm.engine.running.decode_graphs import GraphKey
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.step_graphs import GraphKey
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
@@ -68,13 +68,14 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
             tokens = [0] * min(CALIBRATION_TOKENS, shape.max_model_len)
             cached_numbers(ops, model, replace(shape.cache, num_layers=layers), tokens)
         runner = ModelRunner(
-            ops, model, cache, None, max_num_seqs=shape.max_num_seqs, max_model_len=shape.max_model_len, machine=DryRunMachine(),
-            uses_graphs=shape.uses_graphs,
+            ops, model, cache, None, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens,
+            max_model_len=shape.max_model_len, machine=DryRunMachine(), uses_graphs=shape.uses_graphs,
         )  # fmt: skip
         if SamplingKind.ADJUSTED in shape.kinds:
             state = runner.slots.state
             state.sampling = state.sampling.with_vocabulary_arrays(ops.zeros, shape.config.vocab_size)
-        run_prompts(runner, shape)
+        if runner.graphs is None or shape.cache.residual_window:
+            run_prompts(runner, shape)
         run_decodes(runner, shape)
     return signatures(launches)
 
@@ -113,17 +114,18 @@ def run_prompts(runner: ModelRunner, shape: EngineShape) -> None:
 
 
 def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
-    """Decode steps of all batch sizes as they are captured, or as they are launched without graphs."""
+    """Steps of all sizes as they are captured, or decode steps as they are launched without graphs."""
     runner.ops.write_slots(runner.slots.state, runner.ops.zeros((1, 2), np.int32))
     if runner.graphs is None:
         for rows in row_counts(shape.max_num_seqs):
             run(runner, [], decoding=[shape.max_model_len - 1] * rows)
         return
-    for key in runner.graphs.keys(shape.kinds[:1]):
-        runner.graphs.capture(key, runner.uploads)
-    for rows in (runner.graphs.sizes[0], runner.graphs.sizes[-1]):
-        for columns, kind in itertools.product(runner.graphs.widths, shape.kinds):
-            runner.graphs.capture(GraphKey(rows, columns, kind), runner.uploads)
+    graphs = runner.graphs
+    for key in graphs.keys(shape.kinds[:1]):
+        graphs.capture(key, runner.uploads)
+    for rows in (graphs.decode_sizes[0], graphs.decode_sizes[-1]):
+        for columns, kind in itertools.product(graphs.widths, shape.kinds):
+            graphs.capture(GraphKey(rows, rows, 0, columns, kind), runner.uploads)
 
 
 def chunk(runner: ModelRunner, length: int, start: int = 0, ring: int = 0) -> NewTokens:

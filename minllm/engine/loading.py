@@ -293,8 +293,9 @@ def _make_runner(
     machine = HostMachine() if device == "cpu" else CudaMachine(ops)
     uses_graphs = device == "cuda" and not options.enforce_eager
     return ModelRunner(
-        ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs
-    )
+        ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs,
+    )  # fmt: skip
 
 
 def _preemption(device: str, ops, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions) -> Preemption:

@@ -52,8 +52,6 @@ class SamplingParams:
     detokenize: whether the output has a text; False saves the time of decoding and excludes stop strings.
     skip_special_tokens: leave tokens such as <|eot_id|> out of the text.
     include_stop_str_in_output: end the text after the stop string or token rather than before it.
-    logit_bias: added to the logits of these token ids.
-    allowed_token_ids: no other ids are generated.
     """
 
     n: int = 1
@@ -81,8 +79,6 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         checked = {**self._checked_sampling(), **self._checked_tokens(), **self._checked_limits(), **self._checked_stops()}

@@ -343,17 +343,20 @@ class CudaOps(ComposedOps):
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> LogProbabilities:
         """Log-probabilities of the chosen and of the `top` likeliest tokens of each row."""
         rows, vocab = logits.shape
-        out = LogProbabilities.allocate(self.empty, rows, min(top, vocab))
-        log_probabilities(logits, token_ids, out, LogProbabilitiesScratch.allocate(self.empty, rows, vocab, top), self.stream)
+        top = min(top, vocab)
+        out, scratch = LogProbabilities.allocate(self.empty, rows, top), LogProbabilitiesScratch.allocate(self.empty, rows, vocab, top)
+        log_probabilities(logits, token_ids, out, scratch, self.stream)
         return out
 
     def write_slots(self, state: SlotState, pairs: Any) -> None:
         """Writes words of the slots' state: pairs (index, word), int32 [n, 2]."""
         write_slots(state.words, pairs, self.stream)
 
-    def load_rows(self, slots: Any, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+    def load_rows(
+        self, slots: Any, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
+    ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch from its rows' slots."""
-        load_rows(slots, state, batch, block_size, self.stream)
+        load_rows(slots, state, batch, block_size, pads, self.stream)
         if residual_window:
             recent = (batch.recent.slot_mapping, batch.recent.context_lens, batch.recent.block_tables)
             move_window(batch.positions, batch.context_lens, slots, *recent, residual_window, self.stream)

@@ -161,9 +161,11 @@ class NumpyOps(ComposedOps):
         """Writes words of the slots' state: pairs (index, word), int32 [n, 2]."""
         write_slots_reference(state.words, pairs)
 
-    def load_rows(self, slots: np.ndarray, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+    def load_rows(
+        self, slots: np.ndarray, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
+    ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch from its rows' slots."""
-        load_rows_reference(slots, state, batch, block_size)
+        load_rows_reference(slots, state, batch, block_size, pads)
         if residual_window:
             recent = batch.recent
             found = window_of_rows(batch.positions, batch.context_lens, slots, residual_window)

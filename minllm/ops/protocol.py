@@ -282,11 +282,14 @@ class Ops(Protocol):
         """state.words[index] = word for pairs (index, word), int32 [n, 2], as `SlotState.pairs` makes them; an index below 0 is skipped."""
         ...
 
-    def load_rows(self, slots: Array, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0) -> None:
+    def load_rows(
+        self, slots: Array, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
+    ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch, one row per sequence: the newest token of each slot, which has no key and value yet.
 
         Overwrites token_ids, positions, slot_mapping, context_lens, block_tables (as far as the contexts reach) and, with a
-        residual window, those of batch.recent, whose rings are the slots. query_start and logits_rows never change.
+        residual window, those of batch.recent, whose rings are the slots. query_start and logits_rows never change. pads: whether
+        the rows of padding are overwritten too; in a batch with prompts these begin there.
         """
         ...
 

@@ -42,7 +42,8 @@ LAUNCHERS = {
     "activation": {"silu_and_multiply", "gelu", "gelu_tanh"},
     "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "copy_blocks", "qkv_rope_append_quantized",
            "quantize_groups", "move_window"},
-    "sampling": {*sampling.RULES, "advance"},
+    "sampling": {*sampling.RULES, "log_probabilities"},
+    "slots": {"write_slots", "load_rows", "advance"},
 }
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}
 SLOW_IN_THE_SIMULATOR = ("top_k", "top_p", "top_k, top_p and min_p")  # seconds for a search through all logits

@@ -10,6 +10,7 @@ from minllm.bench.kernel_cases import (
     quantized_kv,
     recent_tokens,
     sampling,
+    slots,
     window_attention,
 )
 from minllm.kernels.attention import VARIANTS as ATTENTION
@@ -61,7 +62,10 @@ TINY_CASES = [
     recent_tokens.move_window_case(5, 64),
     quantized_kv.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
     *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
-    sampling.advance_case(5),
+    sampling.log_probabilities_case(2, 111, 3),
+    slots.write_slots_case(5),
+    slots.load_rows_case(3),
+    slots.advance_case(5),
 ]
 # A tiny case for each variant that has none above.
 COVERED = {case.variant for case in TINY_CASES}

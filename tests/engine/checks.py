@@ -9,6 +9,8 @@ from tests.models.random_models import prompt
 PROMPTS = [prompt(length) for length in (1, 17, 130)]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
+BLOCK_BYTES = 3 * 2 * 16 * 2 * 128 * 4  # a block of the random Llama 3: layers, K and V, tokens, heads, head_dim, float32
+
 BATCHINGS = [
     {"max_num_seqs": 1},
     {"max_num_seqs": 2},

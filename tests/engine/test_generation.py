@@ -8,7 +8,7 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from tests.engine import checks
-from tests.engine.checks import GREEDY, tokens_of
+from tests.engine.checks import BLOCK_BYTES, GREEDY, tokens_of
 from tests.engine.models import model_directory
 from tests.models.random_models import FAMILIES, prompt
 
@@ -42,9 +42,8 @@ def test_options_of_neighbours_do_not_mix(llm):
 
 def test_a_small_cache_takes_requests_in_turns(llm):
     """Four blocks of 16: two of these requests at a time."""
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=1) as small:
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES) as small:
         assert small.engine.cache_policy.num_blocks == 4
-        small._batching.max_num_seqs = 8
         prompts = [prompt(12, seed=seed) for seed in range(5)]
         assert tokens_of(small.generate(prompts, GREEDY)) == tokens_of(llm.generate(prompts, GREEDY))
 

@@ -61,7 +61,7 @@ BAD_PROMPTS = [
 
 @pytest.mark.parametrize("bad,reason", BAD_PROMPTS)
 def test_bad_prompts(llm, monkeypatch, bad, reason):
-    monkeypatch.setattr(llm.engine.runner, "start", lambda sequences: pytest.fail("it was computed"))
+    monkeypatch.setattr(llm.engine.runner, "execute", lambda step: pytest.fail("it was computed"))
     with pytest.raises(InvalidRequestError, match=reason):
         llm.generate(bad)
     with pytest.raises(InvalidRequestError):
@@ -78,12 +78,12 @@ def test_bad_prompts(llm, monkeypatch, bad, reason):
 )
 def test_a_bad_request_among_good_ones_is_named_and_the_next_call_is_served(llm, monkeypatch, prompts, params, reason):
     """The whole call is refused before anything is computed, and the engine is as it was: later requests even draw the same seeds."""
-    before = llm._num_requests
+    before = llm.llm_engine._num_requests
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner, "start", lambda sequences: pytest.fail("it was computed"))
+        patch.setattr(llm.engine.runner, "execute", lambda step: pytest.fail("it was computed"))
         with pytest.raises(InvalidRequestError, match=reason):
             llm.generate(prompts, params)
-    assert llm._num_requests == before and llm.engine.cache_policy.usage().allocated == 0
+    assert llm.llm_engine._num_requests == before and llm.engine.cache_policy.usage().allocated == 0
     good = [prompt(5), prompt(9)]
     assert [len(output.outputs[0].token_ids) for output in llm.generate(good, SamplingParams(max_tokens=2, ignore_eos=True))] == [2, 2]
 

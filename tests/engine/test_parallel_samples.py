@@ -31,11 +31,13 @@ def test_completions_are_those_of_requests_of_their_own(options):
 def test_the_prompt_is_held_once(llm):
     """40 tokens of prompt in blocks of 16: two full blocks are shared, and each of four completions has its own third one."""
     seen = []
-    for _ in llm._batching.run([s for sequences in llm._requests(prompt(40), SAMPLED) for s in sequences]):
+    core, [sequences] = llm.llm_engine.core, llm._requests(prompt(40), SAMPLED)
+    core.add(sequences[0])
+    while core.step() and not sequences[0].is_finished:
         usage = llm.engine.cache_policy.usage()
         llm.engine.cache_policy.check()
         seen.append(usage.allocated // llm.engine.cache.shape.bytes_per_block)
-    assert seen == [6] + [10] * 11, "2 shared and 4 own ones; then room for all 52 tokens, as it is made for 16 steps at a time"
+    assert seen == [3] + [6] * 8 + [10] * 2, "2 shared ones, and a third that is copied for each; then those of tokens 48 to 51"
 
 
 def test_requests_with_other_numbers_of_completions_side_by_side(llm):

@@ -3,7 +3,7 @@
 import pytest
 
 from minllm import LLM, SamplingParams
-from tests.engine.checks import tokens_of
+from tests.engine.checks import BLOCK_BYTES, tokens_of
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -79,7 +79,7 @@ def whole_blocks_in_common(llm, prompts):
     return [max((min(common(t, e), len(t) - 1) // 16 * 16 for e in encoded[:i]), default=0) for i, t in enumerate(encoded)]
 
 
-def test_prompts_of_one_batch_share_what_the_first_of_them_computes(sharing, bundled):
+def test_prompts_of_one_batch_share_what_the_first_of_them_computes(sharing, bundled, monkeypatch):
     """In one chunk, and when the first prompt is cut into several."""
     prompts = [INSTRUCTIONS + question for question in QUESTIONS]
     outputs = sharing.generate(prompts, GREEDY)
@@ -87,11 +87,8 @@ def test_prompts_of_one_batch_share_what_the_first_of_them_computes(sharing, bun
     assert [output.num_cached_tokens for output in outputs] == whole_blocks_in_common(sharing, prompts)
     assert sharing.forwards.tokens[0] == sum(len(o.prompt_token_ids) - o.num_cached_tokens for o in outputs)
     sharing.engine.cache_policy.forget_prefixes()
-    sharing.engine.runner.max_num_batched_tokens = 7
-    try:
-        assert tokens_of(sharing.generate(prompts, GREEDY)) == tokens_of(outputs)
-    finally:
-        sharing.engine.runner.max_num_batched_tokens = 2048
+    monkeypatch.setattr(sharing.engine.scheduler, "max_num_batched_tokens", 7)
+    assert tokens_of(sharing.generate(prompts, GREEDY)) == tokens_of(outputs)
 
 
 def test_an_answer_is_found_by_the_next_turn_of_the_conversation(sharing, bundled):
@@ -118,15 +115,12 @@ def test_prompts_of_different_salts_share_nothing(sharing, bundled, salts):
         assert next(stream) and stream.output.num_cached_tokens == found
 
 
-def test_completions_of_a_prompt_are_of_its_salt(sharing):
+def test_completions_of_a_prompt_are_of_its_salt(sharing, monkeypatch):
     """They share the prompt with each other, also where they do not fit one batch, and with nobody else."""
     params = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True, seed=1)
     sharing.engine.cache_policy.forget_counts()
-    sharing._batching.max_num_seqs = 2
-    try:
-        outputs = [sharing.generate(INSTRUCTIONS, params, cache_salt=salt)[0] for salt in ("one", "two", "one")]
-    finally:
-        sharing._batching.max_num_seqs = 8
+    monkeypatch.setattr(sharing.engine.scheduler, "_free_slots", [0, 1])
+    outputs = [sharing.generate(INSTRUCTIONS, params, cache_salt=salt)[0] for salt in ("one", "two", "one")]
     found = (len(outputs[0].prompt_token_ids) - 1) // 16 * 16
     assert [output.num_cached_tokens for output in outputs] == [0, 0, found]
     assert sharing.engine.cache_policy.prefix_hits.tokens_hit == 4 * found, "each third completion, and the last request's first"
@@ -154,9 +148,9 @@ def test_a_prefill_that_failed_is_not_believed(sharing, bundled, monkeypatch):
 def test_a_small_cache_evicts_and_goes_on(llm):
     """Eight blocks of 16, prompts that share two of them, and more requests than fit at a time."""
     prompts = [prompt(40)[:32] + prompt(9, seed=seed) for seed in range(6)]
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=1, enable_prefix_caching="radix") as small:
+    options = dict(max_model_len=128, kv_cache_memory_bytes=8 * BLOCK_BYTES, enable_prefix_caching="radix")
+    with LLM(model_directory("llama3"), device="cpu", **options) as small:
         assert small.engine.cache_policy.num_blocks == 8
-        small._batching.max_num_seqs = 8
         outputs = small.generate(prompts, GREEDY)
         assert tokens_of(outputs) == tokens_of(llm.generate(prompts, GREEDY))
         assert [output.num_cached_tokens for output in outputs] == [0] + [32] * 5

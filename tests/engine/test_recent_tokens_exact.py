@@ -44,9 +44,11 @@ def test_decoding_reads_what_scoring_reads(options):
     with small(**options) as llm:
         prompts = [[7 * i % 1003 for i in range(90)], [11 * i % 1003 for i in range(33)]]
         alone = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
-        stream = llm._batching.run([s for sequences in llm._requests(prompts, GREEDY) for s in sequences])
-        for step, _ in enumerate(stream):
-            if step == 35:
+        core, sequences = llm.llm_engine.core, [sequence for [sequence] in llm._requests(prompts, GREEDY)]
+        for sequence in sequences:
+            core.add(sequence)
+        while core.step():
+            if len(sequences[0].output_token_ids) == 35:
                 logits = [llm.logits(prompt + tokens) for prompt, tokens in zip(prompts, alone, strict=True)]
         together = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
         assert together == alone

@@ -11,6 +11,8 @@ from minllm.engine import llm
 from minllm.engine.loading import load_engine
 from minllm.engine.sampling_params import SamplingParams
 from minllm.engine.warm_up import warm_up
+from minllm.kernels.sampling.parameters import kind_of
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.runtime import kernel
 from tests.engine.models import model_directory
 
@@ -25,18 +27,29 @@ def record(requests, kernels_each):
     return generate
 
 
+class GraphRecorder:
+    """A runner that notes for which ways to sample graphs are wanted."""
+
+    def __init__(self):
+        self.kinds = []
+
+    def capture_graphs(self, kinds, progress=None):
+        self.kinds.append(kinds)
+
+
 def test_short_and_long_prompts_sampled_and_greedy():
-    requests, reports = [], []
-    warm_up(record(requests, 10), SamplingParams(temperature=0.7), 2048, lambda *report: reports.append(report))
-    assert requests == [(16, 0.7, 4), (16, 0.0, 4), (512, 0.7, 4), (512, 0.0, 4)]
+    requests, reports, runner = [], [], GraphRecorder()
+    warm_up(record(requests, 10), runner, SamplingParams(temperature=0.7), 2048, lambda *report: reports.append(report))
+    assert requests == [(16, 0.7, 3), (16, 0.0, 3), (512, 0.7, 3), (512, 0.0, 3)]
+    assert runner.kinds == [{SamplingKind.GREEDY, kind_of(SamplingParams(temperature=0.7))}]
     assert reports[0] == ("Compiling kernels", 1, 30) and reports[-1] == ("Compiling kernels", 40, 40)
     assert all(done < total for _, done, total in reports[:-1]) and not kernel.compilation_listeners
 
 
-@pytest.mark.parametrize("limit, lengths", [(6, {2}), (100, {16, 96}), (3, {1})])
+@pytest.mark.parametrize("limit, lengths", [(6, {3}), (100, {16, 97}), (3, {1})])
 def test_prompts_fit_a_short_model(limit, lengths):
     requests = []
-    warm_up(record(requests, 0), SamplingParams(), limit)
+    warm_up(record(requests, 0), GraphRecorder(), SamplingParams(), limit)
     assert {length for length, *_ in requests} == lengths
 
 
@@ -45,7 +58,7 @@ def test_a_failure_leaves_no_listener_behind():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        warm_up(fail, SamplingParams(), 100)
+        warm_up(fail, GraphRecorder(), SamplingParams(), 100)
     assert not kernel.compilation_listeners
 
 

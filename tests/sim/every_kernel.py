@@ -54,12 +54,16 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.rope.rotate import rope, rope_table
-from minllm.kernels.sampling.advance import advance
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities
+from minllm.kernels.slots.advance import advance
+from minllm.kernels.slots.load_rows import load_rows
+from minllm.kernels.slots.write_slots import write_slots
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
+from tests.kernels.slots.cases import make_batch, make_state
 
 
 @dataclass
@@ -763,36 +767,68 @@ def greedy_sampling():
         "argmax_parts_kernel": Expected(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
         "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
     }
-    return partial(run_sample, logits_of("normal", R, V), sampling), kernels
+    return partial(run_sample, logits_of("normal", R, V), sampling), kernels, ("slots",)
 
 
 @row
 def drawing_with_every_rule():
     R, V = 1, 67
     parts = 4 * R
-    rules = dict(top_k=20, top_p=0.7, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.1, min_tokens=3)
+    rules = dict(top_k=20, top_p=0.7, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.1, min_tokens=3, logit_bias={1: 0.5})
+    changed = {name: 4 * R * V for name in ("logits", "output_counts", "logit_bias", "out")}
     kernels = {
-        "penalize_kernel": Expected(dict(logits=4 * R * V, prompt_mask=R * V, output_counts=4 * R * V, out=4 * R * V)),
-        "ban_stop_tokens_kernel": Expected(dict(logits=4 * R * V, out=4 * R * V)),
+        "penalize_kernel": Expected(changed | dict(token_flags=2 * R * V), dict(token_flags=R * V)),  # by penalties and by bans
         "thresholds_kernel": Expected(dict(logits=4 * R * V * (1 + 3 + 3), out=4 * R), dict(logits=4 * R * V)),
         "draw_parts_kernel": Expected(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
         "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
     }
-    a_number_a_row = ("temperature", "top_k", "top_p", "min_p", "thresholds", "seed", "step", "min_tokens", "stop_token_ids")
+    a_number_a_row = ("temperature", "top_k", "top_p", "min_p", "thresholds", "seed", "step", "min_tokens", "slots", "adjustments")
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    sampling = tensors([rules] * R, V, step=0)  # a token that was generated already is known to be seen: its mask is not read
+    sampling = tensors([rules] * R, V, step=0)  # a token that was generated already is known to be seen: its flags are not read
     return partial(run_sample, logits_of("normal", R, V), sampling), kernels, a_number_a_row + penalties
 
 
 @row
+def log_probabilities_of_the_chosen_and_the_best():
+    R, V, top = 2, 68, 3
+    out = LogProbabilities.allocate(np.zeros, R, top)
+    run = partial(log_probabilities, logits_of("normal", R, V), integers(5, 67), out, LogProbabilitiesScratch.allocate(np.zeros, R, V, top))
+    best, threads = dict(part_values=4 * R * top, part_tokens=4 * R * top), 256
+    found = dict(logits=4 * R, top_token_ids=4 * R * top, top_values=4 * R * top)
+    kernels = {  # every thread of the first one reads the chosen token's logit
+        "log_probability_parts_kernel": Expected(dict(logits=4 * R * (V + threads)) | best, dict(logits=4 * R * V)),
+        "log_probabilities_of_parts_kernel": Expected(best | found),
+    }
+    return run, kernels, ("token_ids", "chosen", "rank", "part_peaks", "part_sums", "part_ranks")
+
+
+# Slots: B rows, whose slots are among S.
+
+
+@row
+def writing_to_slots():
+    words, pairs = np.zeros(40, np.int32), np.stack([integers(3, 9, 0), integers(1, 2, 3)], axis=1)
+    return partial(write_slots, words, pairs), {"write_slots_kernel": Expected(dict(state=4 * 3, pairs=8 * 3))}
+
+
+@row
+def loading_rows_from_slots():
+    B, block_size = 2, 4
+    state, batch = make_state(3, 5, block_size), make_batch(B, 5)
+    state.lengths[:] = [4, 17, 6]  # contexts of 5 and 2 blocks
+    asked = dict.fromkeys(("newest_tokens", "token_ids", "positions", "slot_mapping", "context_lens"), 4 * B)
+    asked |= dict(block_tables=4 * 7)
+    several_times = ("slots", "lengths", "tables_of_slots")  # read by every thread, or twice
+    return partial(load_rows, integers(1, 2), state, batch, block_size), {"load_rows_kernel": Expected(asked)}, several_times
+
+
+@row
 def advancing_to_the_next_step():
-    B, V = 3, 11
-    sampling = tensors([dict(presence_penalty=0.5)] * B, V)
-    state = [integers(1, 2, 3), integers(4, 5, 6), integers(4, 5, 6), integers(5, 6, 7), np.zeros((B, 4), np.int32), integers(9, 9, 9)]
-    once = ("new_tokens", "token_ids", "slot_mapping", "context_lens", "block_tables", "limits")
-    asked = {name: 4 * B for name in once} | {name: 8 * B for name in ("positions", "step", "output_counts")}
-    different = dict(block_tables=4 * B)
-    return partial(advance, integers(7, 8, 9), *state, sampling, 4), {"advance_kernel": Expected(asked, different)}
+    B = 3
+    state = make_state(5, 2, 4)
+    asked = {name: 4 * B for name in ("tokens", "slots", "newest_tokens", "adjustments")} | {name: 8 * B for name in ("lengths", "step")}
+    asked |= dict(output_counts=8)  # one of the slots has penalties
+    return partial(advance, integers(7, 8, 9), integers(1, 0, 2), state), {"advance_kernel": Expected(asked)}
 
 
 def kernels_of_the_package():

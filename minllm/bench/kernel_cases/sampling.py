@@ -9,7 +9,12 @@ import numpy as np
 from minllm.bench.kernel_case import FLOAT32, MICROSECONDS, KernelCase, Prepared
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling import build_sampling_tensors, sample_reference
-from minllm.kernels.sampling.advance import advance, advance_reference
+from minllm.kernels.sampling.log_probabilities import (
+    LogProbabilities,
+    LogProbabilitiesScratch,
+    log_probabilities,
+    log_probabilities_reference,
+)  # fmt: skip
 from minllm.kernels.sampling.sample import SampleScratch, sample
 
 VOCABULARY = 128256
@@ -66,36 +71,34 @@ def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelC
     )
 
 
-def advance_case(rows: int = 64) -> KernelCase:
-    """The step between two decode steps, a few bytes per row: its time is that of a launch."""
+def log_probabilities_case(rows: int, vocabulary: int = VOCABULARY, top: int = 20) -> KernelCase:
+    """The chosen token's log-probability and rank, and the most tokens that a request can have."""
 
     def prepare(ops, noise, sets):
-        # Each of thousands of launches advances the rows. An endless block keeps them inside their tables.
-        endless = 2**30
-        tables, limits = np.zeros((rows, 1), np.int32), np.full(rows, endless, np.int32)
-        tokens = noise.random.integers(0, VOCABULARY, rows).astype(np.int32)
-        state = [noise.random.integers(0, 1000, rows).astype(np.int32) for _ in range(4)]
-        sampling = build_sampling_tensors([SamplingParams(temperature=0.0, seed=0)] * rows, VOCABULARY)
-        on_device, device_sampling = [ops.array(array) for array in state], sampling.to(ops.array)
-        arguments = [ops.array(tokens), *on_device, ops.array(tables), ops.array(limits), device_sampling]
-        advance_reference(tokens, *state, tables, limits, sampling, endless)
+        few = min(rows, SAMPLE_ROWS)
+        logits = [noise.array((rows, vocabulary), FLOAT32, deviation=3.0) for _ in range(sets)]
+        tokens = noise.random.integers(0, vocabulary, rows).astype(np.int32)
+        on_device, device_tokens = [ops.array(array) for array in logits], ops.array(tokens)
+        out = LogProbabilities.allocate(ops.empty, rows, top)
+        scratch = LogProbabilitiesScratch.allocate(ops.empty, rows, vocabulary, top)
+        expected = log_probabilities_reference(logits[0][:few], tokens[:few], top)
         return Prepared(
-            [lambda: advance(*arguments, endless, ops.stream)],
+            [lambda array=array: log_probabilities(array, device_tokens, out, scratch, ops.stream) for array in on_device],
             [],
-            result=lambda: np.stack([ops.to_host(array) for array in on_device]),
-            error=lambda found: mismatches(found, np.stack(state)),
+            result=lambda: np.concatenate([ops.to_host(out.rank)[:, None], ops.to_host(out.top_token_ids)], axis=1),
+            error=lambda found: mismatches(found[:few], np.concatenate([expected.rank[:, None], expected.top_token_ids], axis=1)),
         )
 
-    set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
+    logits_bytes = rows * vocabulary * FLOAT32.itemsize
     return KernelCase(
         "sampling",
         "sampling",
-        f"{rows} rows",
-        variant="advance",
+        f"{rows}x{vocabulary}, float32",
+        variant="log_probabilities",
         dtype=FLOAT32,
         unit=MICROSECONDS,
-        work=0,
-        set_bytes=set_bytes,
+        work=logits_bytes,
+        set_bytes=logits_bytes,
         prepare=prepare,
         tolerance=0.0,
     )
@@ -103,4 +106,5 @@ def advance_case(rows: int = 64) -> KernelCase:
 
 def cases() -> list[KernelCase]:
     """Every rule for one row and for many."""
-    return [*(sampling_case(rule, rows) for rows in (1, 64) for rule in RULES), advance_case()]
+    sizes = (1, 64)
+    return [*(sampling_case(rule, rows) for rows in sizes for rule in RULES), *map(log_probabilities_case, sizes)]

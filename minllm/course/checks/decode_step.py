@@ -6,66 +6,62 @@ from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.kernels.sampling.tensors import Adjustment
+from minllm.kernels.slots.state import SlotState
 
-AT_LIMIT = "a row whose next position is its limit has no room for it: it goes on only where position < limit."
+
+def added(before, where):
+    """A copy in which 1 is added at each of these indices."""
+    after = before.copy()
+    np.add.at(after, where, 1)
+    return after
 
 
-def advanced(advance, positions, limits, block_size=4, counts=False):
-    """Advance a decode batch by one token; block tables have pages in random order."""
-    rows = len(positions)
-    tables = np.random.default_rng(0).permutation(rows * 8).reshape(rows, 8).astype(np.int32)
-    tokens = np.arange(10, 10 + rows, dtype=np.int32)
-    parameters = SamplingParams(frequency_penalty=0.5) if counts else SamplingParams()
-    sampling = build_sampling_tensors([parameters] * rows, 40, [[]] * rows, [[10, 11]] * rows)
-    arrays = {
-        "token_ids": np.full(rows, 7, np.int32),
-        "positions": np.int32(positions),
-        "slot_mapping": np.full(rows, 3, np.int32),
-        "context_lens": np.int32(positions) + np.int32(1),
-    }
-    steps_before = sampling.step.copy()
-    advance(tokens, *arrays.values(), tables, np.int32(limits), sampling, block_size)
-    following = np.int32(positions) + 1
-    active = following < np.int32(limits)
-    slots = tables[np.arange(rows), np.minimum(following // block_size, 7)] * block_size + following % block_size
-    pages = tables[np.arange(rows), np.minimum(following // block_size, 7)]
-    old_slots = tables[np.arange(rows), np.int32(positions) // block_size] * block_size + np.int32(positions) % block_size
-    on = lambda now, off: np.where(active, now, off)  # noqa: E731
-    expected = {
-        "token_ids": (on(tokens, 7), [
-            ("the new token was not stored.", np.full(rows, 7)),
-            (AT_LIMIT, tokens),
-        ]),
-        "positions": (on(following, positions), [("the position did not move on.", np.int32(positions))]),
-        "slot_mapping": (on(slots, -1), [
-            ("block_tables gives a block's number; its first slot is that number * block_size.", on(pages + following % block_size, -1)),
-            ("this is the block's number; its slots begin at number * block_size, and the offset comes on top.", on(pages, -1)),
-            ("the offset within the block is missing: + position % block_size.", on(pages * block_size, -1)),
-            ("this is the slot of the old position: the new token's key would overwrite the last one's.", on(old_slots, -1)),
-            ("the position itself was taken as the slot; pages lie anywhere: block_tables says where.", on(following, -1)),
-            ("a row at its limit must get slot -1, or it writes into somebody's page.", slots),
-            ("the slot of a row at its limit was left as it was: write -1.", on(slots, 3)),
-        ]),
-        "context_lens": (on(following + 1, 0), [
-            ("one too few: a context of position p has p + 1 keys, the new token's included.", on(following, 0)),
-            ("a row at its limit must see nothing: context length 0.", following + 1),
-            ("the context length of a row at its limit was left as it was: write 0.", on(following + 1, following)),
-        ]),
-    }  # fmt: skip
-    for name, (right, suspects) in expected.items():
-        expect(name, arrays[name], np.asarray(right), ("row",), suspects)
-    counters = [
+def stored(before, where, values):
+    """A copy with these values at these indices."""
+    after = before.copy()
+    after[where] = values
+    return after
+
+
+def advanced(advance, slots, num_slots=None, penalties=()):
+    """Advance the slots of a batch's rows by one token; penalties: the slots that have some."""
+    slots, vocabulary = np.array(slots, np.int32), 40
+    num_slots = len(slots) if num_slots is None else num_slots
+    state = SlotState.make(np.zeros, num_slots, 1)
+    state.newest_tokens[:], state.lengths[:], state.sampling.step[:] = 7, 3 + np.arange(num_slots), np.arange(num_slots)
+    state.sampling = state.sampling.with_vocabulary_arrays(np.zeros, vocabulary)
+    counts = state.sampling.output_counts
+    counts[:, 10:12] = 2
+    state.sampling.adjustments[list(penalties)] = Adjustment.PENALTIES
+    lengths, steps_before, counts_before = state.lengths.copy(), state.sampling.step.copy(), counts.copy()
+    tokens = 10 + np.arange(len(slots), dtype=np.int32) % 30
+    advance(tokens, slots, state)
+
+    used, at = slots[slots >= 0], np.flatnonzero(slots >= 0)  # slots of rows, and their rows
+    rows = at[at < num_slots]  # those that a mistake may take for slots
+    old = np.full(num_slots, 7, np.int32)
+    expect("newest_tokens", state.newest_tokens, stored(old, used, tokens[at]), ("slot",), [
+        ("the new token was not stored.", old),
+        ("the token was stored at its row; it belongs to the row's slot.", stored(old, rows, tokens[rows])),
+    ])  # fmt: skip
+    expect("lengths", state.lengths, added(lengths, used), ("slot",), [
+        ("the length did not grow by one.", lengths),
+        ("every slot has its own length: lengths[slot].", added(lengths, rows)),
+        ("the length grows by one from what it was.", stored(lengths, used, 1)),
+    ])  # fmt: skip
+    expect("step", state.sampling.step, added(steps_before, used), ("slot",), [
         ("the random numbers' counter did not move on.", steps_before),
-        ("every row has its own counter: step[row].", steps_before + np.int32([rows] + [0] * (rows - 1))),
-    ]
-    expect("step", sampling.step, steps_before + 1, ("row",), counters)
-    if counts:
-        before = np.zeros((rows, 40), np.int32)
-        before[:, 10:12] = 1
-        once = before.copy()
-        once[np.arange(rows), tokens] += 1
-        told = [("the new token was not counted.", before), ("the count was set to 1: add 1 to what is there.", np.minimum(once, 1))]
-        expect("output_counts", sampling.output_counts, once, ("row", "token"), told)
+        ("every slot has its own counter: step[slot].", added(steps_before, rows)),
+    ])  # fmt: skip
+    counted = np.isin(slots, penalties)
+    right = added(counts_before, (slots[counted], tokens[counted]))
+    expect("output_counts", counts, right, ("slot", "token"), [
+        ("the new token was not counted.", counts_before),
+        ("the count was set to 1: add 1 to what is there.", stored(counts_before, (slots[counted], tokens[counted]), 1)),
+        ("a slot without penalties was counted, too: only those whose adjustments have the bit PENALTIES are.",
+         added(counts_before, (used, tokens[at]))),
+    ])  # fmt: skip
 
 
 def steps(rows=2, pages=4, shift=0, temperature=0.0, penalty=0.0):
@@ -103,19 +99,19 @@ EXERCISES = (
         name="sampling.advance",
         lesson=13,
         title="the kernel that lets a step be replayed: the next step's inputs, made on the GPU",
-        module="minllm.kernels.sampling.advance",
+        module="minllm.kernels.slots.advance",
         entry="advance",
-        task="For a row of the batch: count the step (and the token in output_counts if counts_tokens). If position + 1 is below "
-        "the row's limit, store "
-        "the token, the new position, its slot (from block_tables) and its context length; else slot -1 and context length 0.",
-        hints=("The token at position p sees p + 1 keys.", "Position p lies in page p // block_size at offset p % block_size."),
+        task="For a row of the batch whose slot is not -1: store the token as the slot's newest one, add 1 to the slot's length and "
+        "step, and, if the slot's adjustments have the bit PENALTIES, to the token's entry in output_counts.",
+        hints=("Rows change from step to step, slots do not: slots[row] says where the row's sequence keeps its state.",
+               "output_counts has a row for each slot: output_counts[slot, token]."),
         rungs=(
-            Rung("one row", "token, position, slot and length move together.", lambda f: advanced(f, [0], [9])),
-            Rung("onto the next page", "the slot follows the block table.", lambda f: advanced(f, [3], [20])),
-            Rung("several rows", "each has its own position and pages.", lambda f: advanced(f, [5, 0, 11], [30, 30, 30])),
-            Rung("a row at its limit", "it is switched off: no slot, no context.", lambda f: advanced(f, [5, 6], [6, 20])),
-            Rung("more rows than threads", "the last block is not full.", lambda f: advanced(f, list(range(20)) * 7, [31] * 140)),
-            Rung("counts for penalties", "the new token is counted.", lambda f: advanced(f, [1, 2], [9, 9], counts=True)),
+            Rung("one row", "token, length and step move together.", lambda f: advanced(f, [0])),
+            Rung("rows in any slot", "a row's number says nothing about its slot.", lambda f: advanced(f, [4, 0, 2], 6)),
+            Rung("a padding row", "slot -1 changes nothing.", lambda f: advanced(f, [1, -1, 0], 4)),
+            Rung("more rows than threads", "the last block is not full.", lambda f: advanced(f, range(139, -1, -1))),
+            Rung("counts for penalties", "the new token is counted, in slots that have penalties.",
+                 lambda f: advanced(f, [2, 1, 0], penalties=[1, 2])),
         ),
     ),
     Exercise(

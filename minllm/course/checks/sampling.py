@@ -114,10 +114,10 @@ EXERCISES = (
         title="repetition, frequency and presence penalties, one thread per token",
         module="minllm.kernels.sampling.penalties",
         entry="penalize",
-        task="For a token inside the vocabulary: a token that was generated (count > 0) or is in the prompt has its logit divided by the "
-        "repetition penalty if it is positive, else multiplied. Then subtract frequency_penalty * count, and presence_penalty "
-        "where count > 0. Store it.",
-        hints=("The grid is rounded up to 256 threads: token < logits.shape[1].", "Penalties are one number a row."),
+        task="Change x, the logit of the thread's token. If the token was generated (count > 0, from output_counts) or is in the prompt "
+        "(its token_flags have the bit IN_PROMPT), divide x by the repetition penalty if x is positive, else multiply. Then subtract "
+        "frequency_penalty * count, and presence_penalty if count > 0.",
+        hints=("Counts and flags have a row for every slot: [slot, token].", "Penalties are one number per slot."),
         rungs=(
             Rung("nobody repeats", "without history, logits pass.",
                  lambda f: penalised(f, [[1, -2, 3]], [[]], [[]], repetition_penalty=2.0)),
@@ -133,7 +133,7 @@ EXERCISES = (
                  lambda f: penalised(f, np.random.default_rng(0).standard_normal((2, 300)), [[1, 299], [2]], [[299, 5], [256]],
                                      dict(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.25),
                                      dict(repetition_penalty=1.1, frequency_penalty=0.125, presence_penalty=1.0)),
-                 look="which row each array is read at: logits, counts and all three penalties have their own for every row."),
+                 look="which slot each array is read at: counts, flags and all three penalties have their own for every slot."),
         ),
     ),
 )  # fmt: skip

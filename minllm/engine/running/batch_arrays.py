@@ -11,6 +11,7 @@ import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
+from minllm.engine.running.step_graphs import GraphKey
 from minllm.ops.protocol import Batch
 
 
@@ -128,3 +129,26 @@ def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: 
         recent=prompts.recent,
         num_decodes=count,
     )
+
+
+def padded_arrays(batch: Batch, slots: Sequence[int], num_decodes: int, key: GraphKey) -> dict[str, np.ndarray]:
+    """The arrays of a batch, and the slots of its sampled rows, in the shapes of a graph that is large enough.
+
+    Padding follows the decodes, the prompts, and the tokens. Sequences of padding have no tokens and no context.
+    """
+    arrays = {name: np.zeros(shape, np.int32) for name, shape in key.layout().items()}
+    first, count, total = key.decodes, batch.num_sequences - num_decodes, batch.num_tokens
+    for name in ("token_ids", "positions", "slot_mapping"):
+        arrays[name][:total] = getattr(batch, name)
+    arrays["slot_mapping"][total:] = -1
+    for name, values in (("slots", slots), ("logits_rows", batch.logits_rows)):
+        arrays[name][:] = -1 if name == "slots" else 0
+        arrays[name][:num_decodes] = values[:num_decodes]
+        arrays[name][first : first + len(values) - num_decodes] = values[num_decodes:]
+    starts = arrays["query_start"]
+    starts[:num_decodes], starts[num_decodes:first] = np.arange(num_decodes), num_decodes
+    starts[first : first + count + 1], starts[first + count + 1 :] = batch.query_start[num_decodes:], total
+    arrays["context_lens"][:num_decodes] = batch.context_lens[:num_decodes]
+    arrays["context_lens"][first : first + count] = batch.context_lens[num_decodes:]
+    arrays["block_tables"][first : first + count, : batch.block_tables.shape[1]] = batch.block_tables[num_decodes:]
+    return arrays

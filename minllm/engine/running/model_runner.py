@@ -19,11 +19,11 @@ from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.engine.progress import Progress
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
-from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch
-from minllm.engine.running.decode_graphs import DecodeGraphs
+from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, padded_arrays
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.slots import Slots
+from minllm.engine.running.step_graphs import GraphKey, StepGraphs
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
@@ -47,8 +47,8 @@ class ModelRunner:
     """Executes steps for sequences in up to `max_num_seqs` slots. uses_graphs: whether decode steps are replayed as CUDA graphs."""
 
     def __init__(
-        self, ops, model, cache: KVCache, policy: CachePolicy, *, max_num_seqs: int, max_model_len: int, machine: Any = None,
-        uses_graphs: bool = False,
+        self, ops, model, cache: KVCache, policy: CachePolicy, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int,
+        machine: Any = None, uses_graphs: bool = False,
     ):  # fmt: skip
         self.ops, self.model, self.cache, self.policy = ops, model, cache, policy
         self.machine = machine or HostMachine()
@@ -59,7 +59,10 @@ class ModelRunner:
         self._window = cache.shape.residual_window
         self.graphs = None
         if uses_graphs:
-            self.graphs = DecodeGraphs(ops, self.machine, max_num_seqs, columns, cache.block_size, self._window, self.compute)
+            self.graphs = StepGraphs(
+                ops, self.machine, max_num_seqs=max_num_seqs, max_tokens=max_num_batched_tokens, columns=columns,
+                block_size=cache.block_size, residual_window=self._window, compute=self.compute,
+            )  # fmt: skip
 
     @property
     def steps_ahead(self) -> int:
@@ -108,16 +111,29 @@ class ModelRunner:
         slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
         scored = [span for span in spans if span.sequence.scores_prompt and not span.decodes]
-        if self.graphs is not None and spans[-1].decodes and not processed:
-            key = self.graphs.key(len(spans), 1 + max(span.start for span in spans), kind)
-            tokens, logits = self.graphs.replay(key, slots, self.uploads)
-        else:
-            batch, slots = self._batch(spans, slots, scored)
+        num_decodes = sum(span.decodes for span in spans)
+        key, rows = None, list(range(len(sampled)))
+        if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
+            key = self._graph_key(spans, num_decodes, len(sampled), kind)
+        if key is None:
+            batch, slots = self._sent(*self._batch(spans, slots, scored))
             tokens, logits = self.compute(slots, batch, kind, processed)
-        return self._read(tokens, logits, sampled, scored)
+        elif key.prompts:
+            batch, _ = self._batch(spans, slots, scored)
+            tokens, logits = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
+            rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
+        else:
+            tokens, logits = self.graphs.replay_decodes(key, slots, self.uploads)
+        return self._read(tokens, logits, sampled, rows, scored)
 
-    def _batch(self, spans: list[Span], slots: list[int], scored: list[Span]) -> tuple[Batch, Any]:
-        """The batch of a forward, and the slots of its sampled rows, on the device."""
+    def _graph_key(self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind) -> GraphKey | None:
+        """The graph for a step; None if none is large enough."""
+        num_prompts = max(len(spans), num_sampled) - num_decodes
+        num_tokens, context = sum(span.length for span in spans), max(span.start + span.length for span in spans)
+        return self.graphs.key(num_decodes, num_prompts, num_tokens, context, kind)
+
+    def _batch(self, spans: list[Span], slots: list[int], scored: list[Span]) -> tuple[Batch, list[int]]:
+        """The batch of a forward, and the slots of its sampled rows, on the host."""
         size = self.cache.block_size
         decodes, prompts = [span for span in spans if span.decodes], [span for span in spans if not span.decodes]
         batch = None
@@ -131,6 +147,10 @@ class ModelRunner:
             batch = build_batch(chunks, rows, size, self._window)
         if decodes:
             batch = behind_decodes(batch, [span.start for span in decodes], size)
+        return batch, slots
+
+    def _sent(self, batch: Batch, slots: list[int]) -> tuple[Batch, Any]:
+        """A batch and its slots on the device."""
         arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
         recent = {} if batch.recent is None else batch.recent.arrays()
         sent = self.uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
@@ -150,7 +170,8 @@ class ModelRunner:
         """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device."""
         state = self.slots.state
         if batch.num_decodes:
-            self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window)
+            pads = batch.num_decodes == batch.num_sequences
+            self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window, pads)
         logits = forward(self.ops, self.model, batch, self.cache.layers)
         for row, sequence in processed:
             self._process(logits[row], sequence)
@@ -173,18 +194,18 @@ class ModelRunner:
             host = np.asarray(processor(list(sequence.output_token_ids), host), np.float32)
         self.machine.write(logits, host)
 
-    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], scored: list[Span]) -> "PendingForward":
-        """Start to bring the results of a forward to the host."""
-        count, arrays = len(sampled), [tokens]
+    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> "PendingForward":
+        """Start to bring the results of a forward to the host; rows: that of each sampled sequence."""
+        count, arrays = tokens.shape[0], [tokens]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
-            arrays += self.ops.log_probabilities(logits[:count], tokens[:count], max(wanted))
+            arrays += self.ops.log_probabilities(logits[:count], tokens, max(wanted))
         if scored:
             top = max(span.sequence.params.prompt_logprobs for span in scored)
             targets = np.concatenate([self._next_tokens(span) for span in scored])
             sent = self.uploads.send({"targets": targets})["targets"]
-            arrays += self.ops.log_probabilities(logits[max(1, count) :], sent, top)
-        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, bool(wanted), scored)
+            arrays += self.ops.log_probabilities(logits[count:], sent, top)
+        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored)
 
     def _next_tokens(self, span: Span) -> np.ndarray:
         """The token after each of a span's, int32 [length]; 0 where it is not known yet."""
@@ -196,15 +217,15 @@ class ModelRunner:
 class PendingForward:
     """The results of a forward on their way to the host."""
 
-    def __init__(self, readback: Readback, sampled: list[Sequence], has_logprobs: bool, scored: list[Span]):
-        self._readback, self._sampled, self._has_logprobs, self._scored = readback, sampled, has_logprobs, scored
+    def __init__(self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span]):
+        self._readback, self._sampled, self._rows, self._has_logprobs, self._scored = readback, sampled, rows, has_logprobs, scored
 
     def wait(self) -> ForwardResult:
         """Wait for them; to be called once."""
         tokens, *others = self._readback.wait()
-        logprobs = LogProbabilities(*others[:4]) if self._has_logprobs else None
+        logprobs = LogProbabilities(*(array[self._rows] for array in others[:4])) if self._has_logprobs else None
         prompt_logprobs, row = [], 0
         for span in self._scored:
             prompt_logprobs.append((span, LogProbabilities(*(array[row : row + span.length] for array in others[-4:]))))
             row += span.length
-        return ForwardResult(self._sampled, tokens[: len(self._sampled)].tolist(), logprobs, prompt_logprobs)
+        return ForwardResult(self._sampled, tokens[self._rows].tolist(), logprobs, prompt_logprobs)

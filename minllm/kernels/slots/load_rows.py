@@ -6,7 +6,8 @@ For a row of slot s, whose sequence has n = lengths[s] tokens, of which the newe
     block_tables ← block_tables of s,   first ceil(n / block_size) columns
 
 A padding row, slot -1, gets token 0 at position 0, cache slot -1, which writes no key and value, and context length 0, which makes its
-attention output zeros. 32 bytes per row and 8 per block of its context; one block of threads per row.
+attention output zeros; in a step with prompts it stays as the host wrote it, because prompts may begin there. 32 bytes per row and 8 per
+block of its context; one block of threads per row.
 """
 
 import numpy as np
@@ -20,16 +21,17 @@ from minllm.runtime.kernel import check, kernel, launch
 THREADS = 128
 
 
-def load_rows_reference(slots: np.ndarray, state: SlotState, batch, block_size: int) -> None:
+def load_rows_reference(slots: np.ndarray, state: SlotState, batch, block_size: int, pads: bool = True) -> None:
     """Write the arrays of a decode batch of R rows, one per sequence, in place; slots int32 [R].
 
     batch: has token_ids, positions, slot_mapping, context_lens int32 [R], and block_tables int32 [R, columns], with as many columns as the
-    longest of these sequences needs; columns beyond a row's context stay as they are.
+    longest of these sequences needs; columns beyond a row's context stay as they are. pads: whether padding rows are written.
     """
     active = np.flatnonzero(slots >= 0)
     owners, positions = slots[active], state.lengths[slots[active]] - 1
-    for array, padding in ((batch.token_ids, 0), (batch.positions, 0), (batch.slot_mapping, -1), (batch.context_lens, 0)):
-        array[:] = padding
+    if pads:
+        for array, padding in ((batch.token_ids, 0), (batch.positions, 0), (batch.slot_mapping, -1), (batch.context_lens, 0)):
+            array[slots < 0] = padding
     batch.token_ids[active] = state.newest_tokens[owners]
     batch.positions[active] = positions
     batch.slot_mapping[active] = state.block_tables[owners, positions // block_size] * block_size + positions % block_size
@@ -41,29 +43,29 @@ def load_rows_reference(slots: np.ndarray, state: SlotState, batch, block_size: 
 
 @kernel(dependent_launch=True)
 def load_rows_kernel(
-    slots, newest_tokens, lengths, tables_of_slots, token_ids, positions, slot_mapping, context_lens, block_tables, block_size
+    slots, newest_tokens, lengths, tables_of_slots, token_ids, positions, slot_mapping, context_lens, block_tables, block_size, pads
 ):  # fmt: skip
     """slots int32 [R]; newest_tokens, lengths int32 [S]; tables_of_slots int32 [S, W]; the batch's int32 [R], block_tables [R, columns]."""
     wait_for_predecessors()
     row, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
     slot = slots[row]
-    token, position, place = int32(0), int32(-1), int32(-1)
-    if slot >= 0:
-        token = newest_tokens[slot]
-        position = int32(lengths[slot] - 1)
-        place = int32(tables_of_slots[slot, position // block_size] * block_size + position % block_size)
-        column = thread
-        while column <= position // block_size:
-            block_tables[row, column] = tables_of_slots[slot, column]
-            column += THREADS
-    if thread == 0:
-        token_ids[row] = token
-        positions[row] = max(position, int32(0))
-        slot_mapping[row] = place
+    if slot < 0:
+        if thread == 0:
+            token_ids[row], positions[row], slot_mapping[row], context_lens[row] = 0, 0, -1, 0
+        return
+    position = int32(lengths[slot] - 1)
+    if thread == 0 and (slot >= 0 or pads != 0):
+        token_ids[row] = newest_tokens[slot]
+        positions[row] = position
+        slot_mapping[row] = tables_of_slots[slot, position // block_size] * block_size + position % block_size
         context_lens[row] = position + 1
+    column = thread
+    while column <= position // block_size:
+        block_tables[row, column] = tables_of_slots[slot, column]
+        column += THREADS
 
 
-def load_rows(slots, state: SlotState, batch, block_size: int, stream=None) -> None:
+def load_rows(slots, state: SlotState, batch, block_size: int, pads: bool = True, stream=None) -> None:
     """Write the arrays of a decode batch, in place; arguments as in `load_rows_reference`, all NumPy or all on one device."""
     rows = slots.shape[0]
     named = dict(token_ids=batch.token_ids, positions=batch.positions, slot_mapping=batch.slot_mapping, context_lens=batch.context_lens)
@@ -73,4 +75,4 @@ def load_rows(slots, state: SlotState, batch, block_size: int, stream=None) -> N
     columns, width = batch.block_tables.shape[1], state.block_tables.shape[1]
     check(columns <= width, f"block_tables has {columns} columns; it may have up to {width}, as many as those of the slots")
     arrays = (slots, state.newest_tokens, state.lengths, state.block_tables, *named.values(), batch.block_tables)
-    launch(load_rows_kernel, rows, THREADS, (*arrays, int(block_size)), stream)
+    launch(load_rows_kernel, rows, THREADS, (*arrays, int(block_size), int(pads)), stream)

@@ -27,8 +27,10 @@ def write_slots_kernel(state, pairs):
     """state int32 [words]; pairs int32 [n, 2]."""
     wait_for_predecessors()
     i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-    if i < pairs.shape[0] and pairs[i, 0] >= 0:
-        state[pairs[i, 0]] = pairs[i, 1]
+    if i < pairs.shape[0]:
+        index = pairs[i, 0]
+        if index >= 0:
+            state[index] = pairs[i, 1]
 
 
 def write_slots(state, pairs, stream=None) -> None:

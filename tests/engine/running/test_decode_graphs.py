@@ -1,36 +1,54 @@
-"""The runner that works one step ahead, on NumPy: its graph is the recorded function, run again at every launch."""
+"""Graphs of decode steps and a step of lead, on NumPy: a graph is the recorded function, run again at every launch."""
 
 import numpy as np
 import pytest
-from minllm.engine.cuda_graph_runner import CudaGraphRunner
 
 from minllm import LLM, SamplingParams
+from minllm.engine.running.decode_graphs import capture_sizes, next_size, table_widths
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.ops.numpy_ops import NumpyOps
-from tests.engine import checks
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
 
 class QueueOps(NumpyOps):
-    """NumPy with device arrays of its own: what is passed in is copied, as to a GPU. The advance kernel runs in the simulator."""
-
-    stream = None
+    """NumPy with device arrays of its own: what is passed in is copied, as to a GPU."""
 
     def array(self, host_array):
         return np.array(host_array, order="C")
 
 
-class HostMachine:
-    """A graph machine without a GPU. Results reach the host arrays only when an event is waited for, like a slow GPU's."""
+class Event:
+    """Something that the device does some time later; `sync` waits for it. Only then does the host see it."""
+
+    is_done = False
+
+    def __init__(self, happens):
+        self._happens = happens
+
+    def sync(self):
+        self._happens()
+        self.is_done = True
+
+
+class QueueMachine:
+    """A machine without a GPU that is one step ahead. Results reach the host arrays only when an event is waited for, like a slow GPU's."""
+
+    steps_ahead = 1
 
     def __init__(self):
         self.captures = self.launches = 0
+        self.fails = False  # whether captures fail
 
     def capture(self, function):
+        if self.fails:
+            raise RuntimeError("the capture failed")
         machine = self
         self.captures += 1
 
         class Graph:
+            """All graphs share the memory of their results, so a result is overwritten by the next launch, of whichever graph."""
+
             result = None
 
             def launch(self):
@@ -44,68 +62,82 @@ class HostMachine:
         return Graph()
 
     def pinned(self, shape, dtype):
-        return np.full(shape, -99, dtype)
+        return np.full(shape, 99, dtype)
 
     def read_later(self, array, pinned):
-        contents = array.copy()  # a stream's order: what the array holds now
+        contents = array.copy()  # the order of the stream: what the array holds now
 
-        class Event:
-            def sync(self):
-                pinned[:] = contents
-
-        machine_event = Event()
-        if pinned.ndim == 2:
+        def happens():
             pinned[:] = contents
-        return machine_event
+
+        return Event(happens)
 
     def write(self, array, host):
         array[:] = host
 
     def write_later(self, array, pinned):
         array[:] = pinned
-        pinned_then = pinned.copy()
+        then = pinned.copy()
 
-        class Event:
-            def sync(self):
-                assert np.array_equal(pinned, pinned_then), "overwritten on its way to the device"
+        def happens():
+            assert np.array_equal(pinned, then), "overwritten on its way to the device"
 
-        return Event()
+        return Event(happens)
 
-    def clear_row(self, array, row):
-        array[row] = 0
+
+def with_graphs(llm, machine, max_num_seqs=8, max_model_len=256):
+    """Give a loaded CPU engine the runner of a GPU."""
+    old = llm.engine.runner
+    assert llm.llm_engine.core.runner is old
+    runner = ModelRunner(
+        QueueOps("float32"), old.model, old.cache, old.policy, max_num_seqs=max_num_seqs, max_model_len=max_model_len, machine=machine,
+        uses_graphs=True,
+    )  # fmt: skip
+    llm.engine.runner = llm.llm_engine.core.runner = runner
 
 
 @pytest.fixture(scope="module")
 def machine():
-    return HostMachine()
+    return QueueMachine()
 
 
 @pytest.fixture(scope="module")
 def graph_llm(machine):
     """The session's model, with the runner of a GPU."""
     with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=8) as llm:
-        old = llm.engine.runner
-        ops = QueueOps("float32")
-        llm._batching.runner = CudaGraphRunner(ops, old.model, old.cache, old.max_num_batched_tokens, 256, machine)
+        with_graphs(llm, machine)
         yield llm
         assert llm.engine.cache_policy.usage().allocated == 0
 
 
 def results(outputs):
-    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+    return [(one.token_ids, one.logprobs, one.finish_reason) for output in outputs for one in output.outputs]
+
+
+def steps_ended(llm):
+    """Compute what was launched ahead."""
+    while llm.llm_engine.core.has_work:
+        llm.llm_engine.core.step()
+
+
+def test_sizes_and_widths():
+    assert capture_sizes(1) == [1] and capture_sizes(3) == [1, 2, 3] and capture_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert table_widths(16, 16) == [16] and table_widths(64, 16) == [64] and table_widths(500, 16) == [64, 256, 500]
+    assert [next_size(count, [1, 2, 4, 8]) for count in (1, 2, 3, 8)] == [1, 2, 4, 8]
+    with pytest.raises(ValueError, match="9 rows are more than the largest size"):
+        next_size(9, [1, 8])
 
 
 @pytest.mark.parametrize("name", ["kivi_int4", "int8"])
 def test_a_residual_window_moves_on_inside_the_graph(name):
-    """Across several groups, with a sequence that ends before the other; then another batch on the same graph, and a fork."""
+    """Across several groups, with a sequence that ends before the other; then another batch on the same graphs, and a fork."""
     options = dict(kv_cache_dtype=name, kv_cache_residual_window=32, max_model_len=128, max_num_seqs=2)
     batches = [([prompt(30), prompt(5)], [70, 20]), ([prompt(7), prompt(41)], [40, 40])]
-    tokens, machine = [], HostMachine()
-    for use_graph in (False, True):
+    tokens, machine = [], QueueMachine()
+    for use_graphs in (False, True):
         with LLM(model_directory("llama3"), device="cpu", **options) as llm:
-            old = llm.engine.runner
-            if use_graph:
-                llm._batching.runner = CudaGraphRunner(QueueOps("float32"), old.model, old.cache, old.max_num_batched_tokens, 128, machine)
+            if use_graphs:
+                with_graphs(llm, machine, 2, 128)
             found = []
             for prompts, lengths in batches:
                 params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
@@ -130,25 +162,91 @@ def test_tokens_are_those_of_the_plain_runner(llm, graph_llm, params):
     assert results(graph_llm.generate(prompts, params)) == results(llm.generate(prompts, params))
 
 
+def test_requests_come_and_go_while_graphs_of_other_sizes_replay(llm, graph_llm, machine):
+    """More requests than slots: rows leave and enter, so that steps of decodes alone alternate with mixed ones, in changing sizes."""
+    lengths = [(3 + 7 * i % 40, 2 + 5 * i % 23) for i in range(25)]
+    params = [
+        SamplingParams(temperature=float(i % 3 > 0), top_k=30 * (i % 2), max_tokens=tokens, seed=i, ignore_eos=True)
+        for i, (_, tokens) in enumerate(lengths)
+    ]
+    prompts = [prompt(length, seed=length) for length, _ in lengths]
+    launches = machine.launches
+    assert results(graph_llm.generate(prompts, params)) == results(llm.generate(prompts, params))
+    assert machine.launches > launches + 20
+    steps_ended(graph_llm)
+
+
+def test_completions_of_a_prompt(llm, graph_llm):
+    params = SamplingParams(n=5, temperature=1.0, max_tokens=20, seed=3, ignore_eos=True)
+    for length in (16, 17, 31):
+        assert results(graph_llm.generate([prompt(length)], params)) == results(llm.generate([prompt(length)], params))
+
+
 def test_log_probabilities_come_back_with_their_step(llm, graph_llm):
-    params = [SamplingParams(temperature=0, max_tokens=n, logprobs=3, ignore_eos=True) for n in (4, 7)]
-    prompts = [prompt(5), prompt(6)]
+    params = [SamplingParams(temperature=0, max_tokens=n, logprobs=top, prompt_logprobs=2, ignore_eos=True) for n, top in ((4, 3), (7, 1))]
+    params.append(SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    prompts = [prompt(5), prompt(6), prompt(7)]
     ours, theirs = (runner.generate(prompts, params) for runner in (graph_llm, llm))
     for one, other in zip(ours, theirs, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
-        for step, expected in zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+        assert (one.outputs[0].logprobs is None) == (other.outputs[0].logprobs is None)
+        found = (one.outputs[0].logprobs or []) + (one.prompt_logprobs or [None])[1:]
+        wanted = (other.outputs[0].logprobs or []) + (other.prompt_logprobs or [None])[1:]
+        for step, expected in zip(found, wanted, strict=True):
             assert step.keys() == expected.keys()
             for token in step:
                 assert step[token].rank == expected[token].rank
                 assert step[token].logprob == pytest.approx(expected[token].logprob, abs=1e-5)
 
 
-def test_a_graph_is_captured_once_for_batches_of_one_shape(graph_llm, machine):
+def test_processors_run_between_graphs(llm, graph_llm):
+    """A request whose logits the host changes is computed without graphs and without a lead, and its neighbours get what they always get."""
+
+    def odd_ids_only(output_token_ids, logits):
+        logits[::2] = -np.inf
+        return logits
+
+    params = [MIXED[1], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logits_processors=[odd_ids_only]), MIXED[0]]
+    prompts = [prompt(9), prompt(12), prompt(20)]
+    found = graph_llm.generate(prompts, params)
+    assert results(found) == results(llm.generate(prompts, params))
+    assert all(token % 2 for token in found[1].outputs[0].token_ids)
+
+
+def test_a_graph_is_captured_once_for_steps_of_one_size(graph_llm, machine):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     graph_llm.generate([prompt(4), prompt(9), prompt(2)], params)
     captures, launches = machine.captures, machine.launches
-    graph_llm.generate([prompt(40), prompt(3), prompt(7)], params)
-    assert (machine.captures, machine.launches) == (captures, launches + 4)
+    graph_llm.generate([prompt(40), prompt(3), prompt(7), prompt(8)], params)
+    assert (machine.captures, machine.launches) == (captures, launches + 4), "three rows and four are of one size"
+
+
+def test_graphs_are_captured_beforehand_for_all_sizes(llm):
+    machine = QueueMachine()
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=9) as other:
+        with_graphs(other, machine, 9)
+        reports = []
+        other.engine.runner.capture_graphs({0, 1}, lambda *report: reports.append(report))
+        captured = machine.captures
+        assert captured == 2 * 5 == len(reports) and reports[-1] == ("Capturing decode steps", 10, 10), "1, 2, 4, 8 and 9 rows"
+        prompts = [prompt(3 + i) for i in range(9)]
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        assert results(other.generate(prompts, params)) == results(llm.generate(prompts, params))
+        assert machine.captures == captured
+
+
+def test_a_capture_that_fails_ends_its_requests_and_the_next_ones_run(llm):
+    machine = QueueMachine()
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=8) as other:
+        with_graphs(other, machine)
+        machine.fails = True
+        with pytest.raises(RuntimeError, match="the capture failed"):
+            other.generate([prompt(5), prompt(9)], params)
+        steps_ended(other)
+        assert other.engine.cache_policy.usage().allocated == 0 and not other.engine.scheduler.running
+        machine.fails = False
+        assert results(other.generate([prompt(5)], params)) == results(llm.generate([prompt(5)], params))
 
 
 def test_a_sequence_that_stops_early_leaves_the_others_alone(llm, graph_llm):
@@ -165,13 +263,10 @@ def test_block_tables_grow_under_a_replaying_graph(llm, graph_llm, machine):
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     prompts = [prompt(5), prompt(30)]
     expected = results(llm.generate(prompts, params))
+    graph_llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     captures = machine.captures
     assert results(graph_llm.generate(prompts, params)) == expected
-    assert machine.captures == captures + 1
-
-
-def test_forks_of_a_prompt_are_copied_before_they_write(graph_llm):
-    checks.check_parallel_samples(graph_llm)
+    assert machine.captures == captures
 
 
 def test_a_stream_closed_early_does_not_disturb_the_next(llm, graph_llm):

@@ -1,8 +1,8 @@
 """A runner that only pretends, and a fake device that shows whether every key would lie where attention looks for it.
 
-The cache holds one number per token: a hash of the token and of all tokens before it. So a block that was computed by another sequence, copied
-too late, swapped in at the wrong place or never written shows at once. Slots are kept as on a device: a step that decodes reads its newest
-token, its length and its block table from its slot alone.
+The cache holds one number per token: a hash of the token and of all tokens before it. So a block that another sequence computed, that was
+copied too late, swapped in at the wrong place or never written shows at once. Slots are kept as on a device: a step that decodes reads its
+newest token, its length and its block table from its slot alone.
 """
 
 from dataclasses import dataclass, field

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm import SamplingParams
+from minllm import LLM, SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.errors import EngineBusyError, InvalidRequestError
+from minllm.errors import InvalidRequestError
 from minllm.models.tokenizer import Tokenizer
-from tests.engine.models import byte_level_tokenizer
+from tests.engine.models import byte_level_tokenizer, model_directory
 from tests.models.random_models import prompt
 
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
@@ -51,13 +51,28 @@ def test_leaving_early_frees_all_blocks(llm, leave):
     assert len(llm.generate("again", PARAMS)[0].outputs[0].token_ids) == 40
 
 
-def test_one_generation_at_a_time(llm):
-    stream = llm.stream("def f(x):", PARAMS)
-    next(stream)
-    with pytest.raises(EngineBusyError, match="close"):
-        llm.generate("other", PARAMS)
-    assert llm.logits(prompt(5)).shape == (5, 1003), "scoring needs no turn of its own"
-    assert len("".join(stream)) > 10, "and the stream goes on"
+def test_several_streams_and_calls_side_by_side(llm):
+    """Each step computes a token for all that have begun, whoever asks for it; every one gets the text that it gets alone."""
+    texts = ["def f(x):", "class A:", "import"]
+    alone = [output.outputs[0].text for output in llm.generate(texts, PARAMS)]
+    streams = [llm.stream(text, PARAMS) for text in texts]
+    pieces = [[next(stream)] for stream in streams]
+    assert llm.generate("class A:", PARAMS)[0].outputs[0].text == alone[1], "a call while streams are open"
+    assert llm.logits(prompt(5)).shape == (5, 1003), "so does scoring"
+    streams[2].close()
+    for turn in range(200):
+        for stream, found in zip(streams[: 1 + turn % 2], pieces, strict=False):
+            found += [piece for piece in [next(stream, None)] if piece]
+    assert ["".join(found) for found in pieces[:2]] == alone[:2]
+    assert "".join(pieces[2]) == streams[2].output.outputs[0].text and alone[2].startswith("".join(pieces[2]))
+    assert streams[2].output.outputs[0].finish_reason == "abort"
+
+
+def test_a_stream_ends_when_its_model_is_closed():
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=64) as llm:
+        stream = llm.stream("def f(x):", PARAMS)
+        first = next(stream)
+    assert list(stream) == [] and stream.output.outputs[0].text == first and stream.output.outputs[0].finish_reason == "abort"
 
 
 def test_an_exception_in_the_readers_loop_frees_all_blocks(llm):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.cache.residual_window import window_room
-from minllm.engine.running.batch_arrays import Span
+from minllm.engine.running.batch_arrays import NewTokens
 from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 
@@ -54,7 +54,7 @@ class Paper:
 def test_a_sequence_in_chunks_then_token_by_token(window, chunks, steps):
     paper, end = Paper(window, 3, window_room(window, 3, 150).scratch_blocks), 0
     for length in chunks:
-        paper.prefill([Span([0] * length, end, [0], ring=2)])
+        paper.prefill([NewTokens([0] * length, end, [0], ring=2)])
         end += length
     for position in range(end, end + steps):
         paper.decode(np.array([position]), np.array([2]))
@@ -71,7 +71,7 @@ def test_sequences_side_by_side(window, prompts, budget):
         start = 0
         while start < length:
             end = min(length, start + budget - used)
-            spans.append(Span([0] * (end - start), start, [0], ring))
+            spans.append(NewTokens([0] * (end - start), start, [0], ring))
             used, start = used + end - start, end
             if used == budget:
                 paper.prefill(spans)

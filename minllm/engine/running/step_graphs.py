@@ -1,0 +1,196 @@
+"""Steps as replays of CUDA graphs, captured for some sizes.
+
+A launch takes the host some 0.1 ms with all that is checked and looked up for it, and a step has hundreds. So a step is padded to the next
+size for which there is a graph, whose replay is one launch:
+
+    tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8
+    decodes   sequences that decode, which come first; prompts: the others
+    columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
+    kind      which kernels choose the tokens (SamplingKind)
+
+Padding writes no keys and values, is in no context, and its tokens are dropped. The first kernel of a graph makes the rows of sequences
+that decode from their slots, the last one stores the new tokens there. So a step of decodes alone needs nothing from the host unless other
+sequences take part; prompts come in one upload.
+
+One graph runs at a time, so all share the memory of their temporaries and results: that of the largest. Source of the sizes: vLLM's
+"cudagraph capture sizes".
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.engine.requests.sequence import NO_SLOT
+from minllm.engine.running.host_copies import Uploads
+from minllm.kernels.attention.residual_window.reference import ring_blocks
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.ops.protocol import Batch, RecentTokens
+
+SHORTEST_CONTEXT = 1024  # tokens
+TOKEN_STEP = 256
+PROMPTS = (1, 8, 32)  # more prompts in one step are computed kernel by kernel
+
+
+class GraphKey(NamedTuple):
+    """What a graph is captured for."""
+
+    tokens: int
+    decodes: int
+    prompts: int
+    columns: int  # of block tables
+    kind: SamplingKind
+
+    @property
+    def sequences(self) -> int:
+        """Rows of the block tables."""
+        return self.decodes + self.prompts
+
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each array, all int32."""
+        rows, tokens = (self.sequences,), (self.tokens,)
+        return dict(
+            slots=rows, logits_rows=rows, token_ids=tokens, positions=tokens, slot_mapping=tokens, query_start=(self.sequences + 1,),
+            context_lens=rows, block_tables=(self.sequences, self.columns),
+        )  # fmt: skip
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """The numbers of sequences that decode for which graphs are captured."""
+    return sorted({1, 2, 4, *range(8, max_num_seqs, 8), max_num_seqs} & set(range(1, max_num_seqs + 1)))
+
+
+def token_sizes(most: int) -> list[int]:
+    """The numbers of tokens, with prompts among them, for which graphs are captured."""
+    powers = [1 << i for i in range(TOKEN_STEP.bit_length() - 1)]
+    return [*powers, *range(TOKEN_STEP, most + TOKEN_STEP, TOKEN_STEP)]
+
+
+def table_widths(columns: int, block_size: int) -> list[int]:
+    """The numbers of columns of block tables for which graphs are captured; the last is `columns`."""
+    widths = [-(-SHORTEST_CONTEXT // block_size)]
+    while widths[-1] < columns:
+        widths.append(4 * widths[-1])
+    return sorted({min(width, columns) for width in widths})
+
+
+def next_size(count: int, sizes: Iterable[int]) -> int | None:
+    """The smallest of the ascending sizes that is at least `count`; None if there is none."""
+    # exercise: engine.next_size
+    for size in sizes:
+        if size >= count:
+            return size
+    return None
+    # end exercise
+
+
+class StepGraphs:
+    """Graphs over arrays at fixed addresses. compute(slots, batch, kind) launches a step and returns (tokens, logits) on the device."""
+
+    def __init__(
+        self, ops, machine, *, max_num_seqs: int, max_tokens: int, columns: int, block_size: int, residual_window: int, compute: Callable
+    ):  # fmt: skip
+        """max_tokens: of a step. columns: of the widest block table. residual_window: that of the cache."""
+        self.machine, self.block_size, self.compute = machine, block_size, compute
+        self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
+        self.token_sizes = token_sizes(max(max_tokens, max_num_seqs + 1))
+        self._graphs: dict[GraphKey, Any] = {}
+        self._rows: list[int] = []  # the slots that the last step of decodes alone had
+        largest = GraphKey(self.token_sizes[-1], max_num_seqs, PROMPTS[-1], columns, SamplingKind.GREEDY)
+        self._words = ops.zeros((sum(map(size_of, largest.layout().values())),), np.int32)
+        self._recent = None
+        if residual_window:
+            slot_mapping, context_lens = (ops.zeros((max_num_seqs,), np.int32) for _ in range(2))
+            self._recent = slot_mapping, context_lens, ops.zeros((max_num_seqs, ring_blocks(residual_window)), np.int32)
+
+    @property
+    def num_captured(self) -> int:
+        """The number of graphs."""
+        return len(self._graphs)
+
+    def key(self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind) -> GraphKey | None:
+        """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
+        decodes = 0 if num_decodes == 0 else next_size(num_decodes, self.decode_sizes)
+        prompts = 0 if num_prompts == 0 else next_size(num_prompts, PROMPTS)
+        columns = next_size(-(-context // self.block_size), self.widths)
+        if num_prompts == 0:
+            return GraphKey(decodes, decodes, 0, columns, kind)
+        # Rows of padding among the decodes lie where prompts begin, so there are at least as many tokens.
+        tokens = next_size(max(num_tokens, decodes), self.token_sizes)
+        return None if None in (prompts, tokens) else GraphKey(tokens, decodes, prompts, columns, kind)
+
+    def replay_decodes(self, key: GraphKey, slots: list[int], uploads: Uploads) -> Any:
+        """Launch a step in which these slots decode; returns its results on the device, valid until the next replay."""
+        graph = self._graph(key, uploads)
+        rows = slots + [NO_SLOT] * (key.decodes - len(slots))
+        if self._rows != rows:
+            self._write_padding(key, rows, uploads)
+        self._rows = rows
+        graph.launch()
+        return graph.result
+
+    def replay(self, key: GraphKey, arrays: dict[str, np.ndarray], uploads: Uploads) -> Any:
+        """Launch a step with these arrays, of the shapes of `key.layout`; returns its results, valid until the next replay."""
+        graph = self._graph(key, uploads)
+        self._rows = []
+        packed = np.concatenate([arrays[name].reshape(-1) for name in key.layout()])
+        uploads.write(self._words[: packed.size], packed)
+        graph.launch()
+        return graph.result
+
+    def capture(self, key: GraphKey, uploads: Uploads) -> None:
+        """Capture a graph. The step is launched once before, of padding alone, which compiles and allocates whatever is missing."""
+        self._rows = []
+        self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
+        slots, batch = self.batch(key)
+        step = functools.partial(self.compute, slots, batch, key.kind)
+        step()
+        self._graphs[key] = self.machine.capture(step)
+
+    def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
+        """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
+
+        They are those of prompts, and of decodes in short contexts; others are captured when they are first needed.
+        """
+        columns, kinds = self.widths[0], sorted(kinds)
+        together = [GraphKey(self.token_sizes[-1], decodes, 8, columns, kinds[0]) for decodes in reversed(self.decode_sizes[2::8])]
+        prompts = [GraphKey(tokens, 0, 1, columns, kinds[0]) for tokens in reversed(self.token_sizes)]
+        decodes = [GraphKey(rows, rows, 0, columns, kind) for kind in kinds for rows in reversed(self.decode_sizes)]
+        return ([] if self._recent else together + prompts) + decodes
+
+    def batch(self, key: GraphKey) -> tuple[Any, Batch]:
+        """The slots and the batch of a graph."""
+        arrays, start = {}, 0
+        for name, shape in key.layout().items():
+            arrays[name] = self._words[start : start + size_of(shape)].reshape(shape)
+            start += size_of(shape)
+        slots, recent = arrays.pop("slots"), None
+        if self._recent is not None and not key.prompts:
+            recent = RecentTokens(*(array[: key.decodes] for array in self._recent), rings=slots)
+        longest = key.columns * self.block_size
+        return slots, Batch(
+            **arrays, num_tokens=key.tokens, num_sequences=key.sequences, max_query_len=key.tokens if key.prompts else 1,
+            max_context_len=longest, recent=recent, num_decodes=key.decodes,
+        )  # fmt: skip
+
+    def _graph(self, key: GraphKey, uploads: Uploads) -> Any:
+        if key not in self._graphs:
+            self.capture(key, uploads)
+        return self._graphs[key]
+
+    def _write_padding(self, key: GraphKey, slots: list[int], uploads: Uploads) -> None:
+        """The arrays of a step in which only these slots decode: what `Ops.load_rows` does not write."""
+        arrays = {name: np.zeros(shape, np.int32) for name, shape in key.layout().items() if name != "block_tables"}
+        arrays["slots"][:] = slots
+        arrays["slot_mapping"][:] = -1
+        if not key.prompts:
+            arrays["logits_rows"][:] = np.arange(key.sequences)
+            arrays["query_start"][:] = np.arange(key.sequences + 1)
+        packed = np.concatenate(list(arrays.values()))
+        uploads.write(self._words[: packed.size], packed)
+
+
+def size_of(shape: tuple[int, ...]) -> int:
+    """Elements of an array of this shape."""
+    return int(np.prod(shape))

@@ -1,0 +1,91 @@
+"""The arrays of a batch against a plain loop over tokens."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, decode_batch, padded_block_tables
+
+ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=6)  # (start, length) of each
+BLOCK_SIZES = st.sampled_from([1, 3, 16])
+
+
+def spans_of(lengths, block_size):
+    """NewTokens at these (start, length), in blocks that no other has, and the (token, position, slot) of each token."""
+    numbers, spans, rows = iter(np.random.default_rng(0).permutation(700).tolist()), [], []
+    for index, (start, length) in enumerate(lengths):
+        table = [next(numbers) for _ in range(-(-(start + length) // block_size))]
+        spans.append(NewTokens([100 * index + i for i in range(length)], start, table))
+        positions = range(start, start + length)
+        rows += [(100 * index + p - start, p, table[p // block_size] * block_size + p % block_size) for p in positions]
+    return spans, rows
+
+
+def rows_of(batch):
+    """The (token, position, slot) of each token."""
+    return list(zip(batch.token_ids.tolist(), batch.positions.tolist(), batch.slot_mapping.tolist(), strict=True))
+
+
+def check(batch):
+    """What holds of every batch."""
+    assert all(getattr(batch, name).dtype == np.int32 for name in ARRAYS)
+    queries = np.diff(batch.query_start)
+    assert batch.query_start[0] == 0 and batch.query_start[-1] == batch.num_tokens == len(batch.token_ids)
+    assert batch.num_sequences == len(queries) == len(batch.context_lens) == len(batch.block_tables)
+    assert batch.max_query_len == queries.max() and batch.max_context_len == batch.context_lens.max()
+    for sequence in range(batch.num_sequences):
+        rows = slice(batch.query_start[sequence], batch.query_start[sequence + 1])
+        end = batch.context_lens[sequence]
+        assert batch.positions[rows].tolist() == list(range(end - queries[sequence], end))
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=SPANS, block_size=BLOCK_SIZES)
+def test_every_new_token_is_there_once_and_in_order(lengths, block_size):
+    spans, rows = spans_of(lengths, block_size)
+    batch = build_batch(spans, [3, 1], block_size)
+    check(batch)
+    assert rows_of(batch) == rows and batch.logits_rows.tolist() == [3, 1]
+    assert [table[: len(span.block_table)].tolist() for table, span in zip(batch.block_tables, spans, strict=True)] == [
+        span.block_table for span in spans
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=SPANS, positions=st.lists(st.integers(0, 90), min_size=1, max_size=5), block_size=BLOCK_SIZES)
+def test_decodes_come_before_prompts(lengths, positions, block_size):
+    """Of a row that decodes only the position is known; `Ops.load_rows` fills in the rest, for which there must be room."""
+    spans, rows = spans_of(lengths, block_size)
+    batch, count = behind_decodes(build_batch(spans, [len(rows) - 1, 0], block_size), positions, block_size), len(positions)
+    check(batch)
+    assert batch.num_decodes == count and batch.num_sequences == count + len(spans)
+    assert batch.positions[:count].tolist() == positions and rows_of(batch)[count:] == rows
+    assert batch.logits_rows.tolist() == [*range(count), count + len(rows) - 1, count]
+    assert batch.block_tables.shape[1] * block_size > max(positions)
+    assert [table[: len(span.block_table)].tolist() for table, span in zip(batch.block_tables[count:], spans, strict=True)] == [
+        span.block_table for span in spans
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(positions=st.lists(st.integers(0, 90), min_size=1, max_size=5), block_size=BLOCK_SIZES)
+def test_decodes_alone(positions, block_size):
+    batch = behind_decodes(None, positions, block_size)
+    check(batch)
+    assert batch.num_decodes == batch.num_tokens == len(positions) and batch.positions.tolist() == positions
+    assert batch.logits_rows.tolist() == list(range(len(positions)))
+    assert batch.block_tables.shape[1] * block_size > max(positions)
+
+
+def test_a_decode_step():
+    tables = padded_block_tables([[7, 3], [5], [0, 1, 2]])
+    assert padded_block_tables([[7, 3], [5]], 4).tolist() == [[7, 3, 0, 0], [5, 0, 0, 0]]
+    assert tables.tolist() == [[7, 3, 0], [5, 0, 0], [0, 1, 2]]
+    batch = decode_batch(np.array([9, 8, 7], np.int32), np.array([16, 2, 47], np.int32), tables, block_size=16)
+    assert batch.slot_mapping.tolist() == [48, 82, 47]
+    assert batch.context_lens.tolist() == [17, 3, 48]
+    assert batch.query_start.tolist() == [0, 1, 2, 3] and batch.logits_rows.tolist() == [0, 1, 2]
+    assert (batch.num_tokens, batch.max_query_len, batch.max_context_len) == (3, 1, 48)
+    for array in (batch.slot_mapping, batch.context_lens, batch.query_start, batch.logits_rows):
+        assert array.dtype == np.int32
