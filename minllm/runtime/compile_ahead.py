@@ -117,8 +117,9 @@ def keys_of(found: Sequence[Signature], compute_capability: tuple[int, int]) -> 
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use, at most MOST_PROCESSES."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    """The number of cores for worker processes, at most MOST_PROCESSES; none in a program that was frozen with its interpreter."""
+    is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if is_python else 0
 
 
 def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
