@@ -6,7 +6,6 @@ from minllm import SamplingParams
 from minllm.engine.bad_words import bad_word_token_ids, banned_next
 from minllm.engine.prompts import PromptTokens
 from minllm.engine.request_checks import check_vocabulary, prompt_in_context
-from minllm.engine.requests import NOT_HONOURED
 from minllm.errors import InvalidRequestError
 
 PROMPT = PromptTokens("text", list(range(10)))
@@ -67,17 +66,3 @@ def test_bad_words_are_banned_after_a_space_too():
 @pytest.mark.parametrize("output,banned", [([], [1]), ([3], [1, 4]), ([4, 3], [1, 4]), ([3, 4], [1, 9]), ([4], [1])])
 def test_the_token_that_would_complete_a_bad_word(output, banned):
     assert banned_next([(1,), (3, 4), (3, 4, 9)], output) == banned
-
-
-GIVEN = dict(best_of=2, logit_bias={1: 1}, allowed_token_ids=[1], bad_words="a", logits_processors=[len], prompt_logprobs=1)
-
-
-@pytest.mark.parametrize("name", NOT_HONOURED)
-def test_what_the_engine_does_not_honour_is_refused_rather_than_ignored(llm, name):
-    with pytest.raises(InvalidRequestError, match=f"{name}: not supported"):
-        llm.generate("a", SamplingParams(**{name: GIVEN[name]}))
-
-
-def test_requests_that_only_score_are_refused_until_they_are_supported(llm):
-    with pytest.raises(InvalidRequestError, match="max_tokens=0: not supported"):
-        llm.generate("a", SamplingParams(max_tokens=0))
