@@ -39,7 +39,7 @@ DtypeOption = Annotated[
     DtypeName,
     typer.Option(
         metavar="DTYPE",
-        help="Of weights and activations: float32, float16, bfloat16 (or fp32, float, fp16, half, bf16); auto is the checkpoint's own.",
+        help="Type of weights and activations: float32 (or float, fp32), float16 (half, fp16), bfloat16 (bf16), or the checkpoint's own.",
     ),
 ]
 VariantOption = Annotated[

@@ -55,8 +55,8 @@ class EngineOptions:
     """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
 
     dtype: str = "auto"
-    """Of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto", as the
-    checkpoint stores them."""
+    """The type of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto",
+    the type that the checkpoint has."""
 
     quantization: str | None = None
     """Only None in this version: weights are used as they are."""
