@@ -21,10 +21,10 @@ from minllm.machine import driver
 WINDOW, STRIDE = 1024, 512
 
 
-def directory_of(model: str) -> Path:
+def directory_of(model: str) -> Path | str:
     """A model's directory: "bundled" and "draft" come with the package, anything else is a path."""
     if model not in ("bundled", "draft"):
-        return Path(model)
+        return model
     return bundled_model().with_name(model)
 
 

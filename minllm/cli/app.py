@@ -146,7 +146,7 @@ def chat(
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, a directory, or a known shape; without, what was measured."),
+        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, directory, GGUF file or known shape; without, what was measured."),
     ] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
     dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
@@ -264,7 +264,7 @@ def check(
 
 
 def load(
-    model: Path | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto",
+    model: str | None, device: DeviceName, dtype: DtypeName, variant: list[str] | None, kv_cache_dtype: str = "auto",
     kv_window: int | None = None,
 ):  # fmt: skip
     """The LLM for these options, with progress bars if standard error is a terminal."""

@@ -6,6 +6,8 @@
     tokenizer.ggml.token_type    1 normal, 2 unknown, 3 control, 4 user defined, 5 unused
     tokenizer.ggml.merges        "left right", the first merge first
     tokenizer.ggml.{bos,eos,unknown,padding}_token_id, add_bos_token, add_eos_token; tokenizer.chat_template
+
+Other keys of tokenizer.ggml are for other kinds of tokenizers, or name tokens that only a prompt's author needs.
 """
 
 from typing import Any
