@@ -50,7 +50,7 @@ def rope_factors(config: dict[str, Any]) -> np.ndarray | None:
 def metadata_of(config: dict[str, Any]) -> dict[str, Any]:
     """The hyperparameters, under llama.cpp's keys."""
     arch = config["model_type"]
-    found = {"general.architecture": arch, "general.type": "model", "general.name": "a random model", f"{arch}.vocab_size": config["vocab_size"]}
+    found = {"general.architecture": arch, "general.type": "model", "general.name": "random", f"{arch}.vocab_size": config["vocab_size"]}
     if arch == "gpt2":
         found |= {
             f"{arch}.context_length": config["n_positions"], f"{arch}.embedding_length": config["n_embd"],
