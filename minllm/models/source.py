@@ -59,7 +59,7 @@ def open_source(path: Path) -> ModelSource:
     """The source at a path. Raises CheckpointError if there is neither a directory nor a GGUF file."""
     if path.is_dir():
         return ModelDirectory(path)
-    if is_gguf(path):
+    if is_gguf(path) or path.suffix == ".gguf":
         return GgufModel(path)
     name = str(path) if str(path).isprintable() else repr(str(path))
     if path.exists():

@@ -100,10 +100,9 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         model_type=architecture.model_type,
         vocab_size=fields.integer(f"{prefix}vocab_size", None) or _count_of_tokens(file),
         tie_word_embeddings="output.weight" not in file.tensors,
-        bos_token_id=fields.token_ids("tokenizer.ggml.bos_token_id")[:1],
+        bos_token_id=list(fields.token_ids("tokenizer.ggml.bos_token_id")),
         eos_token_id=[token_id for key in ENDS_OF_TEXT for token_id in fields.token_ids(key)],
     )
-    values["bos_token_id"] = list(values["bos_token_id"])
     if architecture.model_type == "gpt2":
         values["layer_norm_epsilon"] = fields.positive(f"{prefix}attention.layer_norm_epsilon")
         return parse_model_config(values, str(file.path))

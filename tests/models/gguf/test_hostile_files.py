@@ -103,6 +103,11 @@ def test_the_file_itself_is_a_model_that_answers(tmp_path):
         assert llm.generate("hello", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="There is no file .*none.gguf"):
+        LLM(tmp_path / "none.gguf")
+
+
 def test_weights_that_are_not_finite(tmp_path):
     stored = tensors()
     name = "blk.0.attn_q.weight"

@@ -9,7 +9,7 @@ from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.gguf.pre_tokenizers import SPLITTINGS
 from tests.models.gguf.llama_cpp_bpe import EXPRESSIONS, encode
-from tests.models.gguf.small_model import MERGES, SPECIALS, TEMPLATE, TOKENS, metadata
+from tests.models.gguf.small_model import MERGES, SPECIALS, TOKENS, metadata
 from tests.models.gguf.writer import float32, write_gguf
 from tests.models.tokenizers_for_tests import TEXT, byte_level
 
@@ -142,7 +142,3 @@ def test_a_damaged_vocabulary_is_refused(tmp_path, changes, words):
 )
 def test_other_tokenizers_are_refused_by_name(tmp_path, changes, words):
     refuse(tmp_path, words, UnsupportedModelError, **changes)
-
-
-def test_the_template_is_the_files(tmp_path):
-    assert tokenizer(tmp_path)._template_source == TEMPLATE
