@@ -75,7 +75,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
     frequencies = rope.rope_theta**-exponents
     if rope.frequency_factors:
-        return frequencies / np.array(rope.frequency_factors)
+        frequencies = frequencies / np.array(rope.frequency_factors)
     if rope.rope_type == "linear":
         return frequencies / rope.factor
     if rope.rope_type == "llama3":

@@ -32,11 +32,12 @@ GPT2_SIZES = {
     "attention.head_count": "n_head",
 }
 ENDS_OF_TEXT = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-READ_ELSEWHERE = (
-    "vocab_size attention.head_count_kv attention.key_length attention.value_length attention.layer_norm_rms_epsilon "
-    "attention.layer_norm_epsilon rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor"
-).split()
-HARMLESS = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")
+LLAMA_KEYS = {  # read below, besides the sizes
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
+    "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+}  # fmt: skip
+GPT2_KEYS = {"attention.layer_norm_epsilon"}
+NOTES = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}  # change no result
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class GgufArchitecture:
     model_type: str
     naming: Naming
     sizes: dict[str, str]  # key of the metadata, without the architecture -> key of config.json
+    keys: set[str]  # the other keys that are read
 
 
 GGUF_ARCHITECTURES = {
-    "llama": GgufArchitecture("llama", LLAMA_NAMING, LLAMA_SIZES),
-    "qwen2": GgufArchitecture("qwen2", QWEN_NAMING, LLAMA_SIZES),
-    "qwen3": GgufArchitecture("qwen3", QWEN_NAMING, LLAMA_SIZES),
-    "gpt2": GgufArchitecture("gpt2", GPT2_NAMING, GPT2_SIZES),
+    "llama": GgufArchitecture("llama", LLAMA_NAMING, LLAMA_SIZES, LLAMA_KEYS),
+    "qwen2": GgufArchitecture("qwen2", QWEN_NAMING, LLAMA_SIZES, LLAMA_KEYS),
+    "qwen3": GgufArchitecture("qwen3", QWEN_NAMING, LLAMA_SIZES, LLAMA_KEYS),
+    "gpt2": GgufArchitecture("gpt2", GPT2_NAMING, GPT2_SIZES, GPT2_KEYS),
 }
 
 
@@ -136,7 +138,7 @@ def _llama_values(file: GgufFile, fields: Fields, prefix: str) -> dict[str, Any]
 
 
 def _refuse_unknown_keys(fields: Fields, prefix: str, architecture: GgufArchitecture) -> None:
-    known = {*architecture.sizes, *READ_ELSEWHERE, *HARMLESS}
+    known = {*architecture.sizes} | {"vocab_size"} | architecture.keys | NOTES
     for key, value in fields.values.items():
         name = key.removeprefix(prefix)
         if name == key or name in known or not value or (name == "attention.causal" and value is True):

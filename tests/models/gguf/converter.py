@@ -75,8 +75,8 @@ def metadata_of(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def converted(directory: Path, path: Path) -> Path:
-    """Write the model of a directory, in float32, as the GGUF file `path`."""
+def converted(directory: Path, path: Path, **more: Any) -> Path:
+    """Write the model of a directory, in float32, as the GGUF file `path`, with `more` keys."""
     config = json.loads((directory / "config.json").read_text())
     tensors = {}
     if (factors := rope_factors(config)) is not None:
@@ -94,4 +94,4 @@ def converted(directory: Path, path: Path) -> Path:
         if module in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj") and kind == "weight":
             values = values.T
         tensors[f"{layer}{MODULES[module]}.{kind}"] = float32(values)
-    return write_gguf(path, metadata_of(config), tensors)
+    return write_gguf(path, metadata_of(config) | more, tensors)

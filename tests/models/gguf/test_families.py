@@ -8,6 +8,7 @@ import pytest
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.model import load_model
+from minllm.models.rope import inverse_frequencies
 from minllm.ops.numpy_ops import NumpyOps
 from tests.models.batches import logits_of
 from tests.models.gguf.converter import converted
@@ -34,6 +35,19 @@ def test_logits_are_those_of_the_hugging_face_directory(family, tmp_path):
     stored = replace(model.config, rope=None, dtype=expected.config.dtype)
     same = dict(bos_token_ids=expected.config.bos_token_ids, eos_token_ids=expected.config.eos_token_ids)  # the files have no tokenizer
     assert replace(stored, **same) == replace(expected.config, rope=None)
+
+
+def test_rotation_factors_and_linear_scaling_multiply(tmp_path):
+    path = converted(saved_model("llama3"), tmp_path / "model.gguf", **{"llama.rope.scaling.factor": 2.0})
+    rope = GgufModel(path).config().rope
+    alone = replace(rope, rope_type="default", factor=1.0)
+    np.testing.assert_array_equal(inverse_frequencies(rope, 128), inverse_frequencies(alone, 128) / 2)
+
+
+def test_a_key_that_gpt2_does_not_have_is_refused(tmp_path):
+    path = converted(saved_model("gpt2"), tmp_path / "model.gguf", **{"gpt2.rope.freq_base": 10000.0})
+    with pytest.raises(UnsupportedModelError, match="sets gpt2.rope.freq_base = 10000.0"):
+        GgufModel(path).config()
 
 
 def test_a_missing_and_a_surplus_tensor_are_named_as_in_the_file(tmp_path):
