@@ -52,10 +52,10 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
 
-# At temperature 1 a model of this size wanders from the subject.
+# At temperature 1 a model of this size wanders from the subject. In float32 it is exact, and faster on a CPU than in bfloat16.
 chat: $(DEMO_STAMP) $(CHAT_MODEL)
 	@echo "Type a line and press Enter; an empty line ends the conversation."
-	@$(BIN)/python -m minllm chat --model $(CHAT_MODEL) --temperature 0.2 --top-p 0.9
+	@$(BIN)/python -m minllm chat --model $(CHAT_MODEL) --dtype float32 --temperature 0.2 --top-p 0.9
 
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # 5 is pytest's exit code when flags select no test.
