@@ -49,7 +49,7 @@ def root(
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, a directory, or a known shape; without, what was measured."),
+        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, directory, GGUF file or known shape; without, what was measured."),
     ] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
     dtype: Annotated[str | None, typer.Option(help="Type of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,

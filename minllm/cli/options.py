@@ -32,7 +32,7 @@ class DtypeName(StrEnum):
 
 
 ModelOption = Annotated[
-    Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.")
+    str | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face directory or GGUF file. Default: the bundled model.")
 ]
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[
