@@ -6,7 +6,7 @@
 Guessing first, and seeing the difference, makes the number stick.
 """
 
-from minllm.course.figures.scale import short
+from minllm.figures.scale import short
 from minllm.errors import LessonError
 
 

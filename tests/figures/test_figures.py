@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.course import Bar, Dot, Span, accesses, bars, copies, curves, heat_map, roofline, timeline
-from minllm.course.figures.roofline import attainable
-from minllm.course.figures.scale import Scale, short
+from minllm.figures.roofline import attainable
+from minllm.figures.scale import Scale, short
 
 FIGURES = {
     "bars": bars([Bar("naive", 0.9, "1 %"), Bar("tensor <core> & more", 300.0, "35 %", 1)], "TFLOP/s", "Ladder", limit=766.0),

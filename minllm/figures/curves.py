@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from minllm.course.figures.figure import FONT_SIZE, Figure, colour, element, label, text_width, titled
-from minllm.course.figures.plane import HEIGHT, LEFT, RIGHT, WIDTH, Plane
-from minllm.course.figures.scale import short
+from minllm.figures.figure import FONT_SIZE, Figure, colour, element, label, text_width, titled
+from minllm.figures.plane import HEIGHT, LEFT, RIGHT, WIDTH, Plane
+from minllm.figures.scale import short
 
 DASHES = (None, "6 3", "2 3", "8 3 2 3", "1 4")  # so that lines differ by more than their colour
 
