@@ -49,14 +49,13 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
 
 
 @contextmanager
-def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Iterator[LLM]:
-    """The bundled model, a directory, or random weights in a shape of SHAPES, with room for one sequence of `max_model_len` tokens."""
-    options = dict(options, max_model_len=max_model_len, max_num_seqs=1, progress=sys.stderr.isatty())
-    if model != BUNDLED and model not in SHAPES and not Path(model).is_dir():
-        raise InvalidOptionError(
-            f"--model {model} is neither a model directory nor a known shape: give a directory, or one of {BUNDLED}, {', '.join(SHAPES)}. "
-            "Nothing is downloaded."
-        )
+def opened_model(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[LLM]:
+    """The bundled model, a directory, or random weights in a shape of SHAPES; for one sequence unless options say max_num_seqs.
+
+    max_model_len: tokens of a sequence to make room for; None for what model and memory allow.
+    """
+    options = dict(max_num_seqs=1) | options | dict(max_model_len=max_model_len, progress=sys.stderr.isatty())
+    check_model(model)
     if model not in SHAPES:
         with LLM(None if model == BUNDLED else model, **options) as llm:
             yield llm
@@ -65,6 +64,15 @@ def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Ite
         write_shape(Path(directory), SHAPES[model])
         with LLM(directory, load_format="dummy", **options) as llm:
             yield llm
+
+
+def check_model(model: str) -> None:
+    """InvalidOptionError unless `model` is the bundled one, a directory, or a shape of SHAPES."""
+    if model != BUNDLED and model not in SHAPES and not Path(model).is_dir():
+        raise InvalidOptionError(
+            f"--model {model} is neither a model directory nor a known shape: give a directory, or one of {BUNDLED}, {', '.join(SHAPES)}. "
+            "Nothing is downloaded."
+        )
 
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:
