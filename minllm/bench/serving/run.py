@@ -2,7 +2,7 @@
 
 Engine and driver share one thread, so a request that arrives during a step is added after it. Its latency counts from its arrival all the
 same, as a client would measure it. With max_concurrency a request that finds all places taken is held back, and its latency counts from
-the moment when a place became free, as in vLLM's `bench serve`, whose clients wait the same way before they send.
+the moment when a place becomes free, as in vLLM's `bench serve`, whose clients wait the same way before they send.
 """
 
 import random
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from minllm.bench.serving.concurrency import Places
 from minllm.bench.serving.metrics import RequestTimes, ServedRun, StepSample
 from minllm.bench.serving.workload import BenchRequest, random_prompt
 from minllm.engine.outputs import RequestOutput
@@ -88,7 +89,7 @@ class Driver:
         self.times = [RequestTimes(0, 0.0) for _ in self.requests]
         self.due = deque(range(len(self.requests)))
         self.running: set[int] = set()
-        self.free_since = 0.0  # when the newest place under max_concurrency became free
+        self.places = Places(self.max_concurrency, len(self.requests))
         self.progress, self.steps = Progress(len(self.requests)), []
         self.start, before = self.clock.now(), self.engine.stats()
         try:
@@ -98,8 +99,8 @@ class Driver:
                     self.clock.sleep(max(0.0, self.requests[self.due[0]].arrival - self._now()))
                     continue
                 self._take(self.engine.step(), before)
-                if not self.engine.has_unfinished_requests():
-                    self.running.clear()  # an engine that dropped requests without an output does not stall the run
+                if self.running and not self.engine.has_unfinished_requests():
+                    self._give_up()
         finally:
             for index in self.running:
                 self.engine.abort_request(str(index))
@@ -110,23 +111,27 @@ class Driver:
     def _now(self) -> float:
         return self.clock.now() - self.start
 
-    def _has_place(self) -> bool:
-        return self.max_concurrency is None or len(self.running) < self.max_concurrency
-
     def _add_due(self) -> None:
         """Add the requests that have arrived, as far as max_concurrency allows."""
         now = self._now()
-        while self.due and self._has_place() and self.requests[self.due[0]].arrival <= now:
+        while self.due and self.places.free and self.requests[self.due[0]].arrival <= now:
             index = self.due.popleft()
             request = self.requests[index]
             self.engine.add_request(str(index), request.prompt, greedy(request.output_len))
-            self.times[index].start = max(request.arrival, self.free_since)
+            self.times[index].start = self.places.take(request.arrival)
             self.running.add(index)
             self.progress.added += 1
 
+    def _give_up(self) -> None:
+        """Count requests as failed that the engine ended without an output, so that they do not stall the run."""
+        for _ in self.running:
+            self.places.give_back(self._now())
+            self.progress.ended += 1
+        self.running.clear()
+
     def _take(self, outputs: list[RequestOutput], before: Any) -> None:
         """Note the outputs of a step and the engine's state after it."""
-        now, was_full, tokens = self._now(), not self._has_place(), 0
+        now, tokens = self._now(), 0
         for output in outputs:
             index = int(output.request_id)
             times, completion = self.times[index], output.outputs[0]
@@ -139,9 +144,8 @@ class Driver:
                 times.prompt_tokens = len(output.prompt_token_ids)
                 times.succeeded = bool(times.output_times) and completion.finish_reason in COMPLETE
                 self.running.discard(index)
+                self.places.give_back(now)
                 self.progress.ended += 1
-        if was_full and self._has_place():
-            self.free_since = now
         stats = self.engine.stats()
         preemptions = stats.num_preemptions - before.num_preemptions
         sample = StepSample(now, stats.num_running, stats.num_waiting, stats.kv_cache_usage, preemptions, tokens)

@@ -22,6 +22,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from minllm.bench.generate import BUNDLED
+from minllm.bench.serving.concurrency import Places
 from minllm.bench.serving.metrics import RequestTimes, ServedRun
 from minllm.bench.serving.workload import BenchRequest
 from minllm.errors import DeviceError, InvalidOptionError
@@ -81,27 +82,27 @@ def warm_up(engine: TransformersEngine, requests: Sequence[BenchRequest]) -> Non
 def serve(engine: TransformersEngine, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> ServedRun:
     """Serve `requests`, sorted by arrival, at most max_concurrency of them at a time. Raises DeviceError if its thread ends."""
     manager, prompts = engine.manager, [engine.token_ids(request.prompt) for request in requests]
-    most = max_concurrency or len(requests)
+    places = Places(max_concurrency, len(requests))
     times = [RequestTimes(len(prompt), 0.0) for prompt in prompts]
     numbers: dict[str, int] = {}  # the manager's id of a request -> its index
-    due, free_since, start = 0, 0.0, time.perf_counter()
+    due, start = 0, time.perf_counter()
     while due < len(requests) or numbers:
         now = time.perf_counter() - start
-        while due < len(requests) and len(numbers) < most and requests[due].arrival <= now:
+        while due < len(requests) and places.free and requests[due].arrival <= now:
             limits = dict(max_new_tokens=requests[due].output_len, record_timestamps=True, eos_token_id=-1)
             numbers[manager.add_request(prompts[due], **limits)] = due
-            times[due].start = max(requests[due].arrival, free_since)
+            times[due].start = places.take(requests[due].arrival)
             due += 1
         wait = POLL_SECONDS
-        if due < len(requests) and len(numbers) < most:
+        if due < len(requests) and places.free:
             wait = min(wait, max(0.0, requests[due].arrival - now))
         result = manager.get_result(timeout=wait) if numbers else time.sleep(wait)
         if result is not None and result.is_finished():
-            was_full, index = len(numbers) == most, numbers.pop(result.request_id)
+            index = numbers.pop(result.request_id)
             times[index].output_times = [moment - start for moment in result.timestamps or []]
             times[index].succeeded = result.error is None and bool(times[index].output_times)
             times[index].output_tokens = len(result.generated_tokens)
-            free_since = times[index].output_times[-1] if was_full and times[index].succeeded else free_since
+            places.give_back(times[index].output_times[-1] if times[index].output_times else time.perf_counter() - start)
         elif not manager.is_running():
             raise DeviceError(f"{NAME} ended its generation thread with {len(numbers)} requests unfinished: its log says why.")
     return ServedRun(times, [])
