@@ -25,7 +25,7 @@ from minllm.bench.serving.comparisons import (
 )
 from minllm.bench.serving.metrics import calculate_metrics, parse_goodput
 from minllm.bench.serving.plots import checked_folder, write_plots
-from minllm.bench.serving.report import Result, detail_table, json_line, rows, summary_table
+from minllm.bench.serving.report import Result, detail_table, json_line, rows, summary
 from minllm.bench.serving.run import Engine
 from minllm.bench.serving.trace import read_trace
 from minllm.bench.serving.workload import BenchRequest, Lengths, Workload, longest, named_list
@@ -203,7 +203,7 @@ def report(results: Sequence[Result], device: str, folder: Path | None, json_fil
     if len(results) == 1:
         out.print(detail_table(results[0]))
     if len(results) > 1 or results[0].peer:
-        out.print(summary_table(results))
+        out.print(*summary(results), sep="\n", markup=False)
     for result in results:
         out.print(json_line(result), markup=False)
     if folder is not None:

@@ -11,6 +11,8 @@ from minllm.bench.record import Row
 from minllm.bench.serving.metrics import Distribution, ServedRun, ServingMetrics
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+COLUMNS = "{:<22}{:<16}{:>14}{:>12}{:>11}{:>11}{:>10}{:>10}{:>10}{:>11}"
+HEADINGS = ("", "rate", "completed", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "goodput", "preempted")
 STATISTICS = ("mean", "p50", "p95", "p99")
 
 
@@ -37,33 +39,28 @@ def rate_name(rate: float) -> str:
     return "all at once" if rate == float("inf") else f"{rate:.4g} requests/s"
 
 
-def milliseconds(value: float | None) -> str:
-    """A latency as text."""
-    return "" if value is None else f"{value:,.2f}"
-
-
-def summary_table(results: Sequence[Result]) -> Table:
-    """One line per run: throughput, the latencies that users feel, goodput, preemptions."""
-    latencies = ("TTFT p50, p99 ms", "TPOT p50, p99 ms", "ITL p99 ms")
-    table = Table("", "rate", "completed", "output tokens/s", *latencies, "goodput/s", "preempted")
+def summary(results: Sequence[Result]) -> list[str]:
+    """A heading and one line per run: throughput, the latencies that users feel, goodput, preemptions. Latencies in ms."""
+    lines = [COLUMNS.format(*HEADINGS)]
     for result in results:
-        for name, metrics in ((result.variant, result.metrics), (result.peer, result.peer_metrics)):
-            if metrics is None:
-                continue
-            ttft, tpot, itl = (getattr(metrics, latency) for latency in ("ttft", "tpot", "itl"))
-            total = metrics.completed + metrics.failed
-            table.add_row(
-                name,
-                rate_name(result.rate),
-                f"{metrics.completed} of {total}",
-                f"{metrics.output_throughput:,.0f}",
-                ", ".join(milliseconds(value) for value in (ttft.p50, ttft.p99)) if ttft else "",
-                ", ".join(milliseconds(value) for value in (tpot.p50, tpot.p99)) if tpot else "",
-                milliseconds(itl.p99) if itl else "",
-                "" if metrics.request_goodput is None else f"{metrics.request_goodput:.2f}",
-                str(metrics.num_preemptions),
-            )
-    return table
+        lines.append(summary_line(result.variant, result.rate, result.metrics))
+        if result.peer_metrics is not None:
+            lines.append(summary_line(result.peer, result.rate, result.peer_metrics))
+    return lines
+
+
+def summary_line(name: str, rate: float, metrics: ServingMetrics) -> str:
+    """One run on one line."""
+    latencies = [_statistic(metrics, *which) for which in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p99"))]
+    return COLUMNS.format(
+        name,
+        rate_name(rate),
+        f"{metrics.completed} of {metrics.completed + metrics.failed}",
+        f"{metrics.output_throughput:,.0f}",
+        *("" if value is None else f"{value:,.2f}" for value in latencies),
+        "" if metrics.request_goodput is None else f"{metrics.request_goodput:.2f}/s",
+        metrics.num_preemptions,
+    )
 
 
 def detail_table(result: Result) -> Table:
