@@ -71,6 +71,7 @@ def bench_serve(
     """Serve requests that arrive over time: throughput, TTFT, TPOT, inter-token latency, goodput (docs: Serving metrics)."""
     with user_errors():
         from minllm.bench.serving import command as benchmark
+        from minllm.bench.serving.arguments import chosen_comparison
 
         options = dict(
             scheduling_policy=scheduling_policy, preemption=preemption, max_num_seqs=max_num_seqs,
@@ -84,5 +85,5 @@ def bench_serve(
             model, options, request_list=request_list, dataset_path=dataset_path, num_prompts=num_prompts, input_len=input_len,
             output_len=output_len, request_rates=request_rate or (), burstiness=burstiness, goodput=goodput or (),
             max_concurrency=max_concurrency, num_warmups=num_warmups, seed=seed, against=against, plot=plot, json_file=json_file,
-            compare=benchmark.chosen_comparison([name for name, wanted in comparisons.items() if wanted]),
+            compare=chosen_comparison([name for name, wanted in comparisons.items() if wanted]),
         )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from minllm.bench.serving import command
+from minllm.bench.serving import arguments, command
 from minllm.cli import app as cli
 from minllm.engine.options import EngineOptions
 from tests.bench.serving.fake_engine import VOCABULARY, FakeEngine
@@ -45,8 +45,9 @@ def opened(monkeypatch):
 def new_options(monkeypatch):
     """Options of LLM() that the comparisons try are taken as known."""
     known = set(EngineOptions.__dataclass_fields__)
-    monkeypatch.setattr(command, "EngineOptions", lambda **options: EngineOptions(**{n: v for n, v in options.items() if n in known}))
-    monkeypatch.setattr(command, "check_names", lambda options: None)
+    known_only = lambda **options: EngineOptions(**{name: value for name, value in options.items() if name in known})  # noqa: E731
+    monkeypatch.setattr(arguments, "EngineOptions", known_only)
+    monkeypatch.setattr(arguments, "check_names", lambda options: None)
 
 
 def test_a_run_prints_a_table_and_a_line_of_json(opened, tmp_path):
@@ -82,6 +83,7 @@ def test_a_trace_brings_its_own_arrivals(opened, tmp_path):
     path.write_text('{"prompt": "hello", "output_tokens": 2, "arrival": 0.01}\n{"prompt_tokens": 3, "output_tokens": 1, "arrival": 0}\n')
     result = run("--dataset-path", path, "--device", "cpu", "--num-warmups", 0)
     assert result.exit_code == 0 and "trace.jsonl, 2 requests" in result.stdout
+    assert "as recorded" in result.stdout and '"request_rate": null' in result.stdout
     assert opened[0][2] is None  # the tokens of a text are not known before the tokenizer is
 
 
@@ -90,6 +92,19 @@ def test_every_policy_is_opened(opened, new_options):
     assert result.exit_code == 0, result.output
     assert [options["scheduling_policy"] for _, options, _ in opened] == ["static", "in_flight", "split_fuse", "prefill_first"]
     assert all(name in result.stdout for name in ("static", "prefill_first"))
+
+
+def test_an_interrupt_keeps_what_was_measured(opened, new_options, monkeypatch, tmp_path):
+    def opened_engine(model, options, max_model_len):
+        if options["scheduling_policy"] == "split_fuse":
+            raise KeyboardInterrupt
+        return contextlib.nullcontext((FakeEngine(RealTime()), VOCABULARY))
+
+    monkeypatch.setattr(command, "opened_engine", opened_engine)
+    path = tmp_path / "rows.json"
+    result = run("--compare-policies", "--num-prompts", 2, "--request-rate", 1000, "--device", "cpu", "--json", path)
+    assert result.exit_code == 130
+    assert {row["variant"] for row in json.loads(path.read_text())["rows"]} == {"static", "in_flight"}
 
 
 def test_preemption_needs_a_small_cache(opened, new_options):

@@ -2,9 +2,9 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,106 +13,18 @@ from rich.console import Console
 
 from minllm.bench.generate import check_model, opened_model
 from minllm.bench.record import new_record, write_json
-from minllm.bench.serving.arrivals import check_burstiness, check_rate
-from minllm.bench.serving.comparisons import (
-    MAX_NUM_SEQS,
-    POLICIES,
-    PREEMPTIONS,
-    ServingBench,
-    compare_policies,
-    compare_preemption,
-    sweep_max_num_seqs,
-)
+from minllm.bench.serving.arguments import check_engine_options, checked_rates, chosen_requests, load_peer
+from minllm.bench.serving.arrivals import check_burstiness
+from minllm.bench.serving.comparisons import COMPARISONS, ServingBench
 from minllm.bench.serving.metrics import calculate_metrics, parse_goodput
 from minllm.bench.serving.plots import checked_folder, write_plots
-from minllm.bench.serving.report import Result, detail_table, json_line, rows, summary
+from minllm.bench.serving.report import COLUMNS, HEADINGS, Result, detail_table, json_line, rows, summary_line
 from minllm.bench.serving.run import Engine
-from minllm.bench.serving.trace import read_trace
-from minllm.bench.serving.workload import BenchRequest, Lengths, Workload, longest, named_list
-from minllm.engine.option_help import check_names
+from minllm.bench.serving.workload import longest
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 from minllm.machine import driver
 from minllm.models.shapes import SHAPES
-
-NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 100, "128", "128"
-COMPARISONS: dict[str, tuple[str, Sequence[Any], Callable[..., list[Result]]]] = {  # name: (option of LLM(), its values, the comparison)
-    "policies": ("scheduling_policy", POLICIES, compare_policies),
-    "preemption": ("preemption", PREEMPTIONS, compare_preemption),
-    "max-num-seqs": ("max_num_seqs", MAX_NUM_SEQS, sweep_max_num_seqs),
-}
-
-
-@dataclass(frozen=True)
-class Requests:
-    """The requests to serve, described in words. has_arrivals: a trace says when they arrive."""
-
-    description: str
-    requests: list[BenchRequest]
-    has_arrivals: bool = False
-
-
-def chosen_requests(
-    request_list: str | None, dataset_path: Path | None, num_prompts: int | None, input_len: str | None, output_len: str | None, seed: int
-) -> Requests:
-    """The requests that the options describe: a named list, a file, or random lengths. Raises InvalidOptionError and OSError."""
-    sources = {"--request-list": request_list, "--dataset-path": dataset_path, "--input-len or --output-len": input_len or output_len}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise InvalidOptionError(f"{given[0]} and {given[1]} both say which requests to send: give one of them.")
-    if dataset_path is not None:
-        requests, has_arrivals = read_trace(dataset_path, seed, num_prompts)
-        return Requests(f"{dataset_path.name}, {len(requests)} requests", requests, has_arrivals)
-    if request_list is not None:
-        workload = named_list(request_list, num_prompts)
-        return Requests(f"{request_list}, {workload.num_prompts} requests", workload.requests(seed))
-    lengths = Lengths.parse(input_len or INPUT_LEN, "--input-len"), Lengths.parse(output_len or OUTPUT_LEN, "--output-len")
-    workload = Workload(num_prompts or NUM_PROMPTS, *lengths)
-    return Requests(str(workload), workload.requests(seed))
-
-
-def checked_rates(given: Sequence[float], has_arrivals: bool, compares_policies: bool) -> list[float]:
-    """The rates to offer; [inf] by default, and none for a comparison of policies, which then chooses them itself."""
-    if given and has_arrivals:
-        raise InvalidOptionError("--request-rate does not go with a --dataset-path whose lines have an arrival: drop one of the two.")
-    for rate in given:
-        check_rate(rate)
-    return list(given) or ([] if compares_policies and not has_arrivals else [math.inf])
-
-
-def check_engine_options(options: dict[str, Any], compare: str | None) -> None:
-    """InvalidOptionError unless LLM() takes these options, and every value that the comparison tries."""
-    name, values, _ = COMPARISONS[compare] if compare else ("", (), None)
-    if name in options:
-        option = "--" + name.replace("_", "-")
-        raise InvalidOptionError(f"{option} does not go with --compare-{compare}, which tries several: drop one of the two.")
-    if compare == "preemption" and "kv_cache_memory_bytes" not in options:
-        raise InvalidOptionError("--compare-preemption needs --kv-cache-memory-bytes: nothing is preempted while the cache has room.")
-    for tried in [{name: value} for value in values] or [{}]:
-        check_names(options | tried)
-        EngineOptions(**(options | tried))
-
-
-def chosen_comparison(names: Sequence[str]) -> str | None:
-    """The one comparison that was asked for, None without any; InvalidOptionError for several."""
-    if len(names) > 1:
-        raise InvalidOptionError(f"--compare-{names[0]} and --compare-{names[1]} do not go together: give one of them.")
-    return names[0] if names else None
-
-
-def load_peer(against: str | None) -> ModuleType | None:
-    """The module of the peer engine; None without one. Raises InvalidOptionError if it is unknown or not installed."""
-    if against is None:
-        return None
-    if against != "transformers":
-        raise InvalidOptionError(f"--against {against} is not allowed: it takes transformers.")
-    try:
-        from minllm.bench.serving import transformers_peer
-    except ImportError as error:
-        raise InvalidOptionError(
-            f"--against transformers needs PyTorch and transformers 5 ({error}): pip install 'minllm[bench]', or leave the option out."
-        ) from None
-    return transformers_peer
 
 
 def run(
@@ -158,56 +70,81 @@ def run(
         chosen.requests,
         seed=seed,
         burstiness=burstiness,
-        keeps_arrivals=chosen.has_arrivals,
         max_concurrency=max_concurrency,
         num_warmups=num_warmups,
         limits=limits,
     )
-    results = measure(bench, compare, rates, options)
+    report = Report(device, json_file)
+    for result in measure(bench, compare, rates, options):
+        report.add(result)
     if peer is not None:
-        results = beside_peer(results, bench, peer, model, options, device)
-    report(results, device, folder, json_file)
+        report.results = [*beside_peer(report, bench, peer, model, options)]
+    report.finish(folder)
 
 
 @contextmanager
 def opened_engine(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[tuple[Engine, int]]:
     """The engine of a model, and the size of its vocabulary; its memory is free again afterwards."""
     with opened_model(model, dict(max_num_seqs=EngineOptions.max_num_seqs) | options, max_model_len) as llm:
+        on_gpu = llm.device == "cuda"
         yield llm.llm_engine, llm.engine.model.config.vocab_size
-    gc.collect()  # frees gigabytes for the next engine
+    gc.collect()
+    if on_gpu:
+        from minllm.runtime.memory import device_memory
+
+        device_memory().trim()  # gives gigabytes back to the driver, for the next engine or a peer
 
 
-def measure(bench: ServingBench, compare: str | None, rates: Sequence[float], options: dict[str, Any]) -> list[Result]:
+def measure(bench: ServingBench, compare: str | None, rates: Sequence[float | None], options: dict[str, Any]) -> Iterator[Result]:
     """The runs of a comparison, or of one engine at every rate."""
     if compare is not None:
-        return COMPARISONS[compare][2](bench, rates)
+        return COMPARISONS[compare].run(bench, rates)
     return bench.measure(options.get("scheduling_policy", "default"), rates)
 
 
-def beside_peer(
-    results: Sequence[Result], bench: ServingBench, peer: ModuleType, model: str, options: dict[str, Any], device: str
-) -> list[Result]:
-    """The results, each with the peer's metrics on the same requests at the same rate."""
-    found = []
-    with peer.opened(model, options.get("dtype", "auto"), device, longest(bench.requests)) as engine:
+class Report:
+    """Prints a line per run as soon as it is measured, so that an interrupt loses nothing; the rest at the end."""
+
+    def __init__(self, device: str, json_file: Path | None):
+        self.device, self.json_file, self.results = device, json_file, []
+        is_piped = str(json_file) == "-"  # then only the record goes to standard output
+        self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
+
+    def add(self, result: Result) -> None:
+        """Print a run, and write all so far to the record if that is a file."""
+        if not self.results:
+            self.print(result.case, COLUMNS.format(*HEADINGS))
+        self.results.append(result)
+        self.print(summary_line(result.variant, result.rate, result.metrics))
+        if self.json_file is not None and str(self.json_file) != "-":
+            self.write()
+
+    def print(self, *lines: str) -> None:
+        """Print lines as they are."""
+        self.out.print(*lines, sep="\n", markup=False)
+
+    def write(self) -> None:
+        """Write the record."""
+        name = driver.device_name() if self.device == "cuda" else "cpu"
+        write_json(self.json_file, new_record(name, {}, [row for result in self.results for row in rows(result)]))
+
+    def finish(self, folder: Path | None) -> None:
+        """Print the details of a single run and a line of JSON per run, draw pictures into `folder`, write the record."""
+        if len(self.results) == 1:
+            self.out.print(detail_table(self.results[0]))
+        self.print(*(json_line(result) for result in self.results))
+        if folder is not None:
+            self.print(f"{len(write_plots(self.results, folder))} pictures in {folder}")
+        if self.json_file is not None:
+            self.write()
+
+
+def beside_peer(report: Report, bench: ServingBench, peer: ModuleType, model: str, options: dict[str, Any]) -> Iterator[Result]:
+    """The report's results, each with the peer's metrics on the same requests at the same rate, printed as they are measured."""
+    with peer.opened(model, options.get("dtype", "auto"), report.device, longest(bench.requests)) as engine:
         peer.warm_up(engine, bench.requests_at(math.inf, engine.vocab_size)[: bench.num_warmups])
-        for shift, result in enumerate(results):
+        for shift, result in enumerate(report.results):
             run = peer.serve(engine, bench.requests_at(result.rate, engine.vocab_size, shift), bench.max_concurrency)
-            found.append(replace(result, peer=peer.NAME, peer_metrics=calculate_metrics(run, bench.limits)))
-    return found
-
-
-def report(results: Sequence[Result], device: str, folder: Path | None, json_file: Path | None) -> None:
-    """Print the tables and lines of JSON, draw the pictures, write the record."""
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")  # with "--json -" only the record goes to standard output
-    if len(results) == 1:
-        out.print(detail_table(results[0]))
-    if len(results) > 1 or results[0].peer:
-        out.print(*summary(results), sep="\n", markup=False)
-    for result in results:
-        out.print(json_line(result), markup=False)
-    if folder is not None:
-        out.print(f"{len(write_plots(results, folder))} pictures in {folder}", markup=False)
-    if json_file is not None:
-        name = driver.device_name() if device == "cuda" else "cpu"
-        write_json(json_file, new_record(name, {}, [row for result in results for row in rows(result)]))
+            metrics = calculate_metrics(run, bench.limits)
+            report.print(summary_line(peer.NAME, result.rate, metrics))
+            yield replace(result, peer=peer.NAME, peer_metrics=metrics)

@@ -1,14 +1,14 @@
 """One workload on several configurations of the engine: scheduling policies, preemption modes, batch sizes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minllm.bench.serving.arrivals import arriving
 from minllm.bench.serving.live_table import live_table
-from minllm.bench.serving.metrics import ServedRun, calculate_metrics
+from minllm.bench.serving.metrics import calculate_metrics
 from minllm.bench.serving.report import Result, rate_name
 from minllm.bench.serving.run import Clock, Engine, serve, warm_up
 from minllm.bench.serving.workload import BenchRequest, within_vocabulary
@@ -26,7 +26,7 @@ class ServingBench:
     """A workload and how to measure it.
 
     open_engine: opens an engine with these options of LLM(), and gives it with the size of its vocabulary. case: model and workload in
-    words. keeps_arrivals: requests arrive as their trace says, whatever the rate. limits: those of goodput.
+    words. limits: those of goodput. A rate of None leaves the arrivals as the requests say.
     """
 
     open_engine: OpenEngine
@@ -34,47 +34,59 @@ class ServingBench:
     requests: list[BenchRequest]
     seed: int = 0
     burstiness: float = 1.0
-    keeps_arrivals: bool = False
     max_concurrency: int | None = None
     num_warmups: int = 16
     limits: dict[str, float] | None = None
     clock: Clock | None = None
 
-    def requests_at(self, rate: float, vocab_size: int, shift: int = 0) -> list[BenchRequest]:
+    def requests_at(self, rate: float | None, vocab_size: int, shift: int = 0) -> list[BenchRequest]:
         """The requests at this rate. `shift` changes all token ids, so that a run finds nothing of an earlier one in a prefix cache."""
         requests = within_vocabulary(self.requests, vocab_size, shift)
-        return requests if self.keeps_arrivals else arriving(requests, rate, self.burstiness, self.seed)
+        return requests if rate is None else arriving(requests, rate, self.burstiness, self.seed)
 
-    def measure(self, variant: str, rates: Sequence[float], **options: Any) -> list[Result]:
+    def measure(self, variant: str, rates: Sequence[float | None], **options: Any) -> Iterator[Result]:
         """One run per rate on one engine, after a warm-up."""
-        results = []
         with self.open_engine(options) as (engine, vocab_size):
             warm_up(engine, self.requests, self.num_warmups, vocab_size, self.clock)
             for shift, rate in enumerate(rates):
                 requests = self.requests_at(rate, vocab_size, shift)
                 with live_table(f"{variant}, {rate_name(rate)}") as on_step:
                     run = serve(engine, requests, clock=self.clock, max_concurrency=self.max_concurrency, on_step=on_step)
-                results.append(self.result(variant, rate, run))
-        return results
-
-    def result(self, variant: str, rate: float, run: ServedRun) -> Result:
-        """A run with its metrics."""
-        return Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
+                yield Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
 
 
-def compare_policies(bench: ServingBench, rates: Sequence[float] = (), policies: Sequence[str] = POLICIES) -> list[Result]:
+def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), policies: Sequence[str] = POLICIES) -> Iterator[Result]:
     """Each policy on the same arrivals at each rate. Without rates: at LOADS of the request throughput with all requests at once."""
     if not rates:
-        capacity = bench.measure("split_fuse", [math.inf], scheduling_policy="split_fuse")[0].metrics.request_throughput
+        [result] = bench.measure("split_fuse", [math.inf], scheduling_policy="split_fuse")
+        capacity = result.metrics.request_throughput
         rates = [float(f"{load * capacity:.3g}") for load in LOADS]
-    return [result for policy in policies for result in bench.measure(policy, rates, scheduling_policy=policy)]
+    for policy in policies:
+        yield from bench.measure(policy, rates, scheduling_policy=policy)
 
 
-def compare_preemption(bench: ServingBench, rates: Sequence[float], modes: Sequence[str] = PREEMPTIONS) -> list[Result]:
+def compare_preemption(bench: ServingBench, rates: Sequence[float | None], modes: Sequence[str] = PREEMPTIONS) -> Iterator[Result]:
     """Each way to preempt, with a cache too small for the batch, which the engine's options have to set."""
-    return [result for mode in modes for result in bench.measure(mode, rates, preemption=mode)]
+    for mode in modes:
+        yield from bench.measure(mode, rates, preemption=mode)
 
 
-def sweep_max_num_seqs(bench: ServingBench, rates: Sequence[float], counts: Sequence[int] = MAX_NUM_SEQS) -> list[Result]:
+def sweep_max_num_seqs(bench: ServingBench, rates: Sequence[float | None], counts: Sequence[int] = MAX_NUM_SEQS) -> Iterator[Result]:
     """Each limit on the number of sequences computed together."""
-    return [result for count in counts for result in bench.measure(f"max_num_seqs {count}", rates, max_num_seqs=count)]
+    for count in counts:
+        yield from bench.measure(f"max_num_seqs {count}", rates, max_num_seqs=count)
+
+
+class Comparison(NamedTuple):
+    """A comparison: the option of LLM() that it varies, the values, and the function."""
+
+    option: str
+    values: Sequence[Any]
+    run: Callable[[ServingBench, Sequence[float | None]], Iterator[Result]]
+
+
+COMPARISONS = {
+    "policies": Comparison("scheduling_policy", POLICIES, compare_policies),
+    "preemption": Comparison("preemption", PREEMPTIONS, compare_preemption),
+    "max-num-seqs": Comparison("max_num_seqs", MAX_NUM_SEQS, sweep_max_num_seqs),
+}

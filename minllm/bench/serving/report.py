@@ -1,7 +1,6 @@
 """The result of a serving benchmark: tables for a terminal, rows for docs/results, and one line of JSON with vLLM's keys."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,14 @@ STATISTICS = ("mean", "p50", "p95", "p99")
 
 @dataclass(frozen=True)
 class Result:
-    """One measured run. case: model and workload; variant: what was compared, for example a policy; rate: requests per second offered."""
+    """One measured run. case: model and workload; variant: what was compared, for example a policy; rate: requests per second offered.
+
+    A rate of None stands for the arrivals of a trace.
+    """
 
     case: str
     variant: str
-    rate: float
+    rate: float | None
     metrics: ServingMetrics
     run: ServedRun
     peer: str | None = None
@@ -34,23 +36,15 @@ class Result:
         return f"{self.case}, {rate_name(self.rate)}"
 
 
-def rate_name(rate: float) -> str:
-    """ "4 requests/s", or "all at once" for inf."""
+def rate_name(rate: float | None) -> str:
+    """ "4 requests/s", "all at once" for inf, "as recorded" for None."""
+    if rate is None:
+        return "as recorded"
     return "all at once" if rate == float("inf") else f"{rate:.4g} requests/s"
 
 
-def summary(results: Sequence[Result]) -> list[str]:
-    """A heading and one line per run: throughput, the latencies that users feel, goodput, preemptions. Latencies in ms."""
-    lines = [COLUMNS.format(*HEADINGS)]
-    for result in results:
-        lines.append(summary_line(result.variant, result.rate, result.metrics))
-        if result.peer_metrics is not None:
-            lines.append(summary_line(result.peer, result.rate, result.peer_metrics))
-    return lines
-
-
-def summary_line(name: str, rate: float, metrics: ServingMetrics) -> str:
-    """One run on one line."""
+def summary_line(name: str, rate: float | None, metrics: ServingMetrics) -> str:
+    """One run on one line, below HEADINGS: throughput, the latencies that users feel in ms, goodput, preemptions."""
     latencies = [_statistic(metrics, *which) for which in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p99"))]
     return COLUMNS.format(
         name,

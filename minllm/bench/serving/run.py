@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minllm.bench.serving.concurrency import Places
@@ -74,38 +74,43 @@ def greedy(output_len: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
 
 
-@dataclass
 class Driver:
     """One run of `requests`, sorted by arrival. on_step is called after each step."""
 
-    engine: Engine
-    requests: Sequence[BenchRequest]
-    clock: Clock = field(default_factory=WallClock)
-    max_concurrency: int | None = None
-    on_step: Callable[[Progress], None] | None = None
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[BenchRequest],
+        clock: Clock,
+        max_concurrency: int | None,
+        on_step: Callable[[Progress], None] | None,
+    ):
+        self.engine, self.requests, self.clock, self.on_step = engine, requests, clock, on_step
+        self.places = Places(max_concurrency, len(requests))
+        self.times = [RequestTimes(0, 0.0) for _ in requests]
+        self.due = deque(range(len(requests)))
+        self.running: set[int] = set()
+        self.steps: list[StepSample] = []
+        self.progress = Progress(len(requests))
+        self.start = clock.now()
+        self.before = engine.stats()
 
     def run(self) -> ServedRun:
         """Serve all requests. If this is interrupted, the engine's remaining requests are aborted."""
-        self.times = [RequestTimes(0, 0.0) for _ in self.requests]
-        self.due = deque(range(len(self.requests)))
-        self.running: set[int] = set()
-        self.places = Places(self.max_concurrency, len(self.requests))
-        self.progress, self.steps = Progress(len(self.requests)), []
-        self.start, before = self.clock.now(), self.engine.stats()
         try:
             while self.due or self.running:
                 self._add_due()
                 if not self.running:
                     self.clock.sleep(max(0.0, self.requests[self.due[0]].arrival - self._now()))
                     continue
-                self._take(self.engine.step(), before)
+                self._take(self.engine.step())
                 if self.running and not self.engine.has_unfinished_requests():
                     self._give_up()
         finally:
             for index in self.running:
                 self.engine.abort_request(str(index))
         after = self.engine.stats()
-        hits, queries = (getattr(after, name) - getattr(before, name) for name in ("prefix_cache_hits", "prefix_cache_queries"))
+        hits, queries = (getattr(after, name) - getattr(self.before, name) for name in ("prefix_cache_hits", "prefix_cache_queries"))
         return ServedRun(self.times, self.steps, hits, queries)
 
     def _now(self) -> float:
@@ -129,7 +134,7 @@ class Driver:
             self.progress.ended += 1
         self.running.clear()
 
-    def _take(self, outputs: list[RequestOutput], before: Any) -> None:
+    def _take(self, outputs: list[RequestOutput]) -> None:
         """Note the outputs of a step and the engine's state after it."""
         now, tokens = self._now(), 0
         for output in outputs:
@@ -147,7 +152,7 @@ class Driver:
                 self.places.give_back(now)
                 self.progress.ended += 1
         stats = self.engine.stats()
-        preemptions = stats.num_preemptions - before.num_preemptions
+        preemptions = stats.num_preemptions - self.before.num_preemptions
         sample = StepSample(now, stats.num_running, stats.num_waiting, stats.kv_cache_usage, preemptions, tokens)
         self.steps.append(sample)
         self.progress.output_tokens += tokens

@@ -13,7 +13,7 @@ from minllm.bench.serving.comparisons import ServingBench, compare_policies, com
 from minllm.bench.serving.live_table import LiveTable, live_table
 from minllm.bench.serving.metrics import ServedRun, StepSample, calculate_metrics
 from minllm.bench.serving.plots import MOST_POINTS, checked_folder, cumulative, thinned, write_plots
-from minllm.bench.serving.report import detail_table, json_line, rows, summary
+from minllm.bench.serving.report import detail_table, json_line, rate_name, rows, summary_line
 from minllm.bench.serving.run import Progress
 from minllm.bench.serving.workload import Lengths, Workload, fixed
 from minllm.errors import InvalidOptionError
@@ -46,7 +46,7 @@ def test_one_engine_serves_every_rate_after_a_warm_up():
 
 def test_policies_see_the_same_arrivals_around_capacity():
     clock, made = VirtualClock(), []
-    found = compare_policies(bench(clock, made), policies=("static", "in_flight"))
+    found = list(compare_policies(bench(clock, made), policies=("static", "in_flight")))
     assert [options["scheduling_policy"] for options, _ in made] == ["split_fuse", "static", "in_flight"]
     assert [result.variant for result in found] == ["static"] * 3 + ["in_flight"] * 3
     capacity = 24.0  # requests/s: 24 requests at once take ten steps of 0.1 s
@@ -58,10 +58,10 @@ def test_policies_see_the_same_arrivals_around_capacity():
 
 def test_preemption_and_sequences_are_options_of_the_engine():
     clock, made = VirtualClock(), []
-    compare_preemption(bench(clock, made), [math.inf])
+    assert len(list(compare_preemption(bench(clock, made), [math.inf]))) == 3
     assert [options for options, _ in made] == [dict(preemption=mode) for mode in ("recompute", "swap", "drop")]
     made.clear()
-    found = sweep_max_num_seqs(bench(clock, made), [math.inf], counts=(1, 8))
+    found = list(sweep_max_num_seqs(bench(clock, made), [math.inf], counts=(1, 8)))
     assert [options for options, _ in made] == [dict(max_num_seqs=1), dict(max_num_seqs=8)]
     assert [result.metrics.max_running for result in found] == [1, 8]
     assert found[1].metrics.output_throughput == pytest.approx(8 * found[0].metrics.output_throughput)
@@ -70,12 +70,13 @@ def test_preemption_and_sequences_are_options_of_the_engine():
 @pytest.fixture(scope="module")
 def results():
     clock = VirtualClock()
-    return bench(clock, limits=dict(ttft=500.0, tpot=101.0)).measure("default", [5.0, 50.0, math.inf])
+    return list(bench(clock, limits=dict(ttft=500.0, tpot=101.0)).measure("default", [5.0, 50.0, math.inf]))
 
 
 def test_tables_hold_the_figures(results):
-    text = "\n".join(summary(results))
-    assert "5 requests/s" in text and "all at once" in text and "24 of 24" in text
+    lines = [summary_line(result.variant, result.rate, result.metrics) for result in results]
+    assert "5 requests/s" in lines[0] and "all at once" in lines[2] and all("24 of 24" in line for line in lines)
+    assert rate_name(None) == "as recorded"
     detail = text_of(detail_table(results[2]))
     assert "240.0 tokens/s" in detail and "TTFT" in detail and "mean 100.00, p50 100.00, p95 100.00, p99 100.00 ms" in detail
 
@@ -104,7 +105,7 @@ def test_rows_identify_the_run_and_compare_with_the_peer(results):
 def test_a_run_without_a_success_is_reported(results):
     run = ServedRun([replace(request, succeeded=False) for request in results[0].run.requests], [])
     empty = replace(results[0], metrics=calculate_metrics(run, dict(ttft=1.0)), run=run)
-    assert "0 of 24" in summary([empty])[1] and "24 failed" in text_of(detail_table(empty))
+    assert "0 of 24" in summary_line("", None, empty.metrics) and "24 failed" in text_of(detail_table(empty))
     assert json.loads(json_line(empty))["failed"] == 24
     assert [row.benchmark for row in rows(empty)] == ["serving throughput", "serving requests", "serving goodput", "serving preemptions"]
 
