@@ -84,15 +84,19 @@ def run(
 
 @contextmanager
 def opened_engine(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[tuple[Engine, int]]:
-    """The engine of a model, and the size of its vocabulary; its memory is free again afterwards."""
+    """The engine of a model, and the size of its vocabulary, in the memory of any earlier engine."""
+    free_memory(options)
     with opened_model(model, dict(max_num_seqs=EngineOptions.max_num_seqs) | options, max_model_len) as llm:
-        on_gpu = llm.device == "cuda"
         yield llm.llm_engine, llm.engine.model.config.vocab_size
+
+
+def free_memory(options: dict[str, Any]) -> None:
+    """Give the memory of engines that are no longer used back to the driver."""
     gc.collect()
-    if on_gpu:
+    if EngineOptions(device=options.get("device", "auto")).resolved_device() == "cuda":
         from minllm.runtime.memory import device_memory
 
-        device_memory().trim()  # gives gigabytes back to the driver, for the next engine or a peer
+        device_memory().trim()
 
 
 def measure(bench: ServingBench, compare: str | None, rates: Sequence[float | None], options: dict[str, Any]) -> Iterator[Result]:
@@ -141,6 +145,7 @@ class Report:
 
 def beside_peer(report: Report, bench: ServingBench, peer: ModuleType, model: str, options: dict[str, Any]) -> Iterator[Result]:
     """The report's results, each with the peer's metrics on the same requests at the same rate, printed as they are measured."""
+    free_memory(options)
     with peer.opened(model, options.get("dtype", "auto"), report.device, longest(bench.requests)) as engine:
         peer.warm_up(engine, bench.requests_at(math.inf, engine.vocab_size)[: bench.num_warmups])
         for shift, result in enumerate(report.results):
