@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, KvCacheDtypeOption, VariantOption, variants
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, VariantOption, variants
 from minllm.cli.terminal import user_errors
 
 
@@ -50,7 +50,7 @@ def bench_serve(
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The most sequences computed together.", show_default=False)] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens in one step.", show_default=False)] = None,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(min=1, help="Size of the KV cache.", show_default=False)] = None,
-    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(metavar="FORMAT", help="Of keys and values, as for generate.")] = "auto",
     enable_prefix_caching: Annotated[bool, typer.Option("--enable-prefix-caching", help="Share the beginnings of prompts.")] = False,
     compare_policies: Annotated[
         bool, typer.Option("--compare-policies", help="Every scheduling policy at each rate. Default: 0.5, 0.8 and 1.1 times capacity.")
