@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from minllm.bench.serving import arguments, command
 from minllm.cli import app as cli
 from minllm.engine.options import EngineOptions
-from tests.bench.serving.fake_engine import VOCABULARY, FakeEngine
+from tests.bench.serving.fake_engine import VOCABULARY, FakeEngine, Stats
 
 runner = CliRunner()
 
@@ -163,3 +163,16 @@ def test_a_missing_peer_is_an_error_of_ours(opened, monkeypatch):
 @pytest.mark.parametrize("arguments", [["--num-prompts", 0], ["--max-concurrency", 0], ["--num-warmups", -1], ["--request-rate", "x"]])
 def test_numbers_that_are_none_are_usage_errors(opened, arguments):
     assert run(*arguments).exit_code == 2 and not opened
+
+
+def test_the_engine_itself_serves(model_directory, tmp_path):
+    """The fakes above have the interface of LLMEngine; this one is it."""
+    llm_engine = pytest.importorskip("minllm.engine.llm_engine", reason="this version of minllm has no LLMEngine")
+    assert set(Stats.__dataclass_fields__) == set(llm_engine.EngineStats.__dataclass_fields__)
+    path = tmp_path / "rows.json"
+    lengths = ["--num-prompts", 5, "--input-len", "3:20", "--output-len", "2,7", "--num-warmups", 1]
+    result = run("--model", model_directory, "--device", "cpu", *lengths, "--request-rate", 100, "--request-rate", "inf", "--json", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("5 of 5") == 2
+    rows = json.loads(path.read_text())["rows"]
+    assert all(row["value"] > 0 for row in rows if row["benchmark"] != "serving preemptions")

@@ -72,7 +72,7 @@ def detail_table(result: Result) -> Table:
         if latency is not None:
             table.add_row(label, ", ".join(f"{statistic} {getattr(latency, statistic):,.2f}" for statistic in STATISTICS) + " ms")
     table.add_row("batch", f"{metrics.num_steps} steps, at most {metrics.max_running} running and {metrics.max_waiting} waiting")
-    table.add_row("KV cache", f"at most {metrics.max_kv_cache_usage:.0%} used, {metrics.num_preemptions} preemptions")
+    table.add_row("KV cache", f"at most {metrics.max_kv_cache_usage:.1%} used, {metrics.num_preemptions} preemptions")
     if metrics.prefix_cache_hit_rate is not None:
         table.add_row("prefix cache", f"{metrics.prefix_cache_hit_rate:.1%} of prompt tokens found")
     return table
