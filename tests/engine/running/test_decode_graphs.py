@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from minllm.engine.running.decode_graphs import capture_sizes, next_size, table_widths
 
 from minllm import LLM, SamplingParams
-from minllm.engine.running.decode_graphs import capture_sizes, next_size, table_widths
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.ops.numpy_ops import NumpyOps
 from tests.engine.models import model_directory
