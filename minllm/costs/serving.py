@@ -1,8 +1,8 @@
 """How long a step of a busy engine takes, and what load a server bears: the arithmetic of batching.
 
-A step computes T tokens: one for each of n decodes, and chunks of prompts. Its kernels run one after another, so their floors add up. Linear
-layers take all tokens together, attention takes decodes and prompts apart (W bytes of weights, F FLOPs per token, k bytes of keys and
-values per token, B bytes per second, C FLOPs per second):
+A step computes T tokens: one for each of n decodes, and chunks of prompts. Its kernels run one after another, so their floors add up.
+Linear layers take all tokens together, attention takes decodes and prompts apart. With W bytes of weights, F FLOPs per token, k bytes of keys
+and values per token, B bytes per second and C FLOPs per second:
 
     t = max(W / B, F T / C)  +  k (sum of the decodes' contexts) / B  +  max(bytes / B, FLOPs / C) of the prompts' attention
 
@@ -19,9 +19,10 @@ It holds until n reaches N: the slots, the sequences for which the cache has roo
 layers, whichever is smallest. There lies the knee; the queue grows without end beyond lambda = 1 / (S + o (beta + alpha / N)).
 
 These are the equations of whole prompts that run by themselves. A prompt that shares its step with decodes costs less than S, by up to
-alpha, because the weights are read anyway. Activations, launches and the host are not counted. So it is a floor. Sources: Kleinrock, "Queueing Systems", volume 1 (1975), section 5.6
-(Pollaczek-Khinchine), and volume 2 (1976), section 4.4 (processor sharing); Little, "A Proof for the Queuing Formula L = lambda W", 1961;
-Yu et al., "Orca", OSDI 2022, section 3.2 (attention apart).
+alpha, because the weights are read anyway. Activations, launches and the host are not counted. So it is a floor.
+
+Sources: Kleinrock, "Queueing Systems", volume 1 (1975), section 5.6 (Pollaczek-Khinchine), and volume 2 (1976), section 4.4 (processor
+sharing); Little, "A Proof for the Queuing Formula L = lambda W", 1961; Yu et al., "Orca", OSDI 2022, section 3.2 (attention apart).
 """
 
 from collections.abc import Iterable

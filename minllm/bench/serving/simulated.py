@@ -108,9 +108,9 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
-        kv_cache_tokens: int = 1 << 20, preemption: str = "recompute", prediction: str = "none", steps_ahead: int = 1,
-        make_scheduler: type[Scheduler] = Scheduler,
+        self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048, kv_cache_tokens: int = 1 << 20, preemption: str = "recompute", prediction: str = "none",
+        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler,
     ):  # fmt: skip
         self.clock = VirtualClock()
         self.runner = SimulatedRunner(costs, self.clock, steps_ahead)
