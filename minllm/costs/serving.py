@@ -1,8 +1,8 @@
 """How long a step of a busy engine takes, and what load a server bears: the arithmetic of batching.
 
 A step computes T tokens: one for each of n decodes, and chunks of prompts. Its kernels run one after another, so their floors add up.
-Linear layers take all tokens together, attention takes decodes and prompts apart. With W bytes of weights, F FLOPs per token, k bytes of keys
-and values per token, B bytes per second and C FLOPs per second:
+Linear layers take all tokens together, attention takes decodes and prompts apart. With W bytes of weights, F FLOPs per token, k bytes of
+keys and values per token, B bytes per second and C FLOPs per second:
 
     t = max(W / B, F T / C)  +  k (sum of the decodes' contexts) / B  +  max(bytes / B, FLOPs / C) of the prompts' attention
 
