@@ -39,7 +39,7 @@ class VirtualMemoryError(DeviceError):
 
 
 class CheckpointError(MinLLMError):
-    """A model directory cannot be read: a file is missing, damaged, unsafe, or contradicts another file."""
+    """A model cannot be read: a file is missing, damaged, unsafe, or contradicts itself or another file."""
 
 
 class UnsupportedModelError(CheckpointError):

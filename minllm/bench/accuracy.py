@@ -31,7 +31,7 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.residual_window import window_room
 from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.loading import model_directory
+from minllm.engine.loading import bundled_model
 from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
@@ -108,7 +108,7 @@ def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> 
 
 def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
     """(name, directory, further options of LLM(), the most tokens to read) of the two models."""
-    bundled = model_directory(None)
+    bundled = bundled_model()
     yield "bundled", bundled, {}, None
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)

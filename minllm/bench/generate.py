@@ -25,6 +25,9 @@ from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestMetrics
 from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
+from minllm.models.config_reader import parse_model_config
+from minllm.models.gguf.gguf_file import is_gguf
+from minllm.models.json_files import read_json
 from minllm.models.shapes import SHAPES
 
 BUNDLED = "bundled"
@@ -41,7 +44,7 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
         progress.print(f"ceiling: a device copy moves {ceilings['copy_tb_s']:.2f} TB/s here, read plus written")
     with opened_model(model, options, prompt_tokens + tokens) as llm:
         card = measure(llm, prompt_tokens, tokens, repeats)
-    card = card.named(f"{model} (random weights)" if model in SHAPES else model).against(ceilings["copy_tb_s"])
+    card = card.named(f"{model} (random weights)" if shape_of(model) else model).against(ceilings["copy_tb_s"])
     out = progress if str(json_file) == "-" else Console(highlight=False, soft_wrap=True)
     out.print(as_text(card))
     if json_file is not None:
@@ -50,21 +53,31 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
 
 @contextmanager
 def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Iterator[LLM]:
-    """The bundled model, a directory, or random weights in a shape of SHAPES, with room for one sequence of `max_model_len` tokens."""
+    """The bundled model, a directory, a GGUF file, or random weights in a shape, with room for one sequence of `max_model_len` tokens."""
     options = dict(options, max_model_len=max_model_len, max_num_seqs=1, progress=sys.stderr.isatty())
-    if model != BUNDLED and model not in SHAPES and not Path(model).is_dir():
+    shape = shape_of(model)
+    if shape is None and model != BUNDLED and not Path(model).is_dir() and not is_gguf(Path(model)):
         raise InvalidOptionError(
-            f"--model {model} is neither a model directory nor a known shape: give a directory, or one of {BUNDLED}, {', '.join(SHAPES)}. "
-            "Nothing is downloaded."
+            f"--model {model} is neither a model directory, nor a GGUF file, nor a config.json, nor a known shape: give the path of one, "
+            f"or one of {BUNDLED}, {', '.join(SHAPES)}. Nothing is downloaded."
         )
-    if model not in SHAPES:
+    if shape is None:
         with LLM(None if model == BUNDLED else model, **options) as llm:
             yield llm
         return
     with tempfile.TemporaryDirectory() as directory:
-        write_shape(Path(directory), SHAPES[model])
+        write_shape(Path(directory), shape)
         with LLM(directory, load_format="dummy", **options) as llm:
             yield llm
+
+
+def shape_of(model: str) -> dict[str, Any] | None:
+    """What a known shape, or a config.json by its path, says; None for a model with weights. Raises CheckpointError for a damaged file."""
+    path = Path(model)
+    if model in SHAPES or not (path.is_file() and path.suffix == ".json"):
+        return SHAPES.get(model)
+    values = read_json(path)
+    return values | dict(vocab_size=parse_model_config(values, model).vocab_size)
 
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:

@@ -15,17 +15,17 @@ from typing import Any
 
 from minllm import LLM, held_out_text
 from minllm.bench.record import Row, new_record, write_json
-from minllm.engine.loading import model_directory
+from minllm.engine.loading import bundled_model
 from minllm.machine import driver
 
 WINDOW, STRIDE = 1024, 512
 
 
-def directory_of(model: str) -> Path:
+def directory_of(model: str) -> Path | str:
     """A model's directory: "bundled" and "draft" come with the package, anything else is a path."""
     if model not in ("bundled", "draft"):
-        return Path(model)
-    return model_directory(None).with_name(model)
+        return model
+    return bundled_model().with_name(model)
 
 
 def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:

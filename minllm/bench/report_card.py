@@ -51,7 +51,7 @@ def card_of(llm, metrics: RequestMetrics) -> ReportCard:
     on_gpu = llm.device == "cuda"
     return report_card(
         engine.model.config,
-        model=engine.directory.name,
+        model=engine.path.name,
         device=driver.device_name() if on_gpu else "cpu",
         dtype=str(engine.ops.dtype),
         itemsize=engine.ops.dtype.itemsize,

@@ -49,20 +49,20 @@ def root(
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, a directory, or a known shape; without, what was measured."),
+        typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, directory, GGUF file or known shape; without, what was measured."),
     ] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
-    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Of cached keys and values, also kivi_int4; default as the weights.", show_default=False)
+        str | None, typer.Option(help="Format of cached keys and values, also kivi_int4; default the weights' type.", show_default=False)
     ] = None,
     kv_window: Annotated[
         int | None, typer.Option(help="Newest tokens that a quantised cache keeps as they are; default the format's.", show_default=False)
     ] = None,
-    price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: also print what tokens cost.", show_default=False)] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Price of one GPU; prints what tokens cost.", show_default=False)] = None,
     memory_share: Annotated[float, typer.Option(help="Share of the memory to use.")] = 0.9,
     kv_policy: Annotated[str, typer.Option(help="How the cache is kept: contiguous, paged or virtual.")] = "paged",
     block_size: Annotated[

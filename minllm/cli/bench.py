@@ -14,7 +14,12 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 def bench_generate(
     model: Annotated[
         str,
-        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or a shape that plan knows, with random weights."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME|PATH",
+            help="bundled, a directory, a GGUF file; or a config.json or a shape that plan knows, with random weights.",
+        ),
     ] = "bundled",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
@@ -85,7 +90,9 @@ def bench_launch(
 
 @bench_app.command("perplexity")
 def bench_perplexity(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, or a directory.")] = "bundled",
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, a directory, or a GGUF file.")
+    ] = "bundled",
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.BFLOAT16,
     json_file: JsonOption = None,

@@ -47,7 +47,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-KV_CACHE_DTYPE_HELP = "Of keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4."
+KV_CACHE_DTYPE_HELP = "Format of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4."
 KV_WINDOW_HELP = "Newest tokens that a quantised cache keeps as they are; a multiple of 32."
 ENGINE_OPTIONS = (
     option("model", ModelOption),

@@ -32,14 +32,14 @@ class DtypeName(StrEnum):
 
 
 ModelOption = Annotated[
-    Path | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face model directory. Default: the bundled model.")
+    str | None, typer.Option("--model", "-m", metavar="PATH", help="Hugging Face directory or GGUF file. Default: the bundled model.")
 ]
 DeviceOption = Annotated[DeviceName, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[
     DtypeName,
     typer.Option(
         metavar="DTYPE",
-        help="Of weights and activations: float32, float16, bfloat16 (or fp32, float, fp16, half, bf16); auto is the checkpoint's own.",
+        help="Type of weights and activations: float32 (or float, fp32), float16 (half, fp16), bfloat16 (bf16), or the checkpoint's own.",
     ),
 ]
 VariantOption = Annotated[

@@ -39,14 +39,14 @@ from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
 from minllm.machine.hardware import find_gpu
-from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
-from minllm.models.config_reader import read_model_config
-from minllm.models.generation_config import GenerationConfig, read_generation_config
+from minllm.models.generation_config import GenerationConfig
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.models.source import ModelSource, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
+from minllm.models.weights import StoredWeights
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -60,7 +60,7 @@ UNKNOWN_GPU = (0.3, 60)  # TB/s, TFLOP/s
 class Engine:
     """What LLM() made of its options."""
 
-    directory: Path
+    path: Path  # of the model's directory or file
     device: str  # "cpu" or "cuda"
     ops: Any
     model: Model
@@ -74,37 +74,21 @@ class Engine:
     runner: ModelRunner
 
 
-def model_directory(model: str | Path | None) -> Path:
-    """The directory of a model; the bundled one's for None."""
-    if model is not None:
-        return _given_directory(Path(model))
+def bundled_model() -> Path:
+    """The directory of the bundled model."""
     bundled = Path(str(resources.files("minllm"))) / BUNDLED_MODEL
     if not bundled.is_dir():
         raise CheckpointError(f"The bundled model is missing from this installation ({bundled}): install minllm again, or give a path.")
     return bundled
 
 
-def _given_directory(path: Path) -> Path:
-    """The path, if it is a directory. CheckpointError otherwise."""
-    if path.is_dir():
-        return path
-    name = str(path) if str(path).isprintable() else repr(str(path))
-    if path.exists():
-        raise CheckpointError(f"{name} is not a directory: give the directory that holds config.json, tokenizer.json and the weights.")
-    raise CheckpointError(
-        f"There is no directory {name}. minllm downloads nothing: fetch a model first, for example with "
-        "`hf download OWNER/NAME --local-dir DIRECTORY`, and give its directory, or none for the bundled model."
-    )
-
-
 def load_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
     """Loads a model and makes its cache. Raises CheckpointError, UnsupportedModelError, InvalidOptionError, DeviceError or
     OutOfMemoryError."""
-    directory = model_directory(options.model)
-    config, checkpoint = _open_model(directory, options)
+    source = open_source(bundled_model() if options.model is None else Path(options.model))
+    config, checkpoint = _open_model(source, options)
     dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype(quantized=options.quantization is not None))
-    generation_config = read_generation_config(directory)
-    tokenizer = Tokenizer.from_directory(directory)
+    generation_config, tokenizer = source.generation_config(), source.tokenizer()
     device = options.resolved_device()
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
@@ -116,7 +100,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
     with _precompile(device, config, shape, weight_format, options, wanted_len, generation_config) as compiling:
         model = load_model(
-            directory, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
+            source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
         )
         compiling.wait(kernels_compiled)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
@@ -132,17 +116,17 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
-        directory, device, ops, model=model, tokenizer=tokenizer, generation_config=generation_config, eos_token_ids=eos_token_ids,
+        source.path, device, ops, model=model, tokenizer=tokenizer, generation_config=generation_config, eos_token_ids=eos_token_ids,
         max_model_len=max_model_len, cache=cache, cache_policy=policy, scheduler=scheduler, runner=runner,
     )  # fmt: skip
 
 
-def _open_model(directory: Path, options: EngineOptions) -> tuple[ModelConfig, Checkpoint | RandomCheckpoint]:
+def _open_model(source: ModelSource, options: EngineOptions) -> tuple[ModelConfig, StoredWeights]:
     """The configuration, and the weights that are not read yet."""
-    config = read_model_config(directory)
+    config = source.config()
     if options.load_format == "dummy":
         return config, RandomCheckpoint(config, options.seed)
-    checkpoint = Checkpoint(directory, options.allow_nonfinite_weights)
+    checkpoint = source.checkpoint(config, options.allow_nonfinite_weights)
     return untied_if_stored(config, checkpoint), checkpoint
 
 

@@ -49,14 +49,14 @@ class EngineOptions:
     """The options of LLM(). Raises InvalidOptionError for a value that is not allowed, or not together with another."""
 
     model: str | Path | None = None
-    """A Hugging Face model directory; None is the small model of Python code that comes with minllm."""
+    """A Hugging Face model directory or a GGUF file; None is the small model of Python code that comes with minllm."""
 
     device: str = "auto"
     """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
 
     dtype: str = "auto"
-    """Of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto", as the
-    checkpoint stores them."""
+    """The type of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto",
+    the type that the checkpoint has."""
 
     quantization: str | None = None
     """Only None in this version: weights are used as they are."""
@@ -134,7 +134,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         is_path = self.model is None or isinstance(self.model, Path) or (isinstance(self.model, str) and self.model != "")
-        _check(is_path, "model", self.model, "the path of a model directory, or None for the bundled model")
+        _check(is_path, "model", self.model, "the path of a model directory or of a GGUF file, or None for the bundled model")
         for name, names in (("device", DEVICES), ("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))

@@ -2,6 +2,7 @@
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.kernels_needed import EngineShape, kernels_needed
+from minllm.engine.memory_budget import available_host_bytes
 from minllm.engine.options import EngineOptions
 from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import kind_of
@@ -10,6 +11,8 @@ from minllm.models.config import ModelConfig
 from minllm.runtime.compile_ahead import CompileAhead, compile_ahead
 from minllm.runtime.device import current_device
 from minllm.weights.format import WeightFormat
+
+WORKER_BYTES = 512 << 20  # host memory per process: the largest kernels take 400 MB to compile
 
 
 def precompile(
@@ -28,7 +31,8 @@ def precompile(
         max_num_batched_tokens=options.max_num_batched_tokens, max_model_len=max_model_len,
         kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})),
     )  # fmt: skip
+    processes = max(1, available_host_bytes() // WORKER_BYTES)
     try:
-        return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability)
+        return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability, processes)
     except NotImplementedError:  # the weight format takes no part in dry runs
         return CompileAhead()

@@ -16,9 +16,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: 
     for name, held in ids.items():
         for token_id in held:
             if token_id >= vocab_size:
-                raise InvalidRequestError(
-                    f"{name} holds {shown(token_id)}, outside the vocabulary: ids go from 0 to {vocab_size - 1}."
-                )
+                raise InvalidRequestError(f"{name} holds {shown(token_id)}, outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is not None and wanted > vocab_size:

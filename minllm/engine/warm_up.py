@@ -1,8 +1,8 @@
-"""Warm-up: compile and load the kernels of a first request, so that its latency does not include compilation.
+"""Warm-up: load the kernels of a first request, so that its latency does not include loading.
 
-Which kernels a request launches depends on its shape: a short prompt uses other GEMM tiles than a long one, and
-greedy decoding skips the sampler. Two prompts and two ways to sample cover nearly all of them. Then the graphs of decode steps are
-captured for all batch sizes, each after one launch kernel by kernel. With every kernel in the disk cache this takes a few seconds.
+The kernels are in the disk cache already (precompile.py). Which of them a request launches depends on its shape: a short prompt uses other
+GEMM tiles than a long one, and greedy decoding skips the sampler. Two prompts and two ways to sample cover nearly all of them. Then the
+graphs of decode steps are captured for all batch sizes, each after one launch kernel by kernel. This takes a few seconds.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def warm_up(generate: Callable, runner: ModelRunner, params: SamplingParams, max
         nonlocal done
         done += 1
         if progress is not None:
-            progress("Compiling kernels", done, max(done + 1, USUAL_KERNELS))
+            progress("Loading kernels", done, max(done + 1, USUAL_KERNELS))
 
     params = replace(params, max_tokens=TOKENS, min_tokens=0, ignore_eos=True, stop=None, seed=0)
     kernel.compilation_listeners.append(count)
@@ -39,5 +39,5 @@ def warm_up(generate: Callable, runner: ModelRunner, params: SamplingParams, max
     finally:
         kernel.compilation_listeners.remove(count)
     if progress is not None:
-        progress("Compiling kernels", max(done, 1), max(done, 1))
+        progress("Loading kernels", max(done, 1), max(done, 1))
     runner.capture_graphs({SamplingKind.GREEDY, kind_of(params)}, progress)

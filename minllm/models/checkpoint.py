@@ -17,6 +17,8 @@ PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidate
 class Checkpoint:
     """All tensors of a model directory. Opening it reads and checks every header; values are read when asked for."""
 
+    described_by = "config.json"
+
     def __init__(self, directory: Path | str, allow_nonfinite_weights: bool = False):
         """Raises CheckpointError if the directory, a file or a shard is missing or damaged, or holds pickles only.
 
@@ -40,6 +42,10 @@ class Checkpoint:
     def names(self) -> list[str]:
         """The names of all tensors."""
         return list(self._file_of)
+
+    def stored_name(self, name: str) -> str:
+        """The same name."""
+        return name
 
     def entry(self, name: str) -> TensorEntry:
         """Dtype, shape and bytes of a tensor, from the header."""

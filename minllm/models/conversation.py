@@ -105,4 +105,3 @@ def checked_tools(tools: Any) -> list[dict[str, Any]] | None:
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise InvalidRequestError(f"tools={shown(tools)} is not allowed: it is a list of dictionaries that describe functions.")
     return [dict(tool) for tool in tools]
-

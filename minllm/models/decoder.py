@@ -23,7 +23,7 @@ def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -
     residual = None
     for layer, layer_cache in zip(weights.layers, cache, strict=True):
         x, residual = decoder_layer(ops, layer, x, residual, batch=batch, layer_cache=layer_cache, cos_sin=model.cos_sin)
-    return ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.logits_rows)  # [R, vocab]
+    return ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.wanted_rows)  # [R, vocab]
 
 
 def decoder_layer(

@@ -8,10 +8,9 @@ from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
 from minllm.models.layout import ModelWeights
-from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.rope import inverse_frequencies
 from minllm.models.tied_head import untied_if_stored
-from minllm.models.weights import Progress, load_weights
+from minllm.models.weights import Progress, StoredWeights, load_weights
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
 
@@ -30,7 +29,7 @@ def load_model(
     ops: Ops,
     progress: Progress | None = None,
     max_positions: int | None = None,
-    checkpoint: Checkpoint | RandomCheckpoint | None = None,
+    checkpoint: StoredWeights | None = None,
     weight_format: WeightFormat | None = None,
     config: ModelConfig | None = None,
 ) -> Model:

@@ -26,6 +26,7 @@ class RandomCheckpoint:
     """Looks to `load_weights` like an opened checkpoint in bfloat16 that holds just what `config` asks for."""
 
     directory = "random weights"
+    described_by = "config.json"
 
     def __init__(self, config: ModelConfig, seed: int = 0):
         self._shapes = layout_of(config).shapes()
@@ -50,6 +51,10 @@ class RandomCheckpoint:
     def names(self) -> list[str]:
         """The names of all tensors."""
         return list(self._shapes)
+
+    def stored_name(self, name: str) -> str:
+        """The same name."""
+        return name
 
     def entry(self, name: str) -> TensorEntry:
         """Shape and size of a tensor."""

@@ -7,6 +7,8 @@ f_i = theta ** (-2 i / head_dim). Two ways of stretching that to longer contexts
     llama3   long wavelengths are divided by the factor, short ones stay, those between are blended (the Llama 3 report, section 3.4.2;
              wavelength = 2 pi / f_i, bounds original_max_position_embeddings / low_freq_factor and / high_freq_factor)
 
+GGUF files hold the result of the latter as a factor for each frequency, f_i / factor_i.
+
 The table of cosines and sines for these frequencies is made by kernels/rope.
 """
 
@@ -31,6 +33,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
+    frequency_factors: tuple[float, ...] = ()  # each frequency is divided by its own, if there are any
 
 
 def read_rope_config(fields: Fields) -> RopeConfig:
@@ -71,6 +74,8 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
     """f_i for i < rotary_dim / 2, in radians per position: float64 [rotary_dim / 2]."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
     frequencies = rope.rope_theta**-exponents
+    if rope.frequency_factors:
+        frequencies = frequencies / np.array(rope.frequency_factors)
     if rope.rope_type == "linear":
         return frequencies / rope.factor
     if rope.rope_type == "llama3":

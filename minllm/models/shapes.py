@@ -9,6 +9,7 @@ from typing import Any
 from minllm.errors import InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import parse_model_config
+from minllm.models.gguf.gguf_file import is_gguf
 from minllm.models.json_files import read_json
 
 BUNDLED_CONFIG = Path(__file__).parent.parent / "data" / "models" / "bundled" / "config.json"
@@ -65,12 +66,16 @@ def named_config(name: str) -> ModelConfig:
 
 
 def find_config(model: str) -> tuple[str, ModelConfig]:
-    """(name, ModelConfig) of a known shape, a model directory, or a bare JSON file.
+    """(name, ModelConfig) of a known shape, a model directory, a GGUF file, or a bare JSON file.
 
     Raises InvalidOptionError if it is none of them, CheckpointError and UnsupportedModelError as read_model_config does.
     """
     path = Path(model)
-    if path.is_dir():
+    if is_gguf(path):
+        from minllm.models.gguf.gguf_model import GgufModel  # here, so that other plans need no tokenizers
+
+        return path.stem, GgufModel(path).config()
+    if model and path.is_dir():
         path = path / "config.json"
     if path.is_file() or path.name == "config.json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
@@ -78,6 +83,6 @@ def find_config(model: str) -> tuple[str, ModelConfig]:
     if model == "bundled" or model in SHAPES:
         return model, parse_model_config(shape_values(model), f"shape {model}")
     raise InvalidOptionError(
-        f"{model} is neither a file, nor a model directory, nor a known shape. Give the path of a config.json or meta.json, or one of "
-        f"bundled, {', '.join(SHAPES)}."
+        f"{model or repr(model)} is neither a file, nor a model directory, nor a known shape. Give the path of a config.json or meta.json, "
+        f"or one of bundled, {', '.join(SHAPES)}."
     )

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
-from minllm.models.random_checkpoint import RandomCheckpoint
-from minllm.models.weights import is_prefixed
+from minllm.models.weights import StoredWeights, is_prefixed
 
 HEAD = "lm_head.weight"
 PIECE_BYTES = 1 << 20
 
 
-def untied_if_stored(config: ModelConfig, checkpoint: Checkpoint | RandomCheckpoint) -> ModelConfig:
+def untied_if_stored(config: ModelConfig, checkpoint: StoredWeights) -> ModelConfig:
     """The configuration, untied if the checkpoint stores a head with other values than the embedding's.
 
     A head that repeats the embedding leaves the two tied, so that memory holds them once.

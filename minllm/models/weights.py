@@ -7,14 +7,15 @@ shape, and none that it would not use. Only then are tensors read, one parameter
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from minllm.errors import CheckpointError
-from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, ModelWeights, layout_of
+from minllm.models.safetensors_file import TensorEntry
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import plain_format
@@ -28,8 +29,33 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 RECOMPUTED = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 
 
+class StoredWeights(Protocol):
+    """The tensors of a model by Hugging Face's names: of a directory, of a GGUF file, or made up."""
+
+    directory: Path | str  # what they are read from, for errors
+    described_by: str  # what says how many there are and of which shapes, for errors
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+
+    def stored_name(self, name: str) -> str:
+        """What the file itself calls a tensor."""
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype, shape and bytes of a tensor, known before it is read."""
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The values of a tensor. Raises CheckpointError for NaN or infinity."""
+
+    def dtype(self, quantized: bool = False) -> np.dtype:
+        """The dtype to compute in; quantized: tensors of codes do not count."""
+
+
 def load_weights(
-    ops: Ops, config: ModelConfig, checkpoint: Checkpoint, progress: Progress | None = None, weight_format: WeightFormat | None = None
+    ops: Ops, config: ModelConfig, checkpoint: StoredWeights, progress: Progress | None = None, weight_format: WeightFormat | None = None
 ) -> ModelWeights:
     """Reads a checkpoint into the arrays of `ops`. `progress(done_bytes, total_bytes)` after each parameter.
 
@@ -42,45 +68,46 @@ def load_weights(
         return WeightReader(ops, checkpoint, layout, progress).read_model()
 
 
-def is_prefixed(checkpoint: Checkpoint) -> bool:
+def is_prefixed(checkpoint: StoredWeights) -> bool:
     """Whether the decoder's tensors are named as part of a language model ("model.", "transformer."), or stand alone."""
     return any(name.startswith(("model.", "transformer.")) for name in checkpoint.names())
 
 
-def check_tensors(layout: Layout, checkpoint: Checkpoint) -> None:
+def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
     """Raises CheckpointError unless every expected tensor is there in its shape, and no other that would have a say."""
     config, expected = layout.config, layout.shapes()
+    model = f"a {config.model_type} model of {config.num_hidden_layers} layers"
     missing = [name for name in expected if name not in checkpoint]
     if missing:
         raise CheckpointError(
-            f"{checkpoint.directory} lacks {_some(missing)}, which a {config.model_type} model of {config.num_hidden_layers} layers needs; "
-            "config.json and the weights do not belong together, or a file is incomplete."
+            f"{checkpoint.directory} lacks {_some(checkpoint, missing)}, which {model} needs; "
+            f"{checkpoint.described_by} and the weights do not belong together, or a file is incomplete."
         )
     for name, shape in expected.items():
         stored = checkpoint.entry(name).shape
         if stored != shape:
             raise CheckpointError(
-                f"{checkpoint.directory}: tensor {name!r} has shape {list(stored)}, and config.json makes it {list(shape)}; "
-                "config.json and the weights do not belong together."
+                f"{checkpoint.directory}: tensor {checkpoint.stored_name(name)!r} has shape {list(stored)}, and {checkpoint.described_by} "
+                f"makes it {list(shape)}; {checkpoint.described_by} and the weights do not belong together."
             )
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     unused = [name for name in checkpoint.names() if name not in expected and name not in tied and not RECOMPUTED.search(name)]
     if unused:
         raise CheckpointError(
-            f"{checkpoint.directory} holds {_some(unused)}, which a {config.model_type} model of {config.num_hidden_layers} layers as "
-            "config.json describes it does not have; leaving them out would change the result."
+            f"{checkpoint.directory} holds {_some(checkpoint, unused)}, which {model} "
+            f"as {checkpoint.described_by} describes it does not have; leaving them out would change the result."
         )
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
+def _some(checkpoint: StoredWeights, names: list[str]) -> str:
+    shown = ", ".join(repr(checkpoint.stored_name(name)) for name in names[:3])
     return f"tensor {shown}" if len(names) == 1 else f"{len(names)} tensors ({shown}{', ...' if len(names) > 3 else ''})"
 
 
 class WeightReader:
     """Loads a layout, leaf by leaf, and counts the bytes of the tensors that it has read."""
 
-    def __init__(self, ops: Ops, checkpoint: Checkpoint, layout: Layout, progress: Progress | None = None):
+    def __init__(self, ops: Ops, checkpoint: StoredWeights, layout: Layout, progress: Progress | None = None):
         self.ops, self.checkpoint, self.layout, self.progress = ops, checkpoint, layout, progress
         self.plain = plain_format(ops.dtype)
         self.unread = set(layout.shapes())

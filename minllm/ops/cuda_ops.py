@@ -322,13 +322,13 @@ class CudaOps(ComposedOps):
         return self.linear_add(activated, down, x)
 
     def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
-        """The head's scores of the wanted rows, ascending: float32 [R, vocab]."""
+        """The head's scores of the wanted rows, or of all: float32 [R, vocab]."""
         launcher = lm_head.format.kernels.normed_linear
-        if rows.shape[0] == x.shape[0] and self._fuses(x, residual, launcher, norm):
+        if rows is None and self._fuses(x, residual, launcher, norm):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
-        if rows.shape[0] != x.shape[0]:  # otherwise every row is wanted
+        if rows is not None:
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))

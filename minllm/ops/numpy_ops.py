@@ -144,8 +144,11 @@ class NumpyOps(ComposedOps):
             raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(approximations)}, not {activation}")
         return self.linear(gelu_reference(self.linear(x, up), approximations[activation]), down)
 
-    def logits(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray) -> np.ndarray:
-        """The head's scores of the wanted rows: float32 [R, vocab]."""
+    def logits(
+        self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None
+    ) -> np.ndarray:  # fmt: skip
+        """The head's scores of the wanted rows, or of all: float32 [R, vocab]."""
+        rows = slice(None) if rows is None else rows
         normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
         return self.linear(normalised, lm_head, np.float32)
 

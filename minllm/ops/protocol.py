@@ -66,6 +66,11 @@ class Batch:
     num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
 
     @property
+    def wanted_rows(self) -> Array | None:
+        """The rows that get logits; None if all do, because all sequences decode."""
+        return None if self.num_decodes == self.num_sequences else self.logits_rows
+
+    @property
     def is_mixed(self) -> bool:
         """Whether some sequences decode and others have several new tokens."""
         return 0 < self.num_decodes < self.num_sequences and self.max_query_len > 1
@@ -260,8 +265,11 @@ class Ops(Protocol):
         """The residual stream, as a pair, to which gated_mlp of its normalisation was added."""
         ...
 
-    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array) -> Array:
-        """The scores of the next token: add_norm of these R rows only, then the head [vocab, hidden]. Returns float32 [R, vocab]."""
+    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array | None) -> Array:
+        """The scores of the next token: add_norm of these R rows only (None: of all), then the head [vocab, hidden].
+
+        Returns float32 [R, vocab].
+        """
         ...
 
     def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Array:

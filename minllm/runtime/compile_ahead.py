@@ -88,11 +88,12 @@ class CompileAhead:
 
 
 def compile_ahead(
-    find: Callable[..., list[Signature]], arguments: tuple, compute_capability: tuple[int, int], processes: int | None = None
+    find: Callable[..., list[Signature]], arguments: tuple, compute_capability: tuple[int, int], processes: int = MOST_PROCESSES
 ) -> CompileAhead:
     """Start to compile what find(*arguments) lists and the disk cache lacks.
 
-    find: a function of a module, which takes arguments that can be pickled. processes: the most worker processes; None for one per core.
+    find: a function of a module, which takes arguments that can be pickled. processes: the most worker processes; there is at most one per
+    core, and MOST_PROCESSES.
     """
     found = keys_of(find(*arguments), compute_capability)
     missing = [key for key in found if not is_cached(key)] if is_writable() else []
@@ -100,7 +101,7 @@ def compile_ahead(
     task = pickle.dumps((find, arguments, compute_capability, missing))
     work = CompileAhead(missing)
     try:
-        for _ in range(min(len(missing), available_cores() if processes is None else processes)):
+        for _ in range(min(len(missing), available_cores(), processes)):
             work.workers.append(start_worker(task, work.errors))
     except BaseException as error:
         work.close()
@@ -116,8 +117,9 @@ def keys_of(found: Sequence[Signature], compute_capability: tuple[int, int]) -> 
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use, at most MOST_PROCESSES."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    """The number of cores for worker processes, at most MOST_PROCESSES; none in a program that was frozen with its interpreter."""
+    is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if is_python else 0
 
 
 def start_worker(task: bytes, errors: Any) -> subprocess.Popen:

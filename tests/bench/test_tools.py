@@ -127,4 +127,4 @@ def test_bits_a_byte_are_counted_over_the_texts_bytes():
 
 def test_models_of_the_package_by_name():
     assert perplexity.directory_of("draft").name == "draft" and (perplexity.directory_of("draft") / "config.json").exists()
-    assert perplexity.directory_of("/some/where") == Path("/some/where")
+    assert perplexity.directory_of("/some/where") == "/some/where"

@@ -15,6 +15,8 @@ from minllm import LLM, SamplingParams
 from minllm.cli import app as cli
 from minllm.cli import terminal
 from minllm.machine.devices import installed_version
+from tests.models.gguf.small_model import metadata, tensors
+from tests.models.gguf.writer import write_gguf
 
 runner = CliRunner()
 
@@ -117,6 +119,8 @@ def test_options_reach_the_sampler(model_directory):
         (["--kv-cache-policy", "virtual", "--enable-prefix-caching"], "enable_prefix_caching=True"),
         (["--variant", "attention"], "STAGE=NAME"),
         (["--model", "/nowhere/at-all"], "/nowhere/at-all"),
+        (["--model", ""], "model=''"),
+        (["--model", __file__], "or a GGUF file"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_1(model_directory, arguments, words):
@@ -181,6 +185,35 @@ def test_bench_writes_rows_as_json(model_directory, tmp_path):
     assert record["device"].startswith("cpu") and record["packages"]["numpy"]
     assert [row["benchmark"] for row in record["rows"]] == ["decode", "prefill", "time to first token"]
     assert all(row["value"] > 0 for row in record["rows"])
+
+
+def test_bench_takes_a_bare_config_json_for_its_shape(model_directory, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes((model_directory / "config.json").read_bytes())
+    arguments = ["bench", "generate", "--device", "cpu", "--prompt-tokens", 5, "--tokens", 4, "--repeats", 1, "--model"]
+    result = run(*arguments, path)
+    assert result.exit_code == 0 and f"{path} (random weights)" in result.stdout
+    path.write_text("{}")
+    result = run(*arguments, path)
+    assert result.exit_code == 1 and str(path) in result.stderr and "architecture" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["bench", "generate", "--model"], ["bench", "perplexity", "--model"], ["chat", "--model"], ["plan"]])
+def test_an_empty_model_is_not_the_folder_that_one_is_in(command):
+    result = run(*command, "")
+    assert result.exit_code == 1 and "''" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_gguf_file_is_a_model_to_every_command(tmp_path):
+    path = write_gguf(tmp_path / "small.gguf", metadata(), tensors())
+    result = run("generate", "hello", "--model", path, "--device", "cpu", "--max-tokens", 4)
+    assert result.exit_code == 0 and "small.gguf, bfloat16" in result.stderr
+    result = run("chat", "--model", path, "--device", "cpu", "--max-tokens", 4, "--temperature", 0.2, "--top-p", 0.9, stdin="hello\n")
+    assert result.exit_code == 0
+    result = run("bench", "generate", "--device", "cpu", "--prompt-tokens", 5, "--tokens", 4, "--repeats", 1, "--model", path)
+    assert result.exit_code == 0 and "random weights" not in result.stdout
+    result = run("plan", path, "--gpu", "h100")
+    assert result.exit_code == 0 and "small" in result.stdout
 
 
 def test_bench_to_a_file_that_cannot_be_written_is_an_error_of_ours(model_directory, tmp_path):

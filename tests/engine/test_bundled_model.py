@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from minllm import LLM, SamplingParams, held_out_text
-from minllm.engine.loading import model_directory
+from minllm.engine.loading import bundled_model
 from tests.engine.bits_per_byte import bits_per_byte
 
 PROMPTS = ["def fibonacci(n):\n", "import os\nimport sys\n\n\nclass", "x"]
@@ -23,14 +23,14 @@ def llm():
 
 @functools.cache
 def reference():
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_directory(None), dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(bundled_model(), dtype=torch.float32).eval()
     model.generation_config = transformers.GenerationConfig()  # without the suggestions for sampling
     return model
 
 
 def test_greedy_equals_transformers(llm):
     outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_directory(None))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled_model())
     for text, output in zip(PROMPTS, outputs, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         assert inputs.input_ids[0].tolist() == output.prompt_token_ids

@@ -6,16 +6,23 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
-from minllm.engine import loading
+from minllm.engine import kernels_needed, loading
+from minllm.engine.cache_format import cache_shape
+from minllm.engine.kernels_needed import EngineShape
 from minllm.engine.options import EngineOptions
+from minllm.engine.precompile import precompile
 from minllm.engine.running.machine import Done, HostMachine
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.models.config_reader import read_model_config
 from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime import compile_ahead
 from minllm.runtime.array import DeviceArray
+from minllm.runtime.compile_ahead import keys_of
 from minllm.runtime.device import current_device
 from minllm.runtime.dry_run import dry_run, signatures
 from minllm.runtime.host_pages import HostPages
 from minllm.runtime.memory import DeviceMemory
+from minllm.weights.formats import WEIGHT_FORMATS
 from tests.engine.models import model_directory
 from tests.runtime.h200 import H200
 from tests.runtime.host_memory import HostMemory
@@ -93,7 +100,6 @@ def on_gpu(monkeypatch):
 )
 def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatch):
     found = {}
-    keys_of = compile_ahead.keys_of
     monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
     usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64)
     with LLM(model_directory(family), **usual | options) as llm:
@@ -111,3 +117,31 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
 
 def names(found):
     return sorted(signature.kernel.__name__ for signature in found.values())
+
+
+def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch):
+    """A launcher of the caller's own, which cannot be sent to a process, and a weight format that takes no part in dry runs."""
+    monkeypatch.setattr(compile_ahead, "start_worker", lambda *_: pytest.fail("a worker was started"))
+    config = read_model_config(model_directory("llama3"))
+    given = dict(config=config, cache=cache_shape(config, np.dtype(np.float16), 16), max_model_len=64, params=SamplingParams())
+    with dry_run(H200):
+        own = precompile(weight_format=None, options=EngineOptions(kernel_variants={"matmul": lambda *_: None}), **given)
+        planned = precompile(weight_format=WEIGHT_FORMATS["int4"], options=EngineOptions(), **given)
+    for work in (own, planned):
+        with work:
+            work.wait(lambda *_: pytest.fail("there is nothing to report"))
+        assert not work.keys and not work.workers
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2", "gpt2"])
+@pytest.mark.parametrize("most", [1, 7, 100, 700])
+def test_some_numbers_of_rows_stand_for_all(family, most, monkeypatch):
+    config = read_model_config(model_directory(family))
+    sizes = dict(uses_graphs=False, max_num_seqs=1, max_num_batched_tokens=most, max_model_len=most + 1)
+    shape = EngineShape(
+        H200, config, cache_shape(config, np.dtype(np.float16), 16), weight_format=None, kernel_variants=None, virtual_cache=False,
+        kinds=(SamplingKind.GREEDY,), **sizes,
+    )  # fmt: skip
+    some = keys_of(kernels_needed.kernels_needed(shape), H200.compute_capability)
+    monkeypatch.setattr(kernels_needed, "row_counts", lambda most: range(1, most + 1))
+    assert keys_of(kernels_needed.kernels_needed(shape), H200.compute_capability).keys() == some.keys()

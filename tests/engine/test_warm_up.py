@@ -1,4 +1,4 @@
-"""The warm-up runs requests that meet a first request's kernels, and reports what is compiled."""
+"""The warm-up runs requests that meet a first request's kernels, and reports what is loaded."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_short_and_long_prompts_sampled_and_greedy():
     warm_up(record(requests, 10), runner, SamplingParams(temperature=0.7), 2048, lambda *report: reports.append(report))
     assert requests == [(16, 0.7, 3), (16, 0.0, 3), (512, 0.7, 3), (512, 0.0, 3)]
     assert runner.kinds == [{SamplingKind.GREEDY, kind_of(SamplingParams(temperature=0.7))}]
-    assert reports[0] == ("Compiling kernels", 1, 30) and reports[-1] == ("Compiling kernels", 40, 40)
+    assert reports[0] == ("Loading kernels", 1, 30) and reports[-1] == ("Loading kernels", 40, 40)
     assert all(done < total for _, done, total in reports[:-1]) and not kernel.compilation_listeners
 
 

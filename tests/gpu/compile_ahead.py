@@ -5,7 +5,6 @@ tests that make them.
 """
 
 import functools
-import os
 import sys
 import time
 
@@ -22,17 +21,18 @@ def main() -> None:
     if not is_available():
         print("no CUDA device: no kernels are compiled ahead")
         return
-    start, processes = time.perf_counter(), os.cpu_count() or 1
+    start = time.perf_counter()
     capability = tuple(current_device().compute_capability)
     generation = max(target for target in TARGETS if target <= capability)
-    with compile_ahead(signatures_for, (generation,), capability, processes) as work, progress_bars(True) as report:
+    with compile_ahead(signatures_for, (generation,), capability) as work, progress_bars(True) as report:
         work.wait(functools.partial(report, "Compiling kernels"))
     for kernel, types in signatures_for(generation):
         try:
             kernel.compile(*types, compute_capability=capability)
         except KernelCompilationError as error:
             print(error, file=sys.stderr)
-    print(f"{work.done} of {len(work.keys)} missing kernels compiled by {processes} processes in {time.perf_counter() - start:.0f} s")
+    seconds = time.perf_counter() - start
+    print(f"{work.done} of {len(work.keys)} missing kernels compiled by {len(work.workers)} processes in {seconds:.0f} s")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
+from minllm.runtime import compiler
 from tests.engine import checks
 from tests.engine.models import model_directory
 from tests.gpu.agreement import KV_CACHE_BYTES
@@ -34,6 +35,17 @@ def test_how_requests_are_batched_changes_no_token(llm, options):
 @pytest.mark.parametrize("index", ["hash", "radix"])
 def test_prefix_caching_changes_no_token(llm, index):
     checks.check_prefix_caching_changes_no_token(llm, device="cuda", enable_prefix_caching=index, kv_cache_memory_bytes=KV_CACHE_BYTES)
+
+
+def test_requests_compile_nothing(llm, monkeypatch):
+    """Whatever numbers of rows a step has, its kernels were compiled while the engine was loading."""
+    monkeypatch.setattr(compiler, "compile_fresh", lambda function, *_: pytest.fail(f"{function.__name__} was compiled"))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=3, temperature=temperature)
+        for length in (1, 2, 5, 9, 17, 33, 64, 100, 200, 250):
+            llm.generate([prompt(length)], params)
+        for count in range(2, 9):
+            llm.generate([prompt(3)] * count, params)
 
 
 def test_parallel_samples(llm):

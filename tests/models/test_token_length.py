@@ -2,14 +2,14 @@
 
 import tokenizers
 
-from minllm.engine.loading import model_directory
+from minllm.engine.loading import bundled_model
 from minllm.models.token_length import most_chars_per_token
 from minllm.models.tokenizer import Tokenizer
 from tests.models.tokenizers_for_tests import TEXT, byte_level
 
 
 def test_the_bound_holds_for_any_text():
-    tokenizer = Tokenizer.from_directory(model_directory(None))
+    tokenizer = Tokenizer.from_directory(bundled_model())
     bound = tokenizer.most_chars_per_token
     for text in ("".join(TEXT) * 20, " " * 3000, "e\u0301" * 500, "東京" * 500, "\n" * 3000, "".join(tokenizer.backend.get_vocab())):
         assert len(text) <= bound * len(tokenizer.encode(text, add_special_tokens=False))

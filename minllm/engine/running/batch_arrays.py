@@ -86,6 +86,7 @@ def decode_batch(
         num_sequences=count,
         max_query_len=1,
         max_context_len=int(positions.max()) + 1,
+        num_decodes=count,
         recent=recent_of_decode(positions, rings, residual_window) if residual_window else None,
     )
 

@@ -1,0 +1,62 @@
+"""How GGUF stores the numbers of a tensor: plain, or quantised in blocks that share their scales, row by row.
+
+A block of `numbers` numbers takes `bytes` bytes. Each quantised type has a file with its layout; the sources are ggml's ggml-common.h (the
+structs block_q8_0 ...) and ggml-quants.c (dequantize_row_q8_0 ...).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from minllm.errors import UnsupportedModelError
+from minllm.models.gguf.q4 import dequantize_q4_0, dequantize_q4_1
+from minllm.models.gguf.q4_k import dequantize_q4_k, dequantize_q5_k
+from minllm.models.gguf.q5 import dequantize_q5_0, dequantize_q5_1
+from minllm.models.gguf.q6_k import dequantize_q6_k
+from minllm.models.gguf.q8_0 import dequantize_q8_0
+
+
+class BlockType(NamedTuple):
+    """One of ggml's types: its name, numbers and bytes per block, and the function from uint8 [blocks * bytes] to the numbers."""
+
+    name: str
+    numbers: int
+    bytes: int
+    dequantize: Callable[[np.ndarray], np.ndarray]
+    dtype: np.dtype | None = None  # of numbers that are stored as they are; None: the type is quantised
+
+
+def _plain(name: str, dtype: np.dtype) -> BlockType:
+    return BlockType(name, 1, dtype.itemsize, lambda data: data.view(dtype), dtype)
+
+
+BLOCK_TYPES: dict[int, BlockType] = {  # by ggml's number of the type
+    0: _plain("F32", np.dtype("<f4")),
+    1: _plain("F16", np.dtype("<f2")),
+    2: BlockType("Q4_0", 32, 18, dequantize_q4_0),
+    3: BlockType("Q4_1", 32, 20, dequantize_q4_1),
+    6: BlockType("Q5_0", 32, 22, dequantize_q5_0),
+    7: BlockType("Q5_1", 32, 24, dequantize_q5_1),
+    8: BlockType("Q8_0", 32, 34, dequantize_q8_0),
+    12: BlockType("Q4_K", 256, 144, dequantize_q4_k),
+    13: BlockType("Q5_K", 256, 176, dequantize_q5_k),
+    14: BlockType("Q6_K", 256, 210, dequantize_q6_k),
+    30: _plain("BF16", np.dtype(ml_dtypes.bfloat16)),
+}
+OTHER_TYPES = {  # ggml's names of types that minllm does not read, for errors
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
+    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+
+
+def refused_type(path: Path, tensor: str, kind: int) -> UnsupportedModelError:
+    """The error of a tensor of a type that BLOCK_TYPES lacks."""
+    known = ", ".join(block_type.name for block_type in BLOCK_TYPES.values())
+    return UnsupportedModelError(
+        f"{path}: tensor {tensor!r} is stored as {OTHER_TYPES.get(kind, f'type {kind}')}, and minllm reads {known}: take another file "
+        "of the model, or convert it with llama.cpp's llama-quantize."
+    )

@@ -1,0 +1,45 @@
+"""A model in one GGUF file, with the methods of models/source.py's ModelSource."""
+
+from pathlib import Path
+
+from minllm.models.config import ModelConfig
+from minllm.models.generation_config import GenerationConfig
+from minllm.models.gguf.checkpoint import GgufCheckpoint
+from minllm.models.gguf.gguf_file import GgufFile
+from minllm.models.gguf.hyperparameters import metadata_fields, read_architecture, read_gguf_config
+from minllm.models.gguf.vocabulary import read_tokenizer
+from minllm.models.tokenizer import Tokenizer
+
+SAMPLING = "general.sampling."
+
+
+class GgufModel:
+    """Configuration, weights and tokenizer of a GGUF file; the file is opened, and its header checked, at once."""
+
+    def __init__(self, path: Path | str):
+        """Raises CheckpointError for a damaged file, UnsupportedModelError for types of numbers that minllm does not read."""
+        self.path = Path(path)
+        self._file = GgufFile(self.path)
+
+    def config(self) -> ModelConfig:
+        """The configuration, from the metadata."""
+        return read_gguf_config(self._file)
+
+    def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> GgufCheckpoint:
+        """The weights, which are not read yet."""
+        return GgufCheckpoint(self._file, config, read_architecture(self._file).naming, allow_nonfinite_weights)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the chat template if there is one."""
+        return read_tokenizer(self._file)
+
+    def generation_config(self) -> GenerationConfig:
+        """How the makers suggest to sample; the tokens that end a text are in the configuration."""
+        fields = metadata_fields(self._file)
+        return GenerationConfig(
+            temperature=fields.number(f"{SAMPLING}temp", None),
+            top_p=fields.number(f"{SAMPLING}top_p", None),
+            top_k=fields.integer(f"{SAMPLING}top_k", None, minimum=0),
+            min_p=fields.number(f"{SAMPLING}min_p", None),
+            repetition_penalty=fields.positive(f"{SAMPLING}penalty_repeat", None),
+        )

@@ -1,0 +1,38 @@
+"""How texts are split before BPE merges them, by the value of tokenizer.ggml.pre.
+
+GGUF only names the split; llama.cpp knows the rest (llama-vocab.cpp). Here each name has the parts of the tokenizer.json that its model's
+makers published, so that the token ids are those of Hugging Face's tokenizer.
+"""
+
+from typing import NamedTuple
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+# The contractions, words, numbers, signs and spaces that Llama 3 and Qwen2 split at; they differ in how many digits stay together.
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class Splitting(NamedTuple):
+    """What stands before the merges."""
+
+    pre_tokenizer: pre_tokenizers.PreTokenizer
+    normalizer: normalizers.Normalizer | None = None
+    ignore_merges: bool = False  # a word that is itself a token becomes it, whatever the merges say
+    add_bos: bool = False  # llama.cpp's default of tokenizer.ggml.add_bos_token
+
+
+def _split_at(digits: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", digits)), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+SPLITTINGS = {
+    "gpt-2": Splitting(_gpt2()),
+    "smollm": Splitting(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])),
+    "llama-bpe": Splitting(_split_at(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
+    "qwen2": Splitting(_split_at(r"\p{N}"), normalizers.NFC()),
+}

@@ -1,0 +1,43 @@
+"""Q4_0 and Q4_1: blocks of 32 numbers in 4 bits each, with a scale (4.5 bits per number) or a scale and a minimum (5 bits).
+
+    Q4_0   byte  0 1 |     2 ... 17           Q4_1   byte  0 1 | 2 3 |     4 ... 19
+                 d   | nibbles                             d   | m   | nibbles           d, m: float16
+
+    nibbles: byte j holds number j in its low half and number j + 16 in its high half
+    Q4_0   number i = d * (q_i - 8)           Q4_1   number i = d * q_i + m              q_i: 0 ... 15
+
+Source: ggml-common.h, block_q4_0 and block_q4_1; ggml-quants.c, dequantize_row_q4_0 and dequantize_row_q4_1.
+"""
+
+import numpy as np
+
+Q4_0_BLOCK = np.dtype([("d", "<f2"), ("nibbles", "u1", 16)])
+Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("nibbles", "u1", 16)])
+
+
+def dequantize_q4_0(data: np.ndarray) -> np.ndarray:
+    """float32 [32 * blocks] for uint8 [18 * blocks]."""
+    blocks = data.view(Q4_0_BLOCK)
+    numbers = _codes(blocks["nibbles"])
+    numbers -= 8
+    with np.errstate(invalid="ignore"):  # an infinite scale times zero; the caller looks for what is not finite
+        numbers *= blocks["d"].astype(np.float32)[:, None]
+    return numbers.reshape(-1)
+
+
+def dequantize_q4_1(data: np.ndarray) -> np.ndarray:
+    """float32 [32 * blocks] for uint8 [20 * blocks]."""
+    blocks = data.view(Q4_1_BLOCK)
+    numbers = _codes(blocks["nibbles"])
+    with np.errstate(invalid="ignore"):
+        numbers *= blocks["d"].astype(np.float32)[:, None]
+        numbers += blocks["m"].astype(np.float32)[:, None]
+    return numbers.reshape(-1)
+
+
+def _codes(nibbles: np.ndarray) -> np.ndarray:
+    """The codes 0 to 15, float32 [blocks, 32], for uint8 [blocks, 16]."""
+    codes = np.empty((len(nibbles), 32), np.float32)
+    codes[:, :16] = nibbles & 15
+    codes[:, 16:] = nibbles >> 4
+    return codes

@@ -1,0 +1,33 @@
+"""Q6_K: blocks of 256 numbers in 6 bits each, with a scale for every 16 of them, 6.5625 bits per number.
+
+    byte   0 ... 127 | 128 ... 191 | 192 ... 207 | 208 209
+           low       | high        | scales      | d            low, high: uint8, scales: int8, d: float16
+
+The block has two halves of 128 numbers, each with 64 bytes of `low` and 32 of `high`. Number 32 k + j of a half (k = 0 ... 3, j = 0 ... 31)
+has its lower four bits in byte 32 (k mod 2) + j of `low`, in the low nibble for k < 2 and in the high one for k >= 2, and its upper two
+bits in byte j of `high`, at bit 2 k:
+
+    number i = d * scales[i // 16] * (q_i - 32),   q_i: 0 ... 63
+
+Source: ggml-common.h, block_q6_K; ggml-quants.c, dequantize_row_q6_K.
+"""
+
+import numpy as np
+
+BLOCK = np.dtype([("low", "u1", (2, 2, 32)), ("high", "u1", (2, 32)), ("scales", "i1", 16), ("d", "<f2")])
+
+
+def dequantize_q6_k(data: np.ndarray) -> np.ndarray:
+    """float32 [256 * blocks] for uint8 [210 * blocks]."""
+    blocks = data.view(BLOCK)
+    codes = np.empty((len(blocks), 2, 4, 32), np.uint8)  # [blocks, half, k, j]
+    codes[:, :, :2] = blocks["low"] & 15
+    codes[:, :, 2:] = blocks["low"] >> 4
+    for k in range(4):
+        codes[:, :, k] |= (blocks["high"] >> 2 * k & 3) << 4
+    numbers = codes.reshape(-1, 16, 16).astype(np.float32)  # [blocks, scale, number]
+    numbers -= 32
+    with np.errstate(invalid="ignore"):  # an infinite d times zero; the caller looks for what is not finite
+        scales = blocks["d"].astype(np.float32)[:, None] * blocks["scales"].astype(np.float32)
+        numbers *= scales[:, :, None]
+    return numbers.reshape(-1)

@@ -1,0 +1,77 @@
+"""The table of a GGUF file's tensors: name, shape, type of the numbers and place of each, all checked against the size of the file.
+
+    entry    string name | uint32 dimensions | uint64 sizes, the innermost first | uint32 type | uint64 offset
+
+Offsets count from the start of the data, which begins at a multiple of `general.alignment` (32 unless that key says otherwise). Each tensor
+begins there or at the first multiple of the alignment after the tensor before it, as ggml's own reader demands, so none can overlap.
+"""
+
+import math
+from dataclasses import dataclass
+
+from minllm.models.gguf.block_types import BLOCK_TYPES, BlockType, refused_type
+from minllm.models.gguf.value_reader import ValueReader
+
+SMALLEST_ENTRY = 8 + 1 + 4 + 8 + 4 + 8  # bytes: of a vector with a name of one letter
+LONGEST_NAME = 64  # bytes, by the format
+MOST_DIMENSIONS = 4
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor: the shape with the innermost size last, as NumPy writes it; begin and end are bytes of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    begin: int
+    end: int
+
+
+def read_tensor_table(reader: ValueReader, count: int, alignment: int, file_bytes: int) -> dict[str, GgufTensor]:
+    """The `count` tensors by name. Raises CheckpointError where an entry is not true of the file, UnsupportedModelError for other types."""
+    reader.require(count * SMALLEST_ENTRY, f"a header of {count:,} tensors")
+    entries = [_read_entry(reader, number) for number in range(count)]
+    data_start = _aligned(reader.at, alignment)
+    tensors: dict[str, GgufTensor] = {}
+    at = data_start
+    for name, shape, block_type, offset in sorted(entries, key=lambda entry: entry[3]):
+        if name in tensors:
+            raise reader.damaged(f"tensor {name!r} comes twice")
+        begin = data_start + offset
+        if begin != at:
+            relation = "overlaps the tensor before it" if begin < at else f"leaves {begin - at:,} bytes unused before it"
+            aligned = "" if offset % alignment == 0 else f" (offsets are multiples of {alignment})"
+            raise reader.damaged(f"tensor {name!r} has offset {offset:,}, which {relation}{aligned}")
+        end = begin + math.prod(shape) // block_type.numbers * block_type.bytes
+        if end > file_bytes:
+            raise reader.damaged(f"tensor {name!r} ends at byte {end:,}, and the file has {file_bytes:,}")
+        tensors[name] = GgufTensor(name, shape, block_type, begin, end)
+        at = _aligned(end, alignment)
+    if file_bytes > at:
+        raise reader.damaged(f"{file_bytes - at:,} bytes at the end belong to no tensor")
+    return tensors
+
+
+def _read_entry(reader: ValueReader, number: int) -> tuple[str, tuple[int, ...], BlockType, int]:
+    name = reader.string(f"the name of tensor {number}")
+    if not name or len(name.encode()) > LONGEST_NAME or not name.isprintable():
+        raise reader.damaged(f"the name of tensor {number} is {name[:80]!r}, and names are printable and have up to {LONGEST_NAME} bytes")
+    dimensions = reader.number("I", f"the dimensions of tensor {name!r}")
+    if not 1 <= dimensions <= MOST_DIMENSIONS:
+        raise reader.damaged(f"tensor {name!r} has {dimensions} dimensions, and a tensor has 1 to {MOST_DIMENSIONS}")
+    shape = tuple(int(reader.number("Q", f"the shape of tensor {name!r}")) for _ in range(dimensions))[::-1]
+    if min(shape) < 1:
+        raise reader.damaged(f"tensor {name!r} has shape {list(shape)}, and sizes are at least 1")
+    kind = reader.number("I", f"the type of tensor {name!r}")
+    if kind not in BLOCK_TYPES:
+        raise refused_type(reader.path, name, kind)
+    block_type = BLOCK_TYPES[kind]
+    if shape[-1] % block_type.numbers:
+        raise reader.damaged(f"tensor {name!r} has rows of {shape[-1]} numbers, and {block_type.name} has blocks of {block_type.numbers}")
+    return name, shape, block_type, reader.number("Q", f"the offset of tensor {name!r}")
+
+
+def _aligned(position: int, alignment: int) -> int:
+    """The first multiple of the alignment from a position on."""
+    return -(-position // alignment) * alignment

@@ -1,0 +1,124 @@
+"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), built anew with the `tokenizers` library from tokens, types and merges.
+
+    tokenizer.ggml.model         "gpt2" is byte-level BPE; others ("llama" is SentencePiece) are refused
+    tokenizer.ggml.pre           how texts are split before merging: pre_tokenizers.py
+    tokenizer.ggml.tokens        the text of each id, in the byte-level alphabet
+    tokenizer.ggml.token_type    1 normal, 2 unknown, 3 control, 4 user defined, 5 unused
+    tokenizer.ggml.merges        "left right", the first merge first
+    tokenizer.ggml.{bos,eos,unknown,padding}_token_id, add_bos_token, add_eos_token; tokenizer.chat_template
+
+Other keys of tokenizer.ggml are for other kinds of tokenizers, or name tokens that only a prompt's author needs.
+"""
+
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, decoders, models
+
+from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.models.gguf.gguf_file import GgufFile
+from minllm.models.gguf.hyperparameters import metadata_fields
+from minllm.models.gguf.pre_tokenizers import SPLITTINGS, Splitting
+from minllm.models.json_files import Fields
+from minllm.models.tokenizer import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+TOKENS = "tokenizer.ggml.tokens"
+
+
+def read_tokenizer(file: GgufFile) -> Tokenizer:
+    """The tokenizer. Raises CheckpointError where its keys are missing or contradict each other, UnsupportedModelError for other kinds."""
+    fields = metadata_fields(file)
+    splitting = _splitting(fields)
+    tokens, types, merges = _strings(file, TOKENS), _types(file), _strings(file, "tokenizer.ggml.merges")
+    if len(set(tokens)) < len(tokens):
+        raise CheckpointError(f"{file.path}: {TOKENS} holds a token twice; the file is damaged, copy it again.")
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] != UNUSED}
+    try:
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, _pairs(file, merges), ignore_merges=splitting.ignore_merges))
+    except Exception as error:  # the library raises its plain Exception, for example for a merge of unknown tokens
+        raise CheckpointError(f"{file.path}: tokens and merges make no tokenizer ({error}); the file is damaged, copy it again.") from error
+    backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, decoders.ByteLevel()
+    if splitting.normalizer is not None:
+        backend.normalizer = splitting.normalizer
+    added = ((token, types[token_id]) for token, token_id in vocabulary.items())
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+            for token, kind in added
+            if token and kind in (UNKNOWN, CONTROL, USER_DEFINED)
+        ]
+    )
+    return Tokenizer(backend, _special_tokens(fields, tokens, splitting), _chat_template(file))
+
+
+def _splitting(fields: Fields) -> Splitting:
+    """The split before the merges. UnsupportedModelError for another kind of tokenizer, or a split that minllm does not know."""
+    model = fields.text("tokenizer.ggml.model")
+    if model != "gpt2":
+        kind = " (SentencePiece)" if model == "llama" else ""
+        raise UnsupportedModelError(
+            f"{fields.source} has tokenizer.ggml.model {model!r}{kind}, and minllm reads 'gpt2', byte-level BPE, from GGUF files: take the "
+            "model's Hugging Face directory."
+        )
+    pre = fields.text("tokenizer.ggml.pre", "")
+    if pre not in SPLITTINGS:
+        raise UnsupportedModelError(
+            f"{fields.source} has tokenizer.ggml.pre {pre!r}, and minllm splits texts as {', '.join(SPLITTINGS)}: take the model's Hugging "
+            "Face directory."
+        )
+    return SPLITTINGS[pre]
+
+
+def _strings(file: GgufFile, key: str) -> list[str]:
+    values = file.metadata.get(key)
+    if not isinstance(values, list):
+        raise CheckpointError(f"{file.path} lacks {key!r}, which must be a list of texts; the file is damaged, copy it again.")
+    return values
+
+
+def _types(file: GgufFile) -> list[int]:
+    """The type of each token."""
+    key, tokens = "tokenizer.ggml.token_type", _strings(file, TOKENS)
+    types = file.metadata.get(key)
+    if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu" or len(types) != len(tokens):
+        raise CheckpointError(f"{file.path}: {key!r} must hold a whole number for each of {len(tokens)} tokens; copy the file again.")
+    unknown = sorted(set(types.tolist()) - set(range(NORMAL, BYTE + 1)))
+    if unknown:
+        raise CheckpointError(f"{file.path}: {key!r} holds {unknown[0]}, and types go from {NORMAL} to {BYTE}; copy the file again.")
+    return types.tolist()
+
+
+def _pairs(file: GgufFile, merges: list[str]) -> list[tuple[str, str]]:
+    """The two sides of each merge."""
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    wrong = next((merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2), None)
+    if wrong is not None:
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.merges holds {wrong[:60]!r}, not two tokens and a space; copy the file again.")
+    return pairs
+
+
+def _special_tokens(fields: Fields, tokens: list[str], splitting: Splitting) -> dict[str, Any]:
+    """What tokenizer_config.json says of a Hugging Face model: the texts of special tokens, and which begin and end every text."""
+    config: dict[str, Any] = {}
+    for name, theirs in SPECIAL_TOKENS.items():
+        token_id = fields.integer(f"tokenizer.ggml.{theirs}_token_id", None, minimum=0)
+        if token_id is None:
+            continue
+        if token_id >= len(tokens):
+            raise CheckpointError(
+                f"{fields.source} says tokenizer.ggml.{theirs}_token_id = {token_id}, and has {len(tokens)} tokens; copy it again."
+            )
+        config[name] = tokens[token_id]
+    config["add_bos_token"] = fields.flag("tokenizer.ggml.add_bos_token", splitting.add_bos)
+    config["add_eos_token"] = fields.flag("tokenizer.ggml.add_eos_token", False)
+    return config
+
+
+def _chat_template(file: GgufFile) -> str | None:
+    template = file.metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{file.path}: tokenizer.chat_template must be a text; the file is damaged, copy it again.")
+    return template or None

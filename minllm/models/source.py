@@ -1,0 +1,72 @@
+"""Where a model comes from: a Hugging Face directory or a GGUF file, opened alike."""
+
+from pathlib import Path
+from typing import Protocol
+
+from minllm.errors import CheckpointError
+from minllm.models.checkpoint import Checkpoint
+from minllm.models.config import ModelConfig
+from minllm.models.config_reader import read_model_config
+from minllm.models.generation_config import GenerationConfig, read_generation_config
+from minllm.models.gguf.gguf_file import is_gguf
+from minllm.models.gguf.gguf_model import GgufModel
+from minllm.models.tokenizer import Tokenizer
+from minllm.models.weights import StoredWeights
+
+
+class ModelSource(Protocol):
+    """What an engine asks of a model's files. The methods raise CheckpointError or UnsupportedModelError."""
+
+    path: Path
+
+    def config(self) -> ModelConfig:
+        """What the model is."""
+
+    def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> StoredWeights:
+        """Its weights, which are not read yet."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, with the chat template if there is one."""
+
+    def generation_config(self) -> GenerationConfig:
+        """How its makers suggest to sample from it."""
+
+
+class ModelDirectory:
+    """A Hugging Face model directory: config.json, tokenizer.json, safetensors."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def config(self) -> ModelConfig:
+        """By config.json."""
+        return read_model_config(self.path)
+
+    def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> Checkpoint:
+        """One safetensors file, or shards."""
+        return Checkpoint(self.path, allow_nonfinite_weights)
+
+    def tokenizer(self) -> Tokenizer:
+        """By tokenizer.json and tokenizer_config.json."""
+        return Tokenizer.from_directory(self.path)
+
+    def generation_config(self) -> GenerationConfig:
+        """By generation_config.json, if there is one."""
+        return read_generation_config(self.path)
+
+
+def open_source(path: Path) -> ModelSource:
+    """The source at a path. Raises CheckpointError if there is neither a directory nor a GGUF file."""
+    if path.is_dir():
+        return ModelDirectory(path)
+    if is_gguf(path) or path.suffix == ".gguf":
+        return GgufModel(path)
+    name = str(path) if str(path).isprintable() else repr(str(path))
+    if path.exists():
+        raise CheckpointError(
+            f"{name} is not a directory: give the directory that holds config.json, tokenizer.json and the weights, or a GGUF file."
+        )
+    raise CheckpointError(
+        f"There is no directory {name}. minllm downloads nothing: fetch a model first, for example with "
+        "`hf download OWNER/NAME --local-dir DIRECTORY`, and give its directory, or none for the bundled model."
+    )
