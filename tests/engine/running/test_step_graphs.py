@@ -243,7 +243,7 @@ def test_a_graph_is_captured_once_for_steps_of_one_size(graph_llm, machine):
     captures, launches = machine.captures, machine.launches
     graph_llm.generate([prompt(6), prompt(3), prompt(1), prompt(2)], params)
     steps_ended(graph_llm)
-    assert (machine.captures, machine.launches) == (captures, launches + 5), "15 tokens are of one size with 12, and three rows with four"
+    assert (machine.captures, machine.launches) == (captures, launches + 5), "12 tokens are of one size with 15, as three rows with four"
 
 
 def test_graphs_are_captured_beforehand_for_all_sizes(llm):
