@@ -199,10 +199,11 @@ bars(
 # %%
 import itertools
 
+from minllm.engine.decode_graph import DecodeGraph
+
 from minllm import SamplingParams
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.engine.running.batch_arrays import decode_batch
-from minllm.engine.decode_graph import DecodeGraph
 from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.models.layout import layout_of
 from minllm.models.model import Model, make_rope_table

@@ -13,8 +13,8 @@ import minllm
 
 PACKAGE = Path(minllm.__file__).parent
 FLOORS = (  # bottom to top; some have no modules yet
-    *("errors", "machine", "sim", "runtime", "ptx", "tiles", "kernels", "weights", "ops", "cache", "models", "costs", "parallel"),
-    *("engine", "planning", "bench", "course", "serve", "cli", "__main__"),
+    *("errors", "machine", "sim", "figures", "runtime", "ptx", "tiles", "kernels", "weights", "ops", "cache", "models", "costs"),
+    *("parallel", "engine", "planning", "bench", "course", "serve", "cli", "__main__"),
 )
 # Exceptions. {(importing module, imported module): reason}
 UPWARD: dict[tuple[str, str], str] = {}

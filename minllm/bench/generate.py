@@ -52,15 +52,14 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
 
 
 @contextmanager
-def opened_model(model: str, options: dict[str, Any], max_model_len: int) -> Iterator[LLM]:
-    """The bundled model, a directory, a GGUF file, or random weights in a shape, with room for one sequence of `max_model_len` tokens."""
-    options = dict(options, max_model_len=max_model_len, max_num_seqs=1, progress=sys.stderr.isatty())
+def opened_model(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[LLM]:
+    """The bundled model, a directory, a GGUF file, or random weights in a shape; for one sequence unless options say max_num_seqs.
+
+    max_model_len: tokens of a sequence to make room for; None for what model and memory allow.
+    """
+    options = dict(max_num_seqs=1) | options | dict(max_model_len=max_model_len, progress=sys.stderr.isatty())
+    check_model(model)
     shape = shape_of(model)
-    if shape is None and model != BUNDLED and not Path(model).is_dir() and not is_gguf(Path(model)):
-        raise InvalidOptionError(
-            f"--model {model} is neither a model directory, nor a GGUF file, nor a config.json, nor a known shape: give the path of one, "
-            f"or one of {BUNDLED}, {', '.join(SHAPES)}. Nothing is downloaded."
-        )
     if shape is None:
         with LLM(None if model == BUNDLED else model, **options) as llm:
             yield llm
@@ -78,6 +77,15 @@ def shape_of(model: str) -> dict[str, Any] | None:
         return SHAPES.get(model)
     values = read_json(path)
     return values | dict(vocab_size=parse_model_config(values, model).vocab_size)
+
+
+def check_model(model: str) -> None:
+    """InvalidOptionError unless `model` is the bundled one, a directory, a GGUF file or a shape."""
+    if shape_of(model) is None and model != BUNDLED and not Path(model).is_dir() and not is_gguf(Path(model)):
+        raise InvalidOptionError(
+            f"--model {model} is neither a model directory, nor a GGUF file, nor a config.json, nor a known shape: give the path of one, "
+            f"or one of {BUNDLED}, {', '.join(SHAPES)}. Nothing is downloaded."
+        )
 
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from minllm.machine import driver
 
-PACKAGES = ("minllm", "numba-cuda", "numba", "numpy", "cuda-core", "cuda-bindings", "torch", "vllm")
+PACKAGES = ("minllm", "numba-cuda", "numba", "numpy", "cuda-core", "cuda-bindings", "torch", "transformers", "vllm")
 
 
 @dataclass(frozen=True)

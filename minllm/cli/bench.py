@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
+from minllm.cli.bench_serve import bench_serve
 from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, VariantOption, variants
 from minllm.cli.terminal import user_errors
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+bench_app.command("serve")(bench_serve)
 
 
 @bench_app.command("generate")

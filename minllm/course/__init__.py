@@ -1,6 +1,6 @@
 """The course's machinery: exercises and their checks, detective cases, and building blocks of lessons.
 
-Lessons import from here: the package's own source on the page, recorded measurements, predictions, and figures for both colour schemes;
+Lessons import from here: the package's own source on the page, recorded measurements, predictions, and figures (minllm/figures);
 see lessons/README.md. The engine does not import the course, and each part of it is imported only on first use.
 """
 
@@ -10,28 +10,28 @@ _HOMES = {
     "Bar": "figures.bars",
     "Dot": "figures.roofline",
     "Figure": "figures.figure",
-    "Measurement": "records",
-    "Prediction": "prediction",
+    "Measurement": "course.records",
+    "Prediction": "course.prediction",
     "Span": "figures.timeline",
     "accesses": "figures.accesses",
     "bars": "figures.bars",
     "curves": "figures.curves",
-    "has_gpu": "machine",
+    "has_gpu": "course.machine",
     "heat_map": "figures.heat_map",
-    "investigate": "cases.page",
-    "kernel_seconds": "machine",
-    "load_record": "records",
-    "machine_line": "machine",
-    "recorded": "records",
+    "investigate": "course.cases.page",
+    "kernel_seconds": "course.machine",
+    "load_record": "course.records",
+    "machine_line": "course.machine",
+    "recorded": "course.records",
     "roofline": "figures.roofline",
-    "sets_of_arrays": "machine",
-    "show_case": "cases.page",
-    "show_docstring": "source",
-    "show_exercises": "exercise_page",
-    "show_source": "source",
-    "timed": "machine",
+    "sets_of_arrays": "course.machine",
+    "show_case": "course.cases.page",
+    "show_docstring": "course.source",
+    "show_exercises": "course.exercise_page",
+    "show_source": "course.source",
+    "timed": "course.machine",
     "timeline": "figures.timeline",
-    "typed_debugger": "debugging",
+    "typed_debugger": "course.debugging",
 }
 __all__ = list(_HOMES)
 
@@ -40,7 +40,7 @@ def __getattr__(name: str):
     """Import a name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'minllm.course' has no attribute {name!r}")
-    return getattr(import_module(f"minllm.course.{_HOMES[name]}"), name)
+    return getattr(import_module(f"minllm.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

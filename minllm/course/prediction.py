@@ -6,8 +6,8 @@
 Guessing first, and seeing the difference, makes the number stick.
 """
 
-from minllm.course.figures.scale import short
 from minllm.errors import LessonError
+from minllm.figures.scale import short
 
 
 class Prediction:

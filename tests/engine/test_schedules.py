@@ -143,7 +143,8 @@ ARRIVAL = st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(-1, 1), s
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    arrivals=st.lists(ARRIVAL, min_size=2, max_size=8), policy=st.sampled_from(SCHEDULING_POLICIES), preemption=st.sampled_from(PREEMPTIONS), blocks=st.integers(8, 14),
+    arrivals=st.lists(ARRIVAL, min_size=2, max_size=8), policy=st.sampled_from(SCHEDULING_POLICIES),
+    preemption=st.sampled_from(PREEMPTIONS), blocks=st.integers(8, 14),
     budget=st.sampled_from([1, 7, 16, 64]), prefixes=st.sampled_from([False, "hash", "radix"]),
 )  # fmt: skip
 def test_requests_that_come_and_go(sampled_alone, arrivals, policy, preemption, blocks, budget, prefixes):

@@ -224,7 +224,7 @@ def test_log_probabilities_come_back_with_their_step(llm, graph_llm):
 
 
 def test_processors_run_between_graphs(llm, graph_llm):
-    """A request whose logits the host changes is computed without graphs and without a lead, and its neighbours get what they always get."""
+    """A request whose logits the host changes is computed without graphs and without a lead; its neighbours get what they always get."""
 
     def odd_ids_only(output_token_ids, logits):
         logits[::2] = -np.inf

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from minllm.course.figures.figure import FONT_SIZE, Figure, colour, element, label, text_width, titled
-from minllm.course.figures.plane import HEIGHT, LEFT, RIGHT, WIDTH, Plane
-from minllm.course.figures.scale import short
+from minllm.figures.figure import FONT_SIZE, Figure, colour, element, label, text_width, titled
+from minllm.figures.plane import HEIGHT, LEFT, RIGHT, WIDTH, Plane
+from minllm.figures.scale import short
 
 DASHES = (None, "6 3", "2 3", "8 3 2 3", "1 4")  # so that lines differ by more than their colour
 
@@ -17,15 +17,16 @@ def curves(
     log_x: bool = False,
     log_y: bool = False,
     caption: str = "",
+    marks: bool = True,
 ) -> Figure:
     """One line per entry of `series`, name -> [(x, y), ...]. A linear axis of values begins at 0.
 
-    log_x, log_y: logarithmic axes, for positive values only.
+    log_x, log_y: logarithmic axes, for positive values only. marks: a dot with a tooltip at each point, for lines of few points.
     """
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     y_low = min(ys) if log_y else min(0.0, *ys)
-    plane = Plane(title, x_name, y_name, (min(xs), max(xs)), (y_low, max(ys) * (1.15 if not log_y else 1.5)), log_x, log_y)
+    plane = Plane(title, x_name, y_name, (min(xs), max(xs)), (y_low, max(ys) * (1.15 if not log_y else 1.5) or 1.0), log_x, log_y)
     drawn, key_x = plane.frame(), LEFT
     for index, (name, points) in enumerate(series.items()):
         places = [(plane.x(x), plane.y(y)) for x, y in points]
@@ -35,7 +36,7 @@ def curves(
                 "polyline", points=path, fill="none", stroke=colour(index), stroke_width=2, stroke_dasharray=DASHES[index % len(DASHES)]
             )
         )
-        for (x, y), (value_x, value_y) in zip(places, points):
+        for (x, y), (value_x, value_y) in zip(places, points) if marks else ():
             mark = element("circle", cx=x, cy=y, r=3, fill=colour(index))
             drawn.append(titled(mark, f"{name}: {short(value_y)} at {short(value_x)}"))
         drawn.append(

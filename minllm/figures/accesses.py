@@ -6,7 +6,7 @@ The request comes from a trace of the simulator. A row is 128 bytes of the array
 frame a moved sector of 32 bytes, and an empty cell in a frame is moved but not used.
 """
 
-from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label
+from minllm.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label
 from minllm.sim.trace_numbers import Request
 from minllm.sim.trace_pictures import LINE_BYTES, words_of
 from minllm.sim.traffic import BANK_BYTES, SECTOR_BYTES

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, over_lines, text_width, titled
-from minllm.course.figures.scale import Scale, short
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, over_lines, text_width, titled
+from minllm.figures.scale import Scale, short
 
 WIDTH, ROW, BAR = 640.0, 26.0, 16.0
 

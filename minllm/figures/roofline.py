@@ -9,9 +9,9 @@ Left of the ridge a kernel is memory-bound (the slope), right of it compute-boun
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.course.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, over_lines, text_width, titled
-from minllm.course.figures.plane import HEIGHT, RIGHT, WIDTH, Plane
-from minllm.course.figures.scale import short
+from minllm.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, over_lines, text_width, titled
+from minllm.figures.plane import HEIGHT, RIGHT, WIDTH, Plane
+from minllm.figures.scale import short
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
-from minllm.course.figures.scale import short
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.figures.scale import short
 
 WIDTH, TOP, LARGEST_CELL = 640.0, 30.0, 34.0
 MOST_TOLD = 400  # cells; with more, values are not shown on hovering, which would make a page heavy

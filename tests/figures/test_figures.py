@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.course import Bar, Dot, Span, accesses, bars, copies, curves, heat_map, roofline, timeline
-from minllm.course.figures.roofline import attainable
-from minllm.course.figures.scale import Scale, short
+from minllm.figures.roofline import attainable
+from minllm.figures.scale import Scale, short
 
 FIGURES = {
     "bars": bars([Bar("naive", 0.9, "1 %"), Bar("tensor <core> & more", 300.0, "35 %", 1)], "TFLOP/s", "Ladder", limit=766.0),
     "bars, log": bars([Bar("a", 1e-3), Bar("b", 1e3)], "s", "Ladder", limit=1e4, log=True, caption="recorded on an H200"),
     "curves": curves({"one": [(1, 2.0), (7, 3.0)], "two": [(1, 1.0), (7, 9.0)]}, "context", "ms", "Time"),
     "curves, log": curves({"one": [(1, 2.0), (1e6, 3e3)]}, "context", "ms", "Time", log_x=True, log_y=True),
+    "curves, all zero": curves({"waiting": [(0.0, 0.0), (5.0, 0.0)]}, "seconds", "requests", "Batch", marks=False),
     "roofline": roofline([Dot("gemv", 1.0, 3.9), Dot("matmul", 1365.0, 305.0, measured=False)], 4.27, 766.0, "Roof"),
     "timeline": timeline([Span("copy", 0, 3, "copy"), Span("compute", 1, 9, "kernel", 1)], "ms", "Overlap"),
     "heat map": heat_map(np.array([[0.0, 0.5], [1.0, np.nan]]), "Weights", ["a", "b"], ["c", "d"], show_values=True),

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
-from minllm.course.figures.scale import Scale, short
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.figures.scale import Scale, short
 
 WIDTH, ROW, BAR, TOP = 640.0, 30.0, 20.0, 34.0
 

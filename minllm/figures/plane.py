@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from minllm.course.figures.figure import FONT_SIZE, GRID, MUTED, element, label
-from minllm.course.figures.scale import Scale, short
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, element, label
+from minllm.figures.scale import Scale, short
 
 WIDTH, HEIGHT = 640.0, 370.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 48.0, 46.0

@@ -1,0 +1,92 @@
+"""One workload on several configurations of the engine: scheduling policies, preemption modes, batch sizes."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from minllm.bench.serving.arrivals import arriving
+from minllm.bench.serving.live_table import live_table
+from minllm.bench.serving.metrics import calculate_metrics
+from minllm.bench.serving.report import Result, rate_name
+from minllm.bench.serving.run import Clock, Engine, serve, warm_up
+from minllm.bench.serving.workload import BenchRequest, within_vocabulary
+
+POLICIES = ("static", "in_flight", "split_fuse", "prefill_first")
+PREEMPTIONS = ("recompute", "swap", "drop")
+MAX_NUM_SEQS = (1, 4, 16, 64, 256, 1024)
+LOADS = (0.5, 0.8, 1.1)  # offered rates relative to capacity: light, heavy, overloaded
+
+OpenEngine = Callable[[dict[str, Any]], AbstractContextManager[tuple[Engine, int]]]
+
+
+@dataclass(frozen=True)
+class ServingBench:
+    """A workload and how to measure it.
+
+    open_engine: opens an engine with these options of LLM(), and gives it with the size of its vocabulary. case: model and workload in
+    words. limits: those of goodput. A rate of None leaves the arrivals as the requests say.
+    """
+
+    open_engine: OpenEngine
+    case: str
+    requests: list[BenchRequest]
+    seed: int = 0
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    num_warmups: int = 16
+    limits: dict[str, float] | None = None
+    clock: Clock | None = None
+
+    def requests_at(self, rate: float | None, vocab_size: int, shift: int = 0) -> list[BenchRequest]:
+        """The requests at this rate. `shift` changes all token ids, so that a run finds nothing of an earlier one in a prefix cache."""
+        requests = within_vocabulary(self.requests, vocab_size, shift)
+        return requests if rate is None else arriving(requests, rate, self.burstiness, self.seed)
+
+    def measure(self, variant: str, rates: Sequence[float | None], **options: Any) -> Iterator[Result]:
+        """One run per rate on one engine, after a warm-up."""
+        with self.open_engine(options) as (engine, vocab_size):
+            warm_up(engine, self.requests, self.num_warmups, vocab_size, self.clock)
+            for shift, rate in enumerate(rates):
+                requests = self.requests_at(rate, vocab_size, shift)
+                with live_table(f"{variant}, {rate_name(rate)}") as on_step:
+                    run = serve(engine, requests, clock=self.clock, max_concurrency=self.max_concurrency, on_step=on_step)
+                yield Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
+
+
+def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), policies: Sequence[str] = POLICIES) -> Iterator[Result]:
+    """Each policy on the same arrivals at each rate. Without rates: at LOADS of the request throughput with all requests at once."""
+    if not rates:
+        [result] = bench.measure("split_fuse", [math.inf], scheduling_policy="split_fuse")
+        capacity = result.metrics.request_throughput
+        rates = [float(f"{load * capacity:.3g}") for load in LOADS]
+    for policy in policies:
+        yield from bench.measure(policy, rates, scheduling_policy=policy)
+
+
+def compare_preemption(bench: ServingBench, rates: Sequence[float | None], modes: Sequence[str] = PREEMPTIONS) -> Iterator[Result]:
+    """Each way to preempt, with a cache too small for the batch, which the engine's options have to set."""
+    for mode in modes:
+        yield from bench.measure(mode, rates, preemption=mode)
+
+
+def sweep_max_num_seqs(bench: ServingBench, rates: Sequence[float | None], counts: Sequence[int] = MAX_NUM_SEQS) -> Iterator[Result]:
+    """Each limit on the number of sequences computed together."""
+    for count in counts:
+        yield from bench.measure(f"max_num_seqs {count}", rates, max_num_seqs=count)
+
+
+class Comparison(NamedTuple):
+    """A comparison: the option of LLM() that it varies, the values, and the function."""
+
+    option: str
+    values: Sequence[Any]
+    run: Callable[[ServingBench, Sequence[float | None]], Iterator[Result]]
+
+
+COMPARISONS = {
+    "policies": Comparison("scheduling_policy", POLICIES, compare_policies),
+    "preemption": Comparison("preemption", PREEMPTIONS, compare_preemption),
+    "max-num-seqs": Comparison("max_num_seqs", MAX_NUM_SEQS, sweep_max_num_seqs),
+}

@@ -1,0 +1,136 @@
+"""The result of a serving benchmark: tables for a terminal, rows for docs/results, and one line of JSON with vLLM's keys."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from minllm.bench.record import Row
+from minllm.bench.serving.metrics import Distribution, ServedRun, ServingMetrics
+
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+COLUMNS = "{:<22}{:<16}{:>14}{:>12}{:>11}{:>11}{:>10}{:>10}{:>10}{:>11}"
+HEADINGS = ("", "rate", "completed", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "goodput", "preempted")
+STATISTICS = ("mean", "p50", "p95", "p99")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured run. case: model and workload; variant: what was compared, for example a policy; rate: requests per second offered.
+
+    A rate of None stands for the arrivals of a trace.
+    """
+
+    case: str
+    variant: str
+    rate: float | None
+    metrics: ServingMetrics
+    run: ServedRun
+    peer: str | None = None
+    peer_metrics: ServingMetrics | None = None
+
+    @property
+    def name(self) -> str:
+        """Case and rate, as records name them."""
+        return f"{self.case}, {rate_name(self.rate)}"
+
+
+def rate_name(rate: float | None) -> str:
+    """ "4 requests/s", "all at once" for inf, "as recorded" for None."""
+    if rate is None:
+        return "as recorded"
+    return "all at once" if rate == float("inf") else f"{rate:.4g} requests/s"
+
+
+def summary_line(name: str, rate: float | None, metrics: ServingMetrics) -> str:
+    """One run on one line, below HEADINGS: throughput, the latencies that users feel in ms, goodput, preemptions."""
+    latencies = [_statistic(metrics, *which) for which in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p99"))]
+    return COLUMNS.format(
+        name,
+        rate_name(rate),
+        f"{metrics.completed} of {metrics.completed + metrics.failed}",
+        f"{metrics.output_throughput:,.0f}",
+        *("" if value is None else f"{value:,.2f}" for value in latencies),
+        "" if metrics.request_goodput is None else f"{metrics.request_goodput:.2f}/s",
+        metrics.num_preemptions,
+    )
+
+
+def detail_table(result: Result) -> Table:
+    """All figures of one run, one per line."""
+    metrics = result.metrics
+    table = Table(show_header=False, title=f"{result.name}, {result.variant}", title_justify="left")
+    table.add_row("requests", f"{metrics.completed} completed, {metrics.failed} failed, in {metrics.duration:.2f} s")
+    table.add_row("tokens", f"{metrics.total_input_tokens:,} of prompts, {metrics.total_output_tokens:,} generated")
+    goodput = "" if metrics.request_goodput is None else f", {metrics.request_goodput:.2f} within the limits (goodput)"
+    table.add_row("request throughput", f"{metrics.request_throughput:.2f} requests/s{goodput}")
+    table.add_row("output throughput", f"{metrics.output_throughput:,.1f} tokens/s")
+    table.add_row("total throughput", f"{metrics.total_token_throughput:,.1f} tokens/s, prompts included")
+    for name, label in LATENCIES.items():
+        latency = getattr(metrics, name)
+        if latency is not None:
+            table.add_row(label, ", ".join(f"{statistic} {getattr(latency, statistic):,.2f}" for statistic in STATISTICS) + " ms")
+    table.add_row("batch", f"{metrics.num_steps} steps, at most {metrics.max_running} running and {metrics.max_waiting} waiting")
+    table.add_row("KV cache", f"at most {metrics.max_kv_cache_usage:.1%} used, {metrics.num_preemptions} preemptions")
+    if metrics.prefix_cache_hit_rate is not None:
+        table.add_row("prefix cache", f"{metrics.prefix_cache_hit_rate:.1%} of prompt tokens found")
+    return table
+
+
+def rows(result: Result) -> list[Row]:
+    """The run as rows of a record: rates with the peer's, then latencies. `ratio` is our speed over the peer's in both."""
+    metrics, peer = result.metrics, result.peer_metrics
+    found = [_row(result, "serving throughput", metrics.output_throughput, "tokens/s", peer.output_throughput if peer else None)]
+    found.append(_row(result, "serving requests", metrics.request_throughput, "requests/s", peer.request_throughput if peer else None))
+    if metrics.request_goodput is not None:
+        found.append(_row(result, "serving goodput", metrics.request_goodput, "requests/s", peer.request_goodput if peer else None))
+    for latency, statistic in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"), ("e2el", "p99")):
+        value, of_peer = _statistic(metrics, latency, statistic), _statistic(peer, latency, statistic)
+        if value is not None:
+            found.append(_row(result, f"serving {LATENCIES[latency]} {statistic}", value, "ms", of_peer))
+    found.append(Row("serving preemptions", result.name, result.variant, metrics.num_preemptions, "preemptions"))
+    return found
+
+
+def _statistic(metrics: ServingMetrics | None, latency: str, statistic: str) -> float | None:
+    distribution: Distribution | None = getattr(metrics, latency, None)
+    return getattr(distribution, statistic) if distribution else None
+
+
+def _row(result: Result, benchmark: str, value: float, unit: str, of_peer: float | None) -> Row:
+    ratio = None
+    if of_peer and value:
+        ratio = round(of_peer / value if unit == "ms" else value / of_peer, 3)
+    peer = {} if of_peer is None else dict(peer=result.peer, peer_value=_rounded(of_peer), ratio=ratio)
+    return Row(benchmark, result.name, result.variant, _rounded(value), unit, **peer)
+
+
+def _rounded(value: float) -> float:
+    """Five significant figures."""
+    return float(f"{value:.5g}")
+
+
+def json_line(result: Result) -> str:
+    """The run on one line, with the keys of vLLM's result file."""
+    metrics = result.metrics
+    values: dict[str, Any] = dict(
+        case=result.case,
+        variant=result.variant,
+        request_rate="inf" if result.rate == float("inf") else result.rate,
+        duration=metrics.duration,
+        completed=metrics.completed,
+        failed=metrics.failed,
+        total_input_tokens=metrics.total_input_tokens,
+        total_output_tokens=metrics.total_output_tokens,
+        request_throughput=metrics.request_throughput,
+        request_goodput=metrics.request_goodput,
+        output_throughput=metrics.output_throughput,
+        total_token_throughput=metrics.total_token_throughput,
+    )
+    for name in LATENCIES:
+        latency = getattr(metrics, name)
+        for statistic in STATISTICS if latency else ():
+            values[f"{'median' if statistic == 'p50' else statistic}_{name}_ms"] = getattr(latency, statistic)
+    values |= dict(num_preemptions=metrics.num_preemptions, prefix_cache_hit_rate=metrics.prefix_cache_hit_rate)
+    return json.dumps({name: _rounded(value) if isinstance(value, float) else value for name, value in values.items()}, ensure_ascii=False)

@@ -1,1 +1,0 @@
-"""Figures of lessons: inline SVG that suits a light and a dark page at once."""

@@ -1,0 +1,100 @@
+"""An engine without a model, on a virtual clock: every step takes `step_seconds` and gives each running request one token."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+VOCABULARY = 4096
+
+
+@dataclass
+class VirtualClock:
+    """Time that passes when it is told to."""
+
+    time: float = 100.0
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time = max(self.time + seconds, math.nextafter(self.time, math.inf))  # some time always passes
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The fields of EngineStats."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    num_preemptions: int
+    prefix_cache_hits: int
+    prefix_cache_queries: int
+    num_steps: int
+
+
+class FakeEngine:
+    """tokens_per_step: as with speculative decoding. failing: ids of requests that end without success. dropping: that end silently."""
+
+    def __init__(self, clock, step_seconds=1.0, max_num_seqs=1000, tokens_per_step=1, failing=(), dropping=()):
+        self.clock, self.step_seconds, self.max_num_seqs, self.tokens_per_step = clock, step_seconds, max_num_seqs, tokens_per_step
+        self.failing, self.dropping = set(failing), set(dropping)
+        self.waiting, self.running, self.aborted, self.added = [], {}, [], []
+        self.preemptions = self.queries = self.steps = 0
+        self.most_running = 0
+
+    def add_request(self, request_id, prompt, sampling_params, *, priority=0, deadline=None, cache_salt=None):
+        assert sampling_params.temperature == 0.0 and sampling_params.ignore_eos
+        self.added.append((request_id, self.clock.now(), prompt))
+        self.queries += len(prompt)
+        self.waiting.append((request_id, prompt, sampling_params.max_tokens))
+
+    def abort_request(self, request_id):
+        self.aborted.append(request_id)
+        self.running.pop(request_id, None)
+        self.waiting = [one for one in self.waiting if one[0] != request_id]
+
+    def has_unfinished_requests(self):
+        return bool(self.waiting or self.running)
+
+    def step(self):
+        self.clock.sleep(self.step_seconds)
+        self.steps += 1
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request_id, prompt, length = self.waiting.pop(0)
+            self.running[request_id] = (prompt, length, [])
+        self.most_running = max(self.most_running, len(self.running))
+        outputs = []
+        for request_id, (prompt, length, tokens) in list(self.running.items()):
+            if request_id in self.dropping:
+                del self.running[request_id]
+                continue
+            tokens += [7] * min(self.tokens_per_step, length - len(tokens))
+            fails = request_id in self.failing
+            reason = "abort" if fails else "length" if len(tokens) == length else None
+            if reason:
+                del self.running[request_id]
+            completion = CompletionOutput(0, "", list(tokens), None, None, reason, None)
+            metrics = RequestMetrics(len(prompt), len(tokens), None, 0.0, None)
+            outputs.append(RequestOutput(request_id, None, list(prompt), [completion], reason is not None, metrics))
+        return outputs
+
+    def stats(self):
+        usage = min(1.0, len(self.running) / 10)
+        return Stats(len(self.running), len(self.waiting), usage, self.preemptions, self.queries // 4, self.queries, self.steps)
+
+
+def opener(clock, made=None, **settings):
+    """An `open_engine` of ServingBench, which notes the options it was given in `made`."""
+
+    @contextmanager
+    def open_engine(options):
+        size = options.get("max_num_seqs", 1000)
+        engine = FakeEngine(clock, max_num_seqs=1 if options.get("scheduling_policy") == "static" else size, **settings)
+        if made is not None:
+            made.append((options, engine))
+        yield engine, VOCABULARY
+
+    return open_engine

@@ -1,0 +1,31 @@
+"""transformers as a peer, on a CPU: it serves the same requests, and its times follow the same definitions."""
+
+import math
+
+import pytest
+
+pytest.importorskip("torch", reason="pip install 'minllm[bench]'")
+pytest.importorskip("transformers", minversion="5", reason="pip install 'minllm[bench]'")
+
+from minllm.bench.serving import transformers_peer as peer  # noqa: E402
+from minllm.bench.serving.comparisons import ServingBench  # noqa: E402
+from minllm.bench.serving.metrics import calculate_metrics  # noqa: E402
+from minllm.bench.serving.workload import BenchRequest, Lengths, Workload  # noqa: E402
+
+
+def test_transformers_serves_the_same_requests():
+    workload = Workload(5, Lengths((3, 12), is_range=True), Lengths((2, 5), is_range=True))
+    bench = ServingBench(None, "bundled", [*workload.requests(), BenchRequest("def f(x):", 3)])
+    with peer.opened("bundled", "float32", "cpu", 64) as engine:
+        assert engine.vocab_size == 4096
+        peer.warm_up(engine, bench.requests_at(math.inf, engine.vocab_size)[:2])
+        for rate, max_concurrency in ((math.inf, None), (50.0, None), (math.inf, 1)):
+            requests = bench.requests_at(rate, engine.vocab_size)
+            run = peer.serve(engine, requests, max_concurrency)
+            found = calculate_metrics(run)
+            assert found.completed == 6 and found.failed == 0
+            for request, times in zip(requests, run.requests, strict=True):
+                assert times.output_tokens == len(times.output_times) == request.output_len
+                assert times.start >= request.arrival and times.ttft > 0 and times.output_times == sorted(times.output_times)
+    ends = [times.output_times[-1] for times in run.requests]
+    assert [times.start for times in run.requests] == [0.0, *ends[:-1]]  # one place: each starts when its predecessor has ended
