@@ -154,6 +154,11 @@ class Sequence:
         """End the sequence where it is."""
         self.finish_reason, self.error = reason, error
 
+    def give_up(self, error: Exception) -> None:
+        """End the sequence because of an error with its text, which stays as it is."""
+        self.abort("error", error)
+        self._num_read, self.decoder = len(self.output_token_ids), None
+
     def take_text(self) -> str:
         """The text that became final since the last call."""
         self._read_tokens()
