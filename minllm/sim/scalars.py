@@ -44,7 +44,7 @@ def simulated_type(numba_type):
     if isinstance(numba_type, types.Number):
         dtype = as_dtype(numba_type)
         return IntegerType(dtype) if dtype.kind in "iu" else dtype.type
-    return numba_type
+    return bool if numba_type == types.boolean else numba_type
 
 
 def dtype_of(dtype):
