@@ -39,17 +39,15 @@ class SimulatedLibdevice:
     """`numba.cuda.libdevice`: each function takes and returns the types that Numba declares for it."""
 
     def __getattr__(self, name):
+        declared = libdevicefuncs.functions.get(f"__nv_{name}")
         plain = name.removeprefix("fast_").removesuffix("_rn")
-        if f"__nv_{name}" not in libdevicefuncs.functions:
-            fail(f"libdevice.{name} is not known to the simulator")
-        result, parameters = libdevicefuncs.functions[f"__nv_{name}"]
-        if f"{plain.removesuffix('f')}" in OTHER:
-            plain = plain.removesuffix("f")
-        elif not hasattr(math, plain):
-            plain = plain.removesuffix("f")
-        function = OTHER.get(plain) or (hasattr(math, plain) and getattr(SimulatedMath(), plain))
+        function = declared and (math_function(plain) or math_function(plain.removesuffix("f")))
         if not function:
             fail(f"libdevice.{name} is not known to the simulator")
-        casts = [simulated_type(parameter.ty) for parameter in parameters]
-        result = simulated_type(result)
+        result, *casts = map(simulated_type, (declared[0], *(parameter.ty for parameter in declared[1])))
         return lambda *arguments: result(function(*(cast(argument) for cast, argument in zip(casts, arguments))))
+
+
+def math_function(name):
+    """A function of OTHER or of the simulated `math`, None if neither has it."""
+    return OTHER.get(name) or (getattr(SimulatedMath(), name) if hasattr(math, name) else None)

@@ -1,7 +1,8 @@
-"""Makes a kernel runnable on the CPU: the same code object with other globals.
+"""Makes a kernel runnable on the CPU: the same code with other globals.
 
 In globals and closures, recursively, `cuda`, `math`, Numba's scalar types, device functions, and every function with an `.emulation` are
-replaced by simulated twins. The kernel's own source is unchanged.
+replaced by simulated twins. The kernel's own source is unchanged; its code has further casts where Numba's types differ from Python's
+(minllm.sim.typing).
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Numba's scalar types in the simulator, with a GPU's wrap-around and rounding.
 
-They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints, wrapped at every explicit cast; floats are NumPy scalars, so
-that float32 arithmetic rounds as on the GPU.
+They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints, wrapped at every cast of the source and at those that type
+inference adds (minllm.sim.typing); floats are NumPy scalars, so that float32 arithmetic rounds as on the GPU.
 """
 
 import functools

@@ -111,6 +111,6 @@ def prepare(argument, kind=None, name="", monitor=None, arrays=None):
         return seen[name]
     if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
         return argument.with_array(lambda array: prepare(array, None, name, monitor, arrays))
-    if isinstance(kind, types.Number) and isinstance(argument, (int, float, np.number)):
+    if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
         return simulated_type(kind)(argument)
     return argument

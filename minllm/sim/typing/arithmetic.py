@@ -43,7 +43,8 @@ def binary(operation, left, right):
         return (UNKNOWN if found is None else of_type(found.return_type)), (None, None)
     result = signature.return_type
     if is_integer(result):
-        casts = tuple(integer_cast(operation, value, wanted) for value, wanted in zip((left, right), signature.args))
+        wanted = (result, result) if operation in (operator.floordiv, operator.mod) else signature.args
+        casts = tuple(map(integer_cast, (operation, operation), (left, right), wanted))
         return integer_result(operation, left, right, result), casts
     if is_float(result):
         return Value(result), float_casts(operation, left, right, signature)
@@ -59,7 +60,8 @@ def integer_cast(operation, value, wanted):
 
 def float_casts(operation, left, right, signature):
     """The casts of two operands whose result is a float, where NumPy's result would have another type."""
-    if natural_type(left.type, right.type) != signature.return_type:
+    too_large = left.bits > 63 or right.bits > 63  # for NumPy beside a float
+    if too_large or natural_type(left.type, right.type) != signature.return_type:
         return tuple(wanted if must_cast(value, wanted) else None for value, wanted in zip((left, right), wide_arguments(signature)))
     return tuple(value.type if value.wide else None for value in (left, right))
 
@@ -129,18 +131,26 @@ def folded(operation, operands, result):
 
 
 def unary(operation, value):
-    """(the result of -x, +x, ~x or not x, the type to which x is cast or None)."""
+    """(the result of -x, +x, ~x or not x; the type to which x is cast, and the type to which the result is cast, or None).
+
+    Numba negates and inverts in the type of x, and then converts to a type of 64 bits.
+    """
     if operation is operator.not_:
         known = value.constant is not None
-        return Value(types.boolean, 1, constant=Constant(not value.constant.value) if known else None), value.type if value.wide else None
+        result = Value(types.boolean, 1, constant=Constant(not value.constant.value) if known else None)
+        return result, value.type if value.wide else None, None
     signature = call_signature(operation, (value.type,)) if is_scalar(value.type) else None
     if signature is None:
-        return UNKNOWN, None
+        return UNKNOWN, None, None
     result = signature.return_type
     if is_integer(result):
-        wide = value.wide or value.bits > range_bits(result) or (not result.signed and operation is not operator.pos)
-        return folded(operation, (value,), Value(result, value.bits, wide)), integer_cast(operator.add, value, result)
-    return of_type(result), result if must_cast(value, result) else None
+        if value.type == types.boolean:
+            return Value(result, 2), result, None
+        leaves = value.wide or operation is operator.neg and (not value.type.signed or value.bits >= range_bits(value.type))
+        wraps = operation is not operator.pos and (leaves or not value.type.signed) and value.constant is None
+        bits = range_bits(value.type) if wraps else value.bits
+        return folded(operation, (value,), Value(result, bits)), None, value.type if wraps else None
+    return of_type(result), result if must_cast(value, result) else None, None
 
 
 def comparison(operation, left, right):
@@ -149,6 +159,8 @@ def comparison(operation, left, right):
     if not (is_scalar(left.type) and is_scalar(right.type)):
         return result, (None, None)
     canonical = tuple(value.type if value.wide else None for value in (left, right))
+    if is_integer(left.type) != is_integer(right.type):  # a boolean beside an integer
+        canonical = tuple(types.int64 if value.type == types.boolean else cast for value, cast in zip((left, right), canonical))
     signature = call_signature(operation, (left.type, right.type))
     if signature is None:
         return result, canonical

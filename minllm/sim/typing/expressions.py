@@ -17,17 +17,18 @@ from minllm.sim.typing.values import (
     UNKNOWN,
     Constant,
     Value,
+    changes_type,
     is_float,
     is_integer,
     is_scalar,
     literal_type,
     merge,
-    changes_type,
     must_cast,
     numba_type,
     of_constant,
     of_type,
     range_bits,
+    steps,
 )
 
 INDICES = [getattr(numba.cuda, name) for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")]
@@ -73,7 +74,7 @@ class Expressions:
         """Note a cast of an expression to the type `wanted`, None for none; returns its Value."""
         if wanted is None:
             return value
-        self.found.casts[node] = wanted
+        self.found.casts[node] = steps(value, wanted)
         return of_type(wanted)._replace(constant=value.constant if is_integer(wanted) and not value.wide else None)
 
     def to_type(self, node, value, wanted):
@@ -160,8 +161,11 @@ class Expressions:
 
     def UnaryOp(self, node):
         operand = self.value(node.operand)
-        result, cast = unary(UNARY[type(node.op)], operand)
+        result, cast, wrap = unary(UNARY[type(node.op)], operand)
         self.cast(node.operand, operand, cast)
+        self.found.wraps[node] = wrap
+        if result.type == types.boolean and isinstance(node.op, ast.Invert):
+            self.found.calls[node] = ast.Not()
         return result
 
     def Compare(self, node):
@@ -353,7 +357,8 @@ class Expressions:
             self.found.calls[node] = result
         value = of_type(result)
         if called is abs and is_integer(result):
-            return value._replace(bits=arguments[0].bits)
+            bits = arguments[0].bits
+            return value._replace(bits=bits, wide=result.signed and bits >= range_bits(result))
         return value
 
     def extremum(self, node, called, arguments, result):

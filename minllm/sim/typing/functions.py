@@ -27,6 +27,7 @@ from minllm.sim.typing.values import (
     of_constant,
     of_type,
     range_bits,
+    steps,
 )
 
 KEPT_BITS = (8, 16, 31, 32, 48, COUNTER_BITS, 63, 64)  # device functions are inferred once for all arguments up to these sizes
@@ -36,20 +37,21 @@ PASSES = 8  # through a loop, until the types of its variables stay
 class Inference:
     """The casts of one function for one tuple of argument types.
 
-    casts: {expression: type}. calls: {call: replacement}. devices: {call: Inference of a device function that has casts itself}.
+    casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
+    devices: {call: Inference of a device function that has casts itself}.
     edges: {end of a branch: [(variable, type)]}. names: the globals and closure of the function when it was inferred. result: a Value.
     """
 
     def __init__(self, function, tree):
         self.function, self.tree = function, tree
-        self.casts, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}
+        self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
         self.result = UNKNOWN
 
     @property
     def edited(self):
         """Whether the function needs another code, or constants of its own."""
         arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
-        return arrays or bool(self.casts or self.calls or self.devices or any(self.edges.values()))
+        return arrays or bool(self.casts or self.calls or self.devices or any(self.wraps.values()) or any(self.edges.values()))
 
 
 def infer_kernel(function, argument_types):
@@ -185,6 +187,8 @@ class Walk(Expressions):
 
     def do_Assign(self, node):
         value = self.value(node.value)
+        if value.wide and any(isinstance(target, ast.Subscript) for target in node.targets):
+            value = self.cast(node.value, value, value.type)
         for target in node.targets:
             self.assign(target, value)
 
@@ -305,7 +309,7 @@ def widen(header, back, number):
 def casts_between(state, merged, must):
     """[(variable, type)] of the variables of `state` that have to be cast to their type in `merged`, by the rule `must`."""
     both = [(name, value, merged[name].type) for name, value in state.items() if name in merged and is_scalar(merged[name].type)]
-    return [(name, wanted) for name, value, wanted in both if must(value, wanted)]
+    return [(name, step) for name, value, wanted in both if must(value, wanted) for step in steps(value, wanted)]
 
 
 def frozen(value):

@@ -8,24 +8,37 @@ import types as python_types
 import numpy as np
 
 
-@functools.cache
-def functions_of(filename):
-    """{(first line, name): syntax tree} of all functions of a file."""
+@functools.lru_cache(256)
+def functions_of(source, filename):
+    """{(first line, name): (syntax tree, code object)} of all functions of a file's text."""
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        tree = ast.parse(source)
+        codes = codes_in(compile(source, filename, "exec", dont_inherit=True))
     except SyntaxError:
         return {}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return {(min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name): node for node in found}
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            place = min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name
+            found[place] = node, codes.get(place)
+    return found
+
+
+def codes_in(code):
+    """{(first line, name): code object} of the functions inside a code object."""
+    found = {}
+    for inner in code.co_consts:
+        if isinstance(inner, python_types.CodeType):
+            found |= {(inner.co_firstlineno, inner.co_name): inner} | codes_in(inner)
+    return found
 
 
 def function_tree(function):
-    """The syntax tree of a function; None if its source is not available."""
-    code = function.__code__
-    tree = functions_of(code.co_filename).get((code.co_firstlineno, code.co_name))
-    if tree is None or [one.arg for one in (*tree.args.posonlyargs, *tree.args.args)] != list(code.co_varnames[: code.co_argcount]):
-        return None
-    return tree
+    """The syntax tree of a function; None if its source is not available, or has been edited since."""
+    code, filename = function.__code__, function.__code__.co_filename
+    linecache.checkcache(filename)
+    tree, compiled = functions_of("".join(linecache.getlines(filename)), filename).get((code.co_firstlineno, code.co_name), (None, None))
+    return tree if compiled == code else None
 
 
 @functools.lru_cache(4096)
@@ -52,6 +65,19 @@ def edited_code(found):
     return found.made
 
 
+def compile_definition(definition, original):
+    """The code object of a function definition, with the place and the closure of the original code."""
+    definition.decorator_list = []
+    empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    outer = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in original.co_freevars]
+    holder = ast.FunctionDef(name="holder", args=empty, body=[*outer, definition], decorator_list=[], returns=None)
+    module = ast.fix_missing_locations(ast.copy_location(ast.Module([holder], []), definition))
+    compiled = compile(module, original.co_filename, "exec", dont_inherit=True)
+    for name in ("holder", original.co_name):
+        compiled = next(one for one in compiled.co_consts if isinstance(one, python_types.CodeType) and one.co_name == name)
+    return compiled.replace(co_firstlineno=original.co_firstlineno, co_qualname=original.co_qualname)
+
+
 class Editor:
     """Copies a function's syntax tree, with the casts of an Inference."""
 
@@ -60,18 +86,7 @@ class Editor:
 
     def code(self):
         """The new code object, with the line numbers of the old one."""
-        original = self.found.function.__code__
-        definition = self.copy(self.found.tree)
-        definition.decorator_list = []
-        empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        holder = ast.FunctionDef(name="holder", args=empty, body=[definition], decorator_list=[], returns=None)
-        outer = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in original.co_freevars]
-        holder.body = [*outer, definition]
-        module = ast.fix_missing_locations(ast.copy_location(ast.Module([holder], []), definition))
-        compiled = compile(module, original.co_filename, "exec", dont_inherit=True)
-        for name in ("holder", original.co_name):
-            compiled = next(one for one in compiled.co_consts if isinstance(one, python_types.CodeType) and one.co_name == name)
-        return compiled.replace(co_firstlineno=original.co_firstlineno, co_qualname=original.co_qualname)
+        return compile_definition(self.copy(self.found.tree), self.found.function.__code__)
 
     def name(self, thing, location):
         """An expression that refers to an object, by a name that no source can contain."""
@@ -91,8 +106,13 @@ class Editor:
             new = self.copy_fields(node)
         if isinstance(node, ast.Call):
             new = self.copy_call(node, new)
+        if isinstance(node, ast.UnaryOp):
+            new.op = self.found.calls.get(node, new.op)
+            if (wrap := self.found.wraps.get(node)) is not None:
+                new = self.call(wrap, new)
         if isinstance(node, ast.expr) and node in self.found.casts:
-            new = self.call(self.found.casts[node], new)
+            for wanted in self.found.casts[node]:
+                new = self.call(wanted, new)
         return new
 
     def copy_fields(self, node):
@@ -126,7 +146,8 @@ class Editor:
         if node.target not in casts:
             return self.copy_fields(node)
         left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-        left = self.call(casts[node.target], left)
+        for wanted in casts[node.target]:
+            left = self.call(wanted, left)
         value = ast.copy_location(ast.BinOp(left, node.op, self.copy(node.value)), node)
         return ast.copy_location(ast.Assign([ast.copy_location(ast.Name(node.target.id, ast.Store()), node)], value), node)
 

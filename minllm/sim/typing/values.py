@@ -129,6 +129,11 @@ def must_cast(value, wanted):
     return value.bits > range_bits(wanted) or (not wanted.signed and may_be_negative(value))
 
 
+def steps(value, wanted):
+    """The casts that make a value one of the type `wanted`: an integer that becomes a float wraps first."""
+    return (value.type, wanted) if value.wide and not is_integer(wanted) else (wanted,)
+
+
 def changes_type(value, wanted):
     """Whether a variable's value has to be cast because the variable has another type elsewhere."""
     return value.type != wanted and must_cast(value, wanted)
