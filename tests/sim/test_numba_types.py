@@ -222,6 +222,17 @@ def test_device_functions_are_typed_for_each_types_of_arguments():
     assert result_of(call, x, size=3).tolist() == [wide[0] ** 2, (wide[1] * 2) ** 2, 9]
 
 
+def test_a_kernel_with_casts_keeps_its_line_numbers():
+    @cuda.jit
+    def reach(x, out):
+        scaled = max(x[0], x[1]) * 0.5
+        out[0] = scaled + x[2]
+
+    line = reach.py_func.__code__.co_firstlineno + 3
+    with pytest.raises(SimulationError, match=rf"out of bounds .* x of shape \(2,\) \(.*test_numba_types.py:{line} in reach"):
+        result_of(reach, np.zeros(2, np.float32))
+
+
 @pytest.mark.filterwarnings("ignore:divide by zero")
 def test_integers_that_kernels_divide_give_float64_and_infinity():
     def divide(i, out):

@@ -353,7 +353,7 @@ class Expressions:
         self.cast_arguments(node, arguments, signature.args)
         if among(called, WIDTHS) and is_integer(signature.args[0]) and signature.args[0].bitwidth == 64:
             self.found.calls[node] = Width(64)
-        if among(called, (abs, pow, round, float)) and is_float(result):
+        if among(called, (round, float)) and is_float(result):
             self.found.calls[node] = result
         value = of_type(result)
         if called is abs and is_integer(result):

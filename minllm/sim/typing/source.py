@@ -67,7 +67,6 @@ def edited_code(found):
 
 def compile_definition(definition, original):
     """The code object of a function definition, with the place and the closure of the original code."""
-    definition.decorator_list = []
     empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
     outer = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in original.co_freevars]
     holder = ast.FunctionDef(name="holder", args=empty, body=[*outer, definition], decorator_list=[], returns=None)
@@ -75,7 +74,7 @@ def compile_definition(definition, original):
     compiled = compile(module, original.co_filename, "exec", dont_inherit=True)
     for name in ("holder", original.co_name):
         compiled = next(one for one in compiled.co_consts if isinstance(one, python_types.CodeType) and one.co_name == name)
-    return compiled.replace(co_firstlineno=original.co_firstlineno, co_qualname=original.co_qualname)
+    return compiled.replace(co_qualname=original.co_qualname)
 
 
 class Editor:
