@@ -149,11 +149,28 @@ def overload_cube(x):
     return implementation
 
 
+def overload_square(x):
+    def implementation(x):
+        return x * x
+
+    return implementation
+
+
 def test_an_overloaded_function_runs_its_implementation():
     def use(out):
         out[0] = cube(float32(3))
 
     assert result_of(use) == 27
+
+    def square(x):
+        """Gets its implementation after the simulator has run."""
+
+    overload(square, target="cuda")(overload_square)
+
+    def use_square(out):
+        out[0] = square(float32(3))
+
+    assert result_of(use_square) == 9
 
 
 def test_a_global_array_is_frozen_when_the_kernel_is_first_launched():

@@ -29,7 +29,7 @@ def argument_type(value):
         return element and types.Array(element, value.ndim, "C" if value.flags.c_contiguous else "A")
     try:
         return typeof(value, Purpose.argument)
-    except Exception:  # a typing function may raise anything; there is then no answer
+    except Exception:  # a typing function may raise anything
         return None
 
 
@@ -38,7 +38,7 @@ def element_type(dtype):
     """The Numba type of a NumPy dtype, or None."""
     try:
         return types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
-    except Exception:  # a typing function may raise anything; there is then no answer
+    except Exception:  # a typing function may raise anything
         return None
 
 
@@ -48,7 +48,7 @@ def call_signature(function, arguments):
     try:
         with numba_target_override():
             return context().resolve_function_type(function, arguments, {})
-    except Exception:  # a typing function may raise anything; there is then no answer
+    except Exception:  # a typing function may raise anything
         return None
 
 
@@ -57,7 +57,7 @@ def attribute_type(owner, name):
     """The type of an attribute of a value of type `owner`, or None."""
     try:
         return context().resolve_getattr(owner, name)
-    except Exception:  # a typing function may raise anything; there is then no answer
+    except Exception:  # a typing function may raise anything
         return None
 
 
@@ -72,7 +72,7 @@ def intrinsic_signature(intrinsic, arguments, literals):
     for candidates in (arguments, literals):
         try:
             found = intrinsic._defn(context(), *candidates)
-        except Exception:  # a typing function may raise anything; there is then no answer
+        except Exception:  # a typing function may raise anything
             continue
         if found is not None:
             return found[0]
@@ -81,9 +81,10 @@ def intrinsic_signature(intrinsic, arguments, literals):
 
 def overload_of(function, arguments):
     """The implementation that `@overload` registered for a Python function and these argument types, or None."""
+    context().refresh()  # overloads that were registered since
     try:
         templates = context().resolve_value_type(function).templates
-    except Exception:  # a typing function may raise anything; there is then no answer
+    except Exception:  # a typing function may raise anything
         return None
     for template in templates:
         implement = getattr(template, "_overload_func", None)
