@@ -193,11 +193,7 @@ class Expressions:
             if value.constant is not None and bool(value.constant.value) == stop:
                 return value if result is None else result
             result = value if result is None else merge(result, value)
-        return result._replace(constant=result.constant if len(node.values) == 1 else self.both(result, stop))
-
-    def both(self, result, stop):
-        """The constant of an `and` or `or` none of whose operands decided it: known only if all of them were."""
-        return result.constant if result.constant is not None and bool(result.constant.value) != stop else None
+        return result
 
     def IfExp(self, node):
         test = self.settled(node.test)
