@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.flat.output import make_keep_sums
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
+from minllm.runtime.kernel import launch
+from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma
 from minllm.tiles.pipeline import Pipeline, PipelineState, make_pipeline
 from minllm.tiles.shared import SharedTile, first_tile_address, make_clear_rows
@@ -175,3 +178,13 @@ def make_mainloop(tokens: int, tiling: FlatWgmmaTiling, dtype: str, halves: bool
 
     begin, produce = make_produce(tokens, tiling, halves, pipeline)
     return Mainloop(tile_of_block, open, begin, make_consume(tokens, tiling, dtype, pipeline), produce, make_added(splits, sharers))
+
+
+def launch_flat_wgmma(kernel, x, weight, arguments, tokens: int, tiling: FlatWgmmaTiling, tiles: int, halves: bool, stream) -> None:
+    """Launch a kernel with a mainloop for this number of tiles of weight; arguments: those behind the tensor maps."""
+    # The box ends at the last row of x: TMA fills absent rows with zeros four times as slowly as it loads rows.
+    x_map = tensor_map(x, (x.shape[0] if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
+    weight_map = tensor_map(weight, (tiling.rows // 2 if halves else tiling.rows, TILE_K), promotion=128)
+    cluster = tiling.splits * tiling.sharers
+    grid, cluster = ceil_div(tiles, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)
+    launch(kernel, grid, tiling.threads, (x_map, weight_map, *arguments), stream, tiling.shared_bytes(tokens), cluster)
