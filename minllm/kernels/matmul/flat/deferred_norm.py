@@ -53,9 +53,13 @@ def items_per_thread(tokens: int, columns: int, writers: int) -> int:
     return -(-tokens * columns // 8 // writers)
 
 
-def make_inverse_rms(columns: int, writers: int):
-    """The device functions (sum_over_eights, inverse_rms) of threads whose neighbours have the other eights of a token's columns."""
+def make_inverse_rms(columns: int, parts: int):
+    """The device functions (load_squares, sum_over_eights, inverse_rms) of threads whose neighbours have a token's other eights of columns.
+
+    parts: of the squares. It is a constant so that a thread's loads are all in flight at once.
+    """
     eights = columns // 8
+    each = -(-parts // eights)
 
     @cuda.jit(device=True, forceinline=True)
     def sum_over_eights(value):
@@ -67,69 +71,71 @@ def make_inverse_rms(columns: int, writers: int):
         return value
 
     @cuda.jit(device=True, forceinline=True)
-    def inverse_rms(squares, token, writer, width, epsilon):
-        """1 / the root mean square of a row of `width` elements; the eights of a token divide the parts among them."""
-        total, part = float32(0.0), int32(writer % eights)
-        while part < squares.shape[0]:
-            total += squares[uint32(part), uint32(min(token, squares.shape[1] - 1))]
-            part = int32(part + eights)
-        return libdevice.rsqrtf(sum_over_eights(total) / float32(width) + epsilon)
+    def load_squares(squares, token, writer):
+        """This thread's share of the squares of a row; the eights of a token divide the parts among them."""
+        total = float32(0.0)
+        for i in range(each):
+            part = uint32(writer % eights + i * eights)
+            if parts % eights == 0 or part < parts:
+                total += squares[part, uint32(token)]
+        return total
 
-    return sum_over_eights, inverse_rms
+    @cuda.jit(device=True, forceinline=True)
+    def inverse_rms(share, width, epsilon):
+        """1 / the root mean square of a row of `width` elements, from the shares of the threads that have its eights."""
+        return libdevice.rsqrtf(sum_over_eights(share) / float32(width) + epsilon)
+
+    return load_squares, sum_over_eights, inverse_rms
 
 
 class Kept(NamedTuple):
     """What a thread loads before the sums are done: a number per token, and vectors as words."""
 
-    inverse: Any  # [items] 1 / the root mean square of its tokens
+    squares: Any  # [items] its shares of the squares of x's rows
     addends: Any  # [items * 4] its outputs' residuals
     norm: Any  # [4] the norm's weights of its columns
 
 
-def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool, added):
+def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool, parts: int, added):
     """Device functions (prepare, write) of `writers` threads for `rows` rows of weight; added: as in output.make_write."""
     columns, stride = rows // 2 if gated else rows, rows + PADDING
     eights, items = columns // 8, items_per_thread(tokens, columns, writers)
     tokens_apart = writers // eights
     _, _, store = vector_access(dtype)
     unpack = vector_unpack(dtype)
-    sum_over_eights, inverse_rms = make_inverse_rms(columns, writers)
+    load_squares, sum_over_eights, inverse_rms = make_inverse_rms(columns, parts)
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare_item(i, kept, squares, residual, m, column, writer, width, epsilon):
+    def prepare_item(i, kept, squares, residual, m, column, writer):
         token = min(int32(writer // eights + i * tokens_apart), int32(m - 1))
         if squares is not None:
-            kept.inverse[i] = inverse_rms(squares, token, writer, width, epsilon)
+            kept.squares[i] = load_squares(squares, token, writer)
         if residual is not None:
             load_words(residual, int64(token) * residual.shape[1] + column, kept.addends, 4 * i)
 
     prepare_items = unrolled(prepare_item, items)
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(kept, squares, residual, norm, m, column, writer, width, epsilon):
+    def prepare(kept, squares, residual, norm, m, column, writer):
         """Load what belongs to this thread's outputs, which begin in this column."""
         if norm is not None:
             load_words(norm, column, kept.norm, 0)
         ptx.griddepcontrol_wait()
-        prepare_items(kept, squares, residual, m, column, writer, width, epsilon)
+        prepare_items(kept, squares, residual, m, column, writer)
 
     @cuda.jit(device=True, forceinline=True)
-    def outputs(i, values, kept, squares, sums, start, place):
-        """values[0:8] = the sums at `place`, normalised if x has to be, and gated."""
+    def outputs(values, scale, sums, start, place):
+        """values[0:8] = scale * the sums at `place`, gated."""
         for four in range(0, 8, 4):
             values[four], values[four + 1], values[four + 2], values[four + 3] = added(sums, start, place + four)
-        if squares is not None:
-            for k in range(8):
-                values[k] *= kept.inverse[i]
+        for k in range(8):
+            values[k] *= scale
         if gated:
             ups = cuda.local.array(8, float32)
             for four in range(0, 8, 4):
                 ups[four], ups[four + 1], ups[four + 2], ups[four + 3] = added(sums, start, place + columns + four)
             for k in range(8):
-                up = ups[k]
-                if squares is not None:
-                    up *= kept.inverse[i]
-                values[k] = values[k] * sigmoid(values[k]) * up
+                values[k] *= sigmoid(values[k]) * ups[k] * scale
 
     @cuda.jit(device=True, forceinline=True)
     def write_scaled(values, kept, scaled, out_squares, token, tile, m, column, writer):
@@ -148,10 +154,12 @@ def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool,
                 out_squares[uint32(tile), uint32(token)] = total
 
     @cuda.jit(device=True, forceinline=True)
-    def write_item(i, kept, bias, squares, residual, norm, out, scaled, out_squares, sums, start, tile, m, column, writer):
+    def write_item(i, kept, bias, squares, residual, norm, out, scaled, out_squares, sums, start, tile, m, column, writer, width, epsilon):
         token = int32(writer // eights + i * tokens_apart)
-        values = cuda.local.array(8, float32)
-        outputs(i, values, kept, squares, sums, start, uint32(min(token, int32(m - 1)) * stride + writer % eights * 8))
+        values, scale = cuda.local.array(8, float32), float32(1.0)
+        if squares is not None:
+            scale = inverse_rms(kept.squares[i], width, epsilon)
+        outputs(values, scale, sums, start, uint32(min(token, int32(m - 1)) * stride + writer % eights * 8))
         if bias is not None:
             for k in range(8):
                 values[k] += float32(bias[uint32(column + k)])
@@ -169,14 +177,17 @@ def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool,
 
 
 @functools.cache
-def deferred_norm_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool):
-    """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8; gated: as in flat_wgmma_kernel."""
+def deferred_norm_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, parts: int):
+    """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8.
+
+    gated: as in flat_wgmma_kernel. parts: rows of `squares`, if there are any.
+    """
     splits, sharers, consumers = tiling.splits, tiling.sharers, tiling.warpgroups * THREADS
     cluster, columns, writers = splits * sharers, tiling.rows // 2 if gated else tiling.rows, splits * consumers
     items, eights = items_per_thread(tokens, columns, writers), columns // 8
     words = 4 * items
     tile_of_block, open, begin, consume, produce, added = make_mainloop(tokens, tiling, dtype, halves=gated)
-    prepare, write = make_epilogue(tiling.rows, tokens, writers, dtype, gated, added)
+    prepare, write = make_epilogue(tiling.rows, tokens, writers, dtype, gated, parts, added)
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_deferred_norm_kernel(
@@ -205,13 +216,14 @@ def deferred_norm_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated
         column = int32(first_column + writer % eights * 8)
         kept = Kept(cuda.local.array(items, float32), cuda.local.array(words, uint32), cuda.local.array(4, uint32))
         if thread < consumers:
-            prepare(kept, squares, residual, norm, m, column, writer, width, epsilon)
+            prepare(kept, squares, residual, norm, m, column, writer)
             consume(memory, sums_at, ring, share, thread)
         elif thread == consumers:
             produce(x_map, weight_map, ring, share)
         sync_blocks(cluster)
         if thread < consumers:
-            write(kept, bias, squares, residual, norm, out, scaled, out_squares, memory, sums_at, tile, m, column, writer)
+            arrays = (bias, squares, residual, norm, out, scaled, out_squares)
+            write(kept, *arrays, memory, sums_at, tile, m, column, writer, width, epsilon)
         if splits > 1:  # a block's shared memory has to stay while others may read it
             sync_blocks(splits)
 

@@ -62,7 +62,7 @@ def linear_add(
     tokens, tiles = padded_rows(m, tiling.sharers), n // tiling.rows
     out, scaled = empty((m, n), x.dtype), empty((m, n), x.dtype)
     squares = empty((tiles, m), np.dtype(np.float32))
-    chosen = deferred_norm_kernel(tokens, tiling, x.dtype.name, False)
+    chosen = deferred_norm_kernel(tokens, tiling, x.dtype.name, False, 0)
     arguments = (bias, None, residual, norm, out, scaled, squares, ceil_div(k, TILE_K), n, float(epsilon))
     launch_flat_wgmma(chosen, x, weight, arguments, tokens, tiling, tiles, False, stream)
     return DeferredNorm(out, scaled, squares, epsilon)
@@ -77,7 +77,7 @@ def gated(x: DeferredNorm, gate_up, out, stream=None, tiling: FlatWgmmaTiling | 
     columns = tiling.rows // 2
     check(n % columns == 0, f"out has {n} columns; {tiling} takes multiples of {columns}")
     tokens = padded_rows(m, tiling.sharers)
-    chosen = deferred_norm_kernel(tokens, tiling, out.dtype.name, True)
+    chosen = deferred_norm_kernel(tokens, tiling, out.dtype.name, True, x.squares.shape[0])
     arguments = (None, x.squares, None, None, out, None, None, ceil_div(k, TILE_K), k, float(x.epsilon))
     launch_flat_wgmma(chosen, x.scaled, gate_up, arguments, tokens, tiling, n // columns, True, stream)
 
@@ -113,6 +113,6 @@ def qkv_rope_append(
     check(head_dim // 2 % columns == 0, f"{tiling} takes {columns} pairs of a head, which has {head_dim // 2}")
     tokens, by_slot = padded_rows(m, tiling.sharers), (num_blocks * block_size, kv_heads, head_dim)
     caches = key_cache.reshape(by_slot), value_cache.reshape(by_slot)
-    chosen = rope_append_kernel(tokens, tiling, dtype.name, head_dim)
+    chosen = rope_append_kernel(tokens, tiling, dtype.name, head_dim, 0 if squares is None else squares.shape[0])
     arguments = (bias, squares, positions, slot_mapping, cos_sin, query, *caches, ceil_div(k, TILE_K), k, float(epsilon))
     launch_flat_wgmma(chosen, x, weight, arguments, tokens, tiling, n // (2 * columns), True, stream)

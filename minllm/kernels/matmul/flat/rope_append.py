@@ -32,45 +32,44 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 class Kept(NamedTuple):
     """What a thread loads for each of its items, a token's eight pairs, before the sums are done."""
 
-    inverse: Any  # [items] 1 / the root mean square of the token
+    squares: Any  # [items] its shares of the squares of x's rows
     slots: Any  # [items]
     cosines: Any  # [items, 8]
     sines: Any  # [items, 8]
 
 
-def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim: int, added):
+def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim: int, parts: int, added):
     """Device functions (prepare, write) of `writers` threads for `columns` pairs of rows; added: as in output.make_write."""
     half, stride, eights = head_dim // 2, 2 * columns + PADDING, columns // 8
     items, tokens_apart = items_per_thread(tokens, columns, writers), writers // eights
     _, _, store = vector_access(dtype)
     load_angles, turn = make_turn(dtype, head_dim)
-    _, inverse_rms = make_inverse_rms(columns, writers)
+    load_squares, _, inverse_rms = make_inverse_rms(columns, parts)
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare_item(i, kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer, width, epsilon):
+    def prepare_item(i, kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer):
         token = min(int32(writer // eights + i * tokens_apart), int32(m - 1))
         position, kept.slots[i] = positions[token], slot_mapping[token]
         if squares is not None:
-            kept.inverse[i] = inverse_rms(squares, token, writer, width, epsilon)
+            kept.squares[i] = load_squares(squares, token, writer)
         if turned:
             load_angles(cos_sin, int64(position), first_pair, kept.cosines[i], kept.sines[i])
 
     prepare_items = unrolled(prepare_item, items)
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer, width, epsilon):
+    def prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer):
         """Load what belongs to this thread's pairs of a head that rotates, or does not."""
         ptx.griddepcontrol_wait()
-        prepare_items(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer, width, epsilon)
+        prepare_items(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer)
 
     @cuda.jit(device=True, forceinline=True)
-    def eight_sums(values, i, kept, bias, squares, sums, start, place, row):
-        """values[0:8] = the sums at `place` of rows of weight from `row` on, normalised if x has to be, plus bias."""
+    def eight_sums(values, scale, bias, sums, start, place, row):
+        """values[0:8] = scale * the sums at `place` of rows of weight from `row` on, plus bias."""
         for four in range(0, 8, 4):
             values[four], values[four + 1], values[four + 2], values[four + 3] = added(sums, start, place + four)
         for k in range(8):
-            if squares is not None:
-                values[k] *= kept.inverse[i]
+            values[k] *= scale
             if bias is not None:
                 values[k] += float32(bias[row + k])
 
@@ -80,13 +79,18 @@ def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim:
         store(array, element + half, b, 0)
 
     @cuda.jit(device=True, forceinline=True)
-    def write_item(i, kept, bias, squares, query, key_cache, value_cache, sums, start, head, first_pair, m, writer):
+    def write_item(
+        i, kept, bias, squares, query, key_cache, value_cache, sums, start, head, first_pair, m, writer, width, epsilon
+    ):  # fmt: skip
         heads, kv_heads = int32(query.shape[1]), int32(key_cache.shape[1])
         token = int32(writer // eights + i * tokens_apart)
         place, row = min(token, int32(m - 1)) * stride + writer % eights * 8, int32(head * head_dim + first_pair)
         a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)
-        eight_sums(a, i, kept, bias, squares, sums, start, place, row)
-        eight_sums(b, i, kept, bias, squares, sums, start, place + columns, row + half)
+        scale = float32(1.0)
+        if squares is not None:
+            scale = inverse_rms(kept.squares[i], width, epsilon)
+        eight_sums(a, scale, bias, sums, start, place, row)
+        eight_sums(b, scale, bias, sums, start, place + columns, row + half)
         if head < heads + kv_heads:
             turn(a, b, 0, kept.cosines[i], kept.sines[i])
         if token < m and head < heads:
@@ -103,13 +107,16 @@ def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim:
 
 
 @functools.cache
-def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_dim: int):
-    """The kernel for x and weight of `dtype`, up to `tokens` rows of x, a multiple of 8, and heads of `head_dim` components."""
+def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_dim: int, parts: int):
+    """The kernel for x and weight of `dtype`, up to `tokens` rows of x, a multiple of 8, and heads of `head_dim` components.
+
+    parts: rows of `squares`, if there are any.
+    """
     splits, sharers, consumers = tiling.splits, tiling.sharers, tiling.warpgroups * THREADS
     cluster, columns, writers, half = splits * sharers, tiling.rows // 2, splits * consumers, head_dim // 2
     items, eights, tiles_of_head = items_per_thread(tokens, columns, writers), columns // 8, half // columns
     tile_of_block, open, begin, consume, produce, added = make_mainloop(tokens, tiling, dtype, halves=True)
-    prepare, write = make_epilogue(columns, tokens, writers, dtype, head_dim, added)
+    prepare, write = make_epilogue(columns, tokens, writers, dtype, head_dim, parts, added)
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_rope_append_kernel(
@@ -138,17 +145,18 @@ def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_di
         sync_blocks(sharers)
         writer = int32(share.split * consumers + thread)
         first_pair = int32(within + writer % eights * 8)
-        slots, inverse = cuda.local.array(items, int32), cuda.local.array(items, float32)
-        kept = Kept(inverse, slots, cuda.local.array((items, 8), float32), cuda.local.array((items, 8), float32))
+        slots, shares = cuda.local.array(items, int32), cuda.local.array(items, float32)
+        kept = Kept(shares, slots, cuda.local.array((items, 8), float32), cuda.local.array((items, 8), float32))
         if thread < consumers:
             turned = head < query.shape[1] + key_cache.shape[1]
-            prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer, width, epsilon)
+            prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer)
             consume(memory, sums_at, ring, share, thread)
         elif thread == consumers:
             produce(x_map, weight_map, ring, share)
         sync_blocks(cluster)
         if thread < consumers:
-            write(kept, bias, squares, query, key_cache, value_cache, memory, sums_at, head, first_pair, m, writer)
+            arrays = (bias, squares, query, key_cache, value_cache)
+            write(kept, *arrays, memory, sums_at, head, first_pair, m, writer, width, epsilon)
         if splits > 1:  # a block's shared memory has to stay while others may read it
             sync_blocks(splits)
 
