@@ -22,12 +22,13 @@ from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling, cho
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check
 
+FEWEST_ROWS = 2  # gemv.py has the same fusions for one
 MOST_ROWS = 64  # registers hold what the epilogue of two items per thread needs
 
 
 def fits_fused(x, weight) -> bool:
     """Whether these kernels take x and weight: 16 bits, few rows, on Hopper, and outputs in whole tiles that TMA can load."""
-    few = 1 < x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and has_wgmma(x)
+    few = FEWEST_ROWS <= x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and has_wgmma(x)
     return few and weight.shape[0] % 256 == 0 and vectors_per_row(x.shape[1], x, weight) > 0
 
 

@@ -16,13 +16,14 @@ class FlatWgmmaTiling(NamedTuple):
     """`warpgroups` of 64 weight rows each per block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
 
     splits: blocks of a cluster that divide K (split-K). sharers: blocks with the same part of K and different rows of weight, which
-    share tiles of x.
+    share tiles of x. prefetched: steps behind the first `stages` whose weights are brought into L2 before x is written.
     """
 
     warpgroups: int
     stages: int
     splits: int = 1
     sharers: int = 1
+    prefetched: int = 0
 
     @property
     def rows(self) -> int:
