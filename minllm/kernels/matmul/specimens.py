@@ -175,7 +175,7 @@ def wgmma_specimens(dtype):
 
 def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
     """One specimen of wgmma."""
-    kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, out == array(dtype, 2))
+    kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, dtype if out == array(dtype, 2) else "float32")
     arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32, types.int32)
     contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))

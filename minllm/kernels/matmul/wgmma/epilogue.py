@@ -68,13 +68,13 @@ def make_output_pair(outputs: int, gated: bool):
     return gated_pair if gated else plain_pair
 
 
-def make_epilogue(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool) -> Epilogue:
-    """The Epilogue of a consumer; copied: by TMA. paired: else, but two outputs share an aligned word."""
+def make_epilogue(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None) -> Epilogue:
+    """The Epilogue of a consumer; copied: by TMA. pairs: else, the dtype of outputs of which one store takes two; None: one."""
     columns = tiling.columns(gated)
     output_pair = make_output_pair(columns // 2, gated)
     if copied:
         return make_tma_epilogue(columns, tiling.chunk_columns, tiling.chunks, PACK[dtype], output_pair)
-    return make_register_epilogue(columns, tiling.chunk_columns, output_pair, make_store_pair(dtype, paired))
+    return make_register_epilogue(columns, tiling.chunk_columns, output_pair, make_store_pair(pairs))
 
 
 def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair) -> Epilogue:
