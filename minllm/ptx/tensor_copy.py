@@ -134,8 +134,8 @@ def make_tensor_load(axes):
 
 
 def prefetch_emulation(tensor_map, column, row):
-    """cp_async_bulk_prefetch_tensor_2d_l2_global(tensor_map, c0, c1): start fetching the tile at these coordinates (fastest axis first) into
-    L2; nothing waits for it. PTX ISA, "cp.async.bulk.prefetch.tensor"."""
+    """cp_async_bulk_prefetch_tensor_2d_l2_global(tensor_map, c0, c1): start fetching the tile at these coordinates (fastest axis first)
+    into L2; nothing waits for it. PTX ISA, "cp.async.bulk.prefetch.tensor"."""
     corner_of((column, row), tensor_map)
 
 
