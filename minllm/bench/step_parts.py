@@ -74,8 +74,12 @@ def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Cloc
         return statistics.median(clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:])
 
     count, length = len(parts.layers), len(parts.layers[0])
-    found, before = [], seconds(parts.head)
-    found.append(PartTime("before the layers", " and ".join(one.name for one in parts.head), before, before, 0))
+    found, before = [], 0.0
+    for i, one in enumerate(parts.head):
+        until = seconds(parts.head[: i + 1])
+        place = f"before the layers, kernel {i + 1} of {len(parts.head)}" if len(parts.head) > 1 else "before the layers"
+        found.append(PartTime(place, one.name, until - before, seconds([one]), 0))
+        before = until
     for i in range(length):
         until = seconds([*parts.head, *(one for layer in parts.layers for one in layer[: i + 1])])
         chain = seconds([layer[i] for layer in parts.layers]) / count

@@ -27,8 +27,8 @@ class PaperMemory:
 class PaperOps(CudaOps):
     """The operations of an H200, on paper."""
 
-    def __init__(self):
-        super().__init__("bfloat16", {"matmul": "gemv"}, simulated=True)
+    def __init__(self, matmul="gemv"):
+        super().__init__("bfloat16", {"matmul": matmul}, simulated=True)
         self.memory, self.capability = DeviceMemory(PaperMemory()), (9, 0)
 
     def weight(self, host_array, dtype=None):

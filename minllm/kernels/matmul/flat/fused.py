@@ -27,8 +27,8 @@ MOST_ROWS = 64  # registers hold what the epilogue of two items per thread needs
 
 
 def fits_fused(x, weight) -> bool:
-    """Whether these kernels take x and weight: 16 bits, few rows, on Hopper, and outputs in whole tiles that TMA can load."""
-    few = FEWEST_ROWS <= x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and has_wgmma(x)
+    """Whether these kernels take x and weight on a GPU that has wgmma: 16 bits, few rows, and outputs in whole tiles that TMA can load."""
+    few = FEWEST_ROWS <= x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES
     return few and weight.shape[0] % 256 == 0 and vectors_per_row(x.shape[1], x, weight) > 0
 
 
@@ -41,8 +41,9 @@ def choose_fused_tiling(m: int, n: int, k: int, gated: bool = False, most_rows: 
     return tiling if tiling.rows <= most_rows else deepest(1, tokens, tiling.splits)
 
 
-def check_aligned(m: int, *arrays) -> None:
-    """Raise KernelArgumentError for too many rows, or arrays whose rows do not begin on multiples of 16 bytes."""
+def check_fused(m: int, *arrays) -> None:
+    """Raise KernelArgumentError on a GPU without wgmma, for too many rows, or rows that do not begin on multiples of 16 bytes."""
+    check(has_wgmma(arrays[0]), "fused flat GEMMs need a GPU of compute capability 9.0")
     check(m <= MOST_ROWS, f"fused flat GEMMs take up to {MOST_ROWS} rows of x, not {m}")
     check(all(vectors_per_row(array.shape[-1], array) for array in arrays), "rows must begin on multiples of 16 bytes")
 
@@ -57,7 +58,7 @@ def linear_add(
     m, n, k = check_arguments(x, weight, residual, bias, HALF_DTYPES)
     check_array("residual", residual, (x.dtype,), M=m, N=n)
     check_array("norm", norm, (x.dtype,), N=n)
-    check_aligned(m, x, weight, residual, norm)
+    check_fused(m, x, weight, residual, norm)
     tiling = tiling or choose_fused_tiling(m, n, k)
     check(n % tiling.rows == 0, f"weight has {n} rows; {tiling} takes multiples of {tiling.rows}")
     tokens, tiles = padded_rows(m, tiling.sharers), n // tiling.rows
@@ -73,7 +74,7 @@ def gated(x: DeferredNorm, gate_up, out, stream=None, tiling: FlatWgmmaTiling | 
     """Write silu(y @ gate.T) * (y @ up.T) into `out` [M, I], y being the finished norm of x; gate_up [2 * I, K] as in gated_flat."""
     check_gated_arguments(x.scaled, gate_up, out, HALF_DTYPES)
     (m, n), k = out.shape, x.scaled.shape[1]
-    check_aligned(m, x.scaled, gate_up, out)
+    check_fused(m, x.scaled, gate_up, out)
     tiling = tiling or choose_fused_tiling(m, n, k, gated=True)
     columns = tiling.rows // 2
     check(n % columns == 0, f"out has {n} columns; {tiling} takes multiples of {columns}")
@@ -107,7 +108,7 @@ def qkv_rope_append(
     check_array("positions", positions, INDEX_DTYPES, tokens=m)
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
     check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
-    check_aligned(m, x, weight, query, cos_sin)
+    check_fused(m, x, weight, query, cos_sin)
     check(head_dim % 64 == 0, f"query has heads of {head_dim} components; a block takes 32 pairs, so head_dim is a multiple of 64")
     tiling = tiling or choose_fused_tiling(m, n, k, most_rows=head_dim)
     columns = tiling.rows // 2
