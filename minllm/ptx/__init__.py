@@ -152,7 +152,6 @@ from minllm.ptx.register import (
     setmaxnreg_inc,
 )
 from minllm.ptx.tensor_copy import (
-    cp_async_bulk_prefetch_tensor_2d_l2_global,
     cp_async_bulk_tensor_1d_global_shared,
     cp_async_bulk_tensor_1d_shared_global,
     cp_async_bulk_tensor_1d_shared_global_multicast,
@@ -194,7 +193,6 @@ __all__ = [
     "cp_async_16_narrow",
     "cp_async_bulk_commit_group",
     "cp_async_bulk_global_shared",
-    "cp_async_bulk_prefetch_tensor_2d_l2_global",
     "cp_async_bulk_shared_global",
     "cp_async_bulk_shared_shared",
     "cp_async_bulk_tensor_1d_global_shared",

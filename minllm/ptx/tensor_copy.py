@@ -133,15 +133,6 @@ def make_tensor_load(axes):
     )
 
 
-def prefetch_emulation(tensor_map, column, row):
-    """cp_async_bulk_prefetch_tensor_2d_l2_global(tensor_map, c0, c1): start fetching the tile at these coordinates (fastest axis first)
-    into L2; nothing waits for it. PTX ISA, "cp.async.bulk.prefetch.tensor"."""
-    corner_of((column, row), tensor_map)
-
-
-prefetch_emulation.__name__ = "cp_async_bulk_prefetch_tensor_2d_l2_global"
-
-
 def tile_place(address, tensor_map):
     """(block, offset) of the shared memory for a tile."""
     return shared_bytes(address, tensor_map.box_bytes, TENSOR_ALIGNMENT)
@@ -175,9 +166,6 @@ def make_tensor_store(axes):
     return instruction(text, "", "l" + "r" * axes + "r", emulation=store, touches_memory=True)
 
 
-cp_async_bulk_prefetch_tensor_2d_l2_global = instruction(
-    "cp.async.bulk.prefetch.tensor.2d.L2.global [$0, {$1, $2}];", "", "lrr", emulation=prefetch_emulation, touches_memory=True
-)
 cp_async_bulk_tensor_1d_shared_global, cp_async_bulk_tensor_1d_shared_global_multicast = make_tensor_load(1)
 cp_async_bulk_tensor_2d_shared_global, cp_async_bulk_tensor_2d_shared_global_multicast = make_tensor_load(2)
 cp_async_bulk_tensor_3d_shared_global, cp_async_bulk_tensor_3d_shared_global_multicast = make_tensor_load(3)

@@ -16,12 +16,6 @@ def load_2d(stage, offset, tensor_map, column, row):
 
 
 @cuda.jit(device=True, forceinline=True)
-def prefetch_2d(tensor_map, column, row):
-    """A tile of a matrix into L2."""
-    ptx.cp_async_bulk_prefetch_tensor_2d_l2_global(tensor_map, column, row)
-
-
-@cuda.jit(device=True, forceinline=True)
 def load_2d_multicast(stage, offset, tensor_map, column, row, blocks):
     """A tile of a matrix for several blocks of the cluster, those whose bits are set in `blocks`: to the same stage of each."""
     ptx.cp_async_bulk_tensor_2d_shared_global_multicast(stage.tiles + offset, tensor_map, column, row, stage.full, blocks)

@@ -12,7 +12,7 @@ from tests.kernels.matmul.gemv_cases import EPSILON, UNIT, check_close
 # m, n, k and the tiling: one eight of outputs per thread and two, K in one part and several, blocks that share x, one block and many.
 SHAPES = [
     (3, 128, 128, FlatWgmmaTiling(1, 2)),
-    (16, 64, 192, FlatWgmmaTiling(1, 3, 2)),
+    (16, 64, 192, FlatWgmmaTiling(1, 3, 3)),
     (9, 128, 136, FlatWgmmaTiling(2, 2)),
     (13, 128, 256, FlatWgmmaTiling(1, 2, 2, 2)),
 ]

@@ -44,7 +44,7 @@ class Share(NamedTuple):
 
 def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pipeline):
     """The device functions of the producer, one thread: fill the ring with weights, then with x, then keep it full."""
-    stages, sharers, prefetched = tiling.stages, tiling.sharers, tiling.prefetched
+    stages, sharers = tiling.stages, tiling.sharers
     weight_tile, x_part = SharedTile(tiling.rows, TILE_K), SharedTile(tokens // sharers, TILE_K)
     weight_bytes, row_bytes, part_rows, part_bytes = weight_tile.bytes, weight_tile.swizzle, x_part.rows, x_part.bytes
 
@@ -66,21 +66,11 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: P
             tma.load_2d_multicast(stage, at, x_map, (share.first_step + step) * TILE_K, first, share.blocks)
 
     @cuda.jit(device=True, forceinline=True)
-    def prefetch_weight(weight_map, step, share):
-        """The weights of a step into L2."""
-        tma.prefetch_2d(weight_map, (share.first_step + step) * TILE_K, share.row)
-        if halves:
-            tma.prefetch_2d(weight_map, (share.first_step + step) * TILE_K, share.second_row)
-
-    @cuda.jit(device=True, forceinline=True)
     def begin(weight_map, ring, share):
         """Make the barriers and start the first loads of weights, which no kernel writes."""
         pipeline.init(ring)
         for step in range(min(share.steps, stages)):
             load_weight(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), weight_map, step, share)
-        if prefetched:
-            for step in range(stages, min(share.steps, stages + prefetched)):
-                prefetch_weight(weight_map, step, share)
 
     @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, ring, share):

@@ -16,14 +16,13 @@ class FlatWgmmaTiling(NamedTuple):
     """`warpgroups` of 64 weight rows each per block, `stages` steps of K in flight; a cluster is `sharers` x `splits` blocks.
 
     splits: blocks of a cluster that divide K (split-K). sharers: blocks with the same part of K and different rows of weight, which
-    share tiles of x. prefetched: steps behind the first `stages` whose weights are brought into L2 before x is written.
+    share tiles of x.
     """
 
     warpgroups: int
     stages: int
     splits: int = 1
     sharers: int = 1
-    prefetched: int = 0
 
     @property
     def rows(self) -> int:
@@ -49,7 +48,7 @@ class FlatWgmmaTiling(NamedTuple):
 
     def check(self, tokens: int) -> None:
         """Raise KernelArgumentError unless it can be launched for `tokens` padded rows of x."""
-        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
+        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 3, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 3, 4 or 8 splits")
         room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
         check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
         check(self.stages >= 2 and self.shared_bytes(tokens) <= SHARED_BYTES_OF_A_BLOCK, room)
