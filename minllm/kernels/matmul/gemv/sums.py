@@ -26,7 +26,6 @@ from minllm.ptx import (
 )
 from minllm.tiles.warp import WARP, warp_sum
 
-
 LINE_BYTES = 128  # of L2
 FIRST_WARPS = 24 * 132  # that begin at once on an H200
 PREFETCHES = 2  # lines per lane: 8 KB per warp, half of L2 in all
