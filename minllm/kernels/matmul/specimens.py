@@ -169,7 +169,8 @@ def fused_specimens(dtype):
 def fused_specimen(name, kernel, arguments, tokens, tiling, dtype):
     """One specimen; as many blocks as fit with their shared memory."""
     shared_bytes, name = tiling.shared_bytes(tokens), f"matmul/flat/fused/{name}/{dtype}"
-    return Specimen(name, kernel, arguments, tiling.threads, 228 * 1024 // (shared_bytes + 1024), shared_bytes, COPY_ENGINE, targets=((9, 0),))
+    blocks = 228 * 1024 // (shared_bytes + 1024)
+    return Specimen(name, kernel, arguments, tiling.threads, blocks, shared_bytes, COPY_ENGINE, targets=((9, 0),))
 
 
 def warpgroup_specimens(dtype):

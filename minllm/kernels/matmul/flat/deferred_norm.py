@@ -11,7 +11,8 @@ the norm's kernel: one rounding to 16 bits of a number that differs from the nor
 Bytes: M N of the residual, twice M N of stream and scaled, besides the GEMM's; squares are [tiles of N, M] float32. Each tile writes its
 own part, and parts are added in a fixed order: two runs give the same bits.
 
-Source: N. Graef et al., "FlashNorm: Fast Normalization for LLMs", arXiv 2407.09577.
+Source: N. Graef et al., "FlashNorm: Fast Normalization for LLMs", arXiv 2407.09577, which also merges the norm's weights into the next
+matrix; here matrices stay as they are in the checkpoint.
 """
 
 import functools

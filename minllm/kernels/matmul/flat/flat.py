@@ -13,6 +13,9 @@ moment (FlashDecoding++'s double buffer, with more than two), and split-K if wei
     flat_wgmma    Hopper: TMA fills the ring, wgmma multiplies, blocks of a cluster split K
     flat_tiles    every generation from 8.0 on: cp.async and mma.sync, warps of a block split K
 
+In a decode step on Hopper, kernels with the same mainloop also add the residual, begin and finish the RMSNorm between two GEMMs, and write
+keys and values to the cache: fused.py.
+
 Recorded as "matmul", variant "flat", beside cuBLAS in docs/results/h200.json. The weakest shape is 128 rows by 6144 x 4096: 96 blocks
 leave 36 of 132 SMs idle, and two thirds of each block's loads are x.
 
