@@ -36,8 +36,8 @@ def choose_fused_tiling(m: int, n: int, k: int, gated: bool = False, most_rows: 
     """The tiling of flat_wgmma.py for n outputs of this number of rows of x, with at most most_rows rows of weight per block."""
     tokens = padded_rows(m)
     tiling = choose_tiling(tokens, n, k, gated)
-    if not isinstance(tiling, FlatWgmmaTiling) or tiling.sharers > 1:
-        return deepest(1, tokens, 1, blocks=2)
+    if gated or not isinstance(tiling, FlatWgmmaTiling) or tiling.sharers > 1:
+        return deepest(2, tokens, 1)
     return tiling if tiling.rows <= most_rows else deepest(1, tokens, tiling.splits)
 
 
