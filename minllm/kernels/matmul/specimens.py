@@ -190,7 +190,7 @@ def wgmma_specimens(dtype):
     """Hopper only: all tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
     matrix, vector = array(dtype, 2), array(dtype, 1)
     for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
-        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
+        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}{'/early' if tiling.early else ''}"
         yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
         if tiling.tile_n % 128 == 0:
             tiling = tiling._replace(chunks=1)

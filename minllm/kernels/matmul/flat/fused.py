@@ -20,7 +20,9 @@ from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling, choose_tiling, deepest
 from minllm.kernels.vector import vectors_per_row
+from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check
+from minllm.tiles.warpgroup import ROWS
 
 FEWEST_ROWS = 2  # gemv.py has the same fusions for one
 MOST_ROWS = 64  # registers hold what the epilogue of two items per thread needs
@@ -36,8 +38,10 @@ def choose_fused_tiling(m: int, n: int, k: int, gated: bool = False, most_rows: 
     """The tiling of flat_wgmma.py for n outputs of this number of rows of x, with at most most_rows rows of weight per block."""
     tokens = padded_rows(m)
     tiling = choose_tiling(tokens, n, k, gated)
+    if gated and 2 * n <= 2 * ROWS * sms_here():
+        return deepest(2, tokens, 1)  # all blocks at once
     if gated or not isinstance(tiling, FlatWgmmaTiling) or tiling.sharers > 1:
-        return deepest(2, tokens, 1)
+        return deepest(1, tokens, 1, blocks=2)
     return tiling if tiling.rows <= most_rows else deepest(1, tokens, tiling.splits)
 
 

@@ -11,7 +11,7 @@ so that the norm costs neither a kernel nor a separate pass over x.
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.vector import VECTOR_BYTES
@@ -19,16 +19,11 @@ from minllm.ptx import (
     griddepcontrol_wait,
     load_128,
     load_128_streaming,
-    prefetch_l2,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
 )
 from minllm.tiles.warp import WARP, warp_sum
-
-LINE_BYTES = 128  # of L2
-FIRST_WARPS = 24 * 132  # that begin at once on an H200
-PREFETCHES = 2  # lines per lane: 8 KB per warp, half of L2 in all
 
 
 class GemvTiling(NamedTuple):
@@ -90,35 +85,6 @@ DOT_OF_WORDS = {"float32": dot_float32, "bfloat16": dot_bf16x2, "float16": dot_f
 SCALED_DOT_OF_WORDS = {"float32": scaled_dot_float32, "bfloat16": scaled_dot_bf16x2, "float16": scaled_dot_f16x2}
 
 
-def make_prefetch(k: int, dtype: str, tiling: GemvTiling, weight_row):
-    """The device function that brings a warp's weights of its second and later steps into L2, as many as PREFETCHES says.
-
-    Only warps that begin at once call it: they wait for x, and memory would be idle once their first loads have arrived.
-    """
-    rows, splits, warps = tiling.rows, tiling.splits, tiling.warps
-    itemsize = np.dtype(dtype).itemsize
-    step = WARP * VECTOR_BYTES // itemsize * tiling.unroll
-    line = LINE_BYTES // itemsize  # elements
-    lines = step // line  # of a row, per step
-    steps_ahead = min(k // (step * splits) - 1, max(1, PREFETCHES * WARP // (lines * rows)))
-    count = max(0, steps_ahead) * lines * rows
-    rounds = -(-count // WARP)
-
-    @cuda.jit(device=True)
-    def prefetch(weight, first, last, element, lane):
-        """element: of this lane in the first step."""
-        start = element - lane * (VECTOR_BYTES // itemsize)
-        if uint32(cuda.blockIdx.x) < uint32(FIRST_WARPS // warps):
-            for i in range(rounds):
-                at = uint32(lane + WARP * i)
-                if count % WARP == 0 or at < uint32(count):
-                    step_ahead, r = at // uint32(lines * rows), int32(at // uint32(lines) % uint32(rows))
-                    ahead = step_ahead * uint32(step * splits) + at % uint32(lines) * uint32(line)
-                    prefetch_l2(weight, weight_row(first, r, last) * k + (start + int64(ahead) + step * splits))
-
-    return prefetch
-
-
 def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row, guarded: bool = False, waits: bool = False):
     """The device function of one step of a warp along K.
 
@@ -130,14 +96,11 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
     warp_step = WARP * vector  # elements of a row per load of a warp
     words_in_flight = rows * unroll * 4
     dot, scaled_dot = DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
-    prefetch = make_prefetch(k, dtype, tiling, weight_row)
 
     @cuda.jit(device=True)
     def accumulate_step(x, norm, weight, total, squares, first, last, element):
         """total[i, r] += x[i, :] (* norm) . (the warp's r-th row) over `unroll` vectors, spaced one warp load apart, from `element` on."""
         words = cuda.local.array(words_in_flight, uint32)
-        if waits and PREFETCHES:
-            prefetch(weight, first, last, element, int32(cuda.threadIdx.x) & (WARP - 1))
         for u in range(unroll):
             if not guarded or element + u * warp_step < k:
                 for r in range(rows):
