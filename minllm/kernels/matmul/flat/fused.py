@@ -4,7 +4,8 @@
     gated              silu and multiply of gate and up of a stream whose norm is not finished
     qkv_rope_append    from the stream to queries and the cache (rope_append.py)
 
-A layer is then five kernels, with attention, instead of eight.
+A layer is then five kernels, with attention, instead of eight: each kernel that is left out saves the wait between two kernels, during
+which memory is idle but for the next weights. `minllm bench step --parts` measures what is left of it.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,7 @@ A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 operations
                           multiplied (epilogue.py). For the gate a tile of weight is half gate and half up rows, so a thread has both
                           sums of an output.
     clusters              Two blocks share every tile of weight, each loading half of it for both (multicast).
-    few rows              Up to 256 rows of x, loading weight takes longer than multiplying. Tiles are narrower (tiling.py), x's rows are
+    few rows              Up to 256 rows of x, loading weight takes longer than multiplying. Tiles may be narrower (tiling.py), x's rows are
                           divided evenly among consumers in boxes that end where x ends, and blocks start before the kernel before has
                           ended (programmatic dependent launch): a ring of weights, which nobody writes, is loaded when x is written.
 
