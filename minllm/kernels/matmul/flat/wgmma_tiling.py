@@ -65,9 +65,9 @@ def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling |
     """The fastest of some thirty on an H200, or within 2 % of it, for `tokens` padded rows of x and n columns of out.
 
     If weight has more rows than fill the SMs once, and tokens are few, cp.async is faster than TMA, unless rows are short. If it has few,
-    one block per SM with all of its shared memory in flight is best, and blocks divide K if they would be fewer than 64: in three parts,
-    because 39 clusters of three such blocks run at a time, but only 30 of four, and 2048 rows make 32. If rows are short too, blocks take
-    less shared memory, so that they fit beside those of the kernel before and load their weights while it runs.
+    one block per SM with all of its shared memory in flight is best, and blocks divide K if they would be fewer than a hundred: 2048 rows
+    in three parts, because 39 clusters of three such blocks run at a time, but only 30 of four, and there are 32. If rows are short too,
+    blocks take less shared memory, so that they fit beside those of the kernel before and load their weights while it runs.
     """
     rows = 2 * n if gated else n
     if rows > 8192:
@@ -78,10 +78,10 @@ def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling |
         if tokens <= 32:
             return deepest(2, 32, 1)._replace(sharers=4)
         return deepest(1, tokens, 1, blocks=2) if tokens <= 64 else deepest(2, tokens, 1, blocks=2 if tokens <= 128 else 1)
-    splits = 2 if rows > 2048 else 3
-    if splits == 3 and k <= 2048 and tokens <= 64:
-        tiling = deepest(1, tokens, splits, blocks=2)
+    if rows <= 2048 and k <= 2048 and tokens <= 64:
+        tiling = deepest(1, tokens, 4, blocks=2)
         return tiling._replace(stages=min(tiling.stages, 8))
+    splits = 2 if rows > 2048 else 3
     if tokens <= 32:
         return deepest(2 if rows > 4096 else 1, tokens, splits)
     return deepest(1, tokens, 1 if rows > 4096 else splits)
