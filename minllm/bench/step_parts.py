@@ -16,6 +16,7 @@ from minllm.models.config import ModelConfig
 from minllm.runtime.recording import RecordedLaunch
 
 WARM_UP, REPLAYS = 3, 15
+FIRST_LAUNCHES = 2  # before the layers: load_rows and the embedding
 PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")  # the GEMMs of a layer, in order
 
 
@@ -38,14 +39,15 @@ class PartTime(NamedTuple):
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Find the layers by a kernel that is launched once in each; the first launch of a step is the embedding's."""
+    """Find the layers by a kernel that is launched once in each."""
     names = [launch.name for launch in launches]
     places = [i for i, name in enumerate(names) if names.count(name) == layers and name == names[i]]
     once_a_layer = names[places[0]]
     mine = [i for i, name in enumerate(names) if name == once_a_layer]
-    length = mine[1] - mine[0] if layers > 1 else len(launches) - 1
-    ends = 1 + layers * length
-    return StepParts(list(launches[:1]), [list(launches[i : i + length]) for i in range(1, ends, length)], list(launches[ends:]))
+    first = FIRST_LAUNCHES
+    length = mine[1] - mine[0] if layers > 1 else len(launches) - first
+    ends = first + layers * length
+    return StepParts(list(launches[:first]), [list(launches[i : i + length]) for i in range(first, ends, length)], list(launches[ends:]))
 
 
 def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
@@ -70,17 +72,21 @@ def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Cloc
         return statistics.median(clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:])
 
     count, length = len(parts.layers), len(parts.layers[0])
-    found, before = [], seconds(parts.head)
-    found.append(PartTime("before the layers", parts.head[0].name, before, before, 0))
+    found, before, so_far = [], 0.0, []
+    for one in parts.head:
+        so_far.append(one)
+        until = seconds(so_far)
+        found.append(PartTime("before the layers", one.name, until - before, seconds([one]), 0))
+        before = until
     for i in range(length):
         until = seconds([*parts.head, *(one for layer in parts.layers for one in layer[: i + 1])])
         chain = seconds([layer[i] for layer in parts.layers]) / count
         found.append(PartTime(f"layer, kernel {i + 1} of {length}", parts.layers[-1][i].name, (until - before) / count, chain, moved[0][i]))
         before = until
-    everything = [*parts.head, *(one for layer in parts.layers for one in layer)]
+    so_far += [one for layer in parts.layers for one in layer]
     for i, one in enumerate(parts.tail):
-        everything.append(one)
-        until = seconds(everything)
+        so_far.append(one)
+        until = seconds(so_far)
         place = f"after the layers, kernel {i + 1} of {len(parts.tail)}"
         found.append(PartTime(place, one.name, until - before, seconds([one]), moved[1][i]))
         before = until
