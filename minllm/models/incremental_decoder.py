@@ -6,13 +6,14 @@ characters only when they are whole. The two ways in which tokenizers keep bytes
     byte-level BPE   every byte is written as a printable character of its own (GPT-2's table); Llama 3, Qwen, GPT-2
     SentencePiece    the space is written U+2581, and bytes outside the vocabulary as <0x41>; Llama 2, Mistral
 
-Both cost O(1) a token. A tokenizer of any other kind goes through the tokenizers library's own stream.
+Both cost O(1) per token. A tokenizer of any other kind goes through the tokenizers library's own stream.
 """
 
 import codecs
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -59,15 +60,22 @@ class IncrementalDecoder:
     shown already, and only the broken bytes become U+FFFD.)
     """
 
-    def __init__(self, tokenizer: Any, prompt_token_ids: Iterable[int] = (), skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True):
         """`prompt_token_ids` are what the text continues: with words before it, a first token's leading space is kept."""
+        self._tokenizer, self._prompt_token_ids, self._skips = tokenizer, prompt_token_ids, skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._stream = _make_stream(tokenizer, skip_special_tokens)
-        before = [token_id for token_id in prompt_token_ids if token_id not in self._skipped]
-        for token_id in before[-LONGEST_CHARACTER:]:  # the prompt may end within a character
-            self._stream.push(token_id)
+
+    @functools.cached_property
+    def _stream(self) -> "_ByteStream | _LibraryStream":
+        """Made for the first token, so that a batch of new requests does not wait for the decoders of all."""
+        stream = _make_stream(self._tokenizer, self._skips)
+        words = (token_id for token_id in reversed(self._prompt_token_ids) if token_id not in self._skipped)
+        before = list(itertools.islice(words, LONGEST_CHARACTER))
+        for token_id in reversed(before):  # the prompt may end within a character
+            stream.push(token_id)
         if before:
-            self._stream.at_start = False
+            stream.at_start = False
+        return stream
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character is incomplete."""
