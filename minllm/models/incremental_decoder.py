@@ -81,6 +81,10 @@ class IncrementalDecoder:
         """The text that became certain with this token; empty while a character is incomplete."""
         return "" if token_id in self._skipped else self._stream.push(token_id)
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these tokens: what `push` gives for them one by one, put together."""
+        return self._stream.push_all([token_id for token_id in token_ids if token_id not in self._skipped])
+
     def finish(self) -> str:
         """What is left when no more tokens come: U+FFFD for a character that was cut off, or nothing."""
         return self._stream.finish()
@@ -103,6 +107,12 @@ class _ByteStream:
             self.at_start = False
             token = token.replace(SPACE_MARK, "")
         return self._stripped(self._utf8.decode(self._token_bytes(token)))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        if self.at_start:  # the first tokens are stripped one by one
+            return "".join(map(self.push, token_ids))
+        tokens = filter(None, map(self._id_to_token, token_ids))
+        return self._utf8.decode(b"".join(map(self._token_bytes, tokens)))
 
     def finish(self) -> str:
         return self._stripped(self._utf8.decode(b"", final=True))
@@ -133,6 +143,9 @@ class _LibraryStream:
             return ""
         self._pending.clear()
         return text
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         text, self._pending = self._backend.decode(self._pending, skip_special_tokens=self._skip), []

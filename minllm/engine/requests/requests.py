@@ -16,7 +16,7 @@ from minllm.engine.sampling_params import SamplingParams
 class NoText:
     """The decoder of a request with detokenize=False: no token has a text."""
 
-    def push(self, token_id: int) -> str:
+    def push_all(self, token_ids: list[int]) -> str:
         """No text."""
         return ""
 
