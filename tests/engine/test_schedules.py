@@ -52,6 +52,7 @@ def check(llm, sampled):
     assert llm.engine.cache_policy.usage().allocated == 0
 
 
+@pytest.mark.covering("budget", "policy")
 @pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_policies_and_chunks(sampled_alone, policy, budget):
@@ -68,6 +69,7 @@ CACHES = {
 }
 
 
+@pytest.mark.covering("cache", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("cache", CACHES)
 def test_caches(sampled_alone, cache, policy):
@@ -75,6 +77,7 @@ def test_caches(sampled_alone, cache, policy):
         check(llm, sampled_alone)
 
 
+@pytest.mark.covering("preemption + cache", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("cache", ["paged", "radix"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
@@ -92,6 +95,7 @@ def test_preemption_in_other_caches(sampled_alone, options):
         check(llm, sampled_alone)
 
 
+@pytest.mark.covering("kv_cache_dtype + window", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("kv_cache_dtype, window", [("int8", 0), ("int8", 32), ("kivi_int4", 32), ("kivi_int4", 64)])
 def test_quantised_caches(kv_cache_dtype, window, policy):
@@ -106,6 +110,7 @@ def test_quantised_caches(kv_cache_dtype, window, policy):
             assert completions(other.generate(PROMPTS, GREEDY)) == alone
 
 
+@pytest.mark.covering("budget", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("budget", [1, 7, 16, 64])
 def test_chunks_and_preemption_with_a_quantised_cache(policy, budget):
@@ -121,6 +126,7 @@ def test_chunks_and_preemption_with_a_quantised_cache(policy, budget):
         assert budget < 64 or llm.llm_engine.stats().num_preemptions > 0, "with less they come one after the other"
 
 
+@pytest.mark.covering("kv_cache_dtype", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("kv_cache_dtype", ["kivi_int4", "int8"])
 def test_a_residual_window_in_a_tiny_cache(kv_cache_dtype, policy):
