@@ -36,6 +36,7 @@ def test_mixed_requests_on_the_cpu(request, options):
         assert len(llm.generate(prompt(9), SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))[0].outputs[0].token_ids) == 5
 
 
+@pytest.mark.covering("policy + preemption", "ahead")
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("policy", ["split_fuse", "in_flight", "prefill_first", "static"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto", "drop"])

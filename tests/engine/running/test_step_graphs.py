@@ -182,6 +182,7 @@ def test_requests_come_and_go_while_graphs_of_other_sizes_replay(llm, graph_llm,
     steps_ended(graph_llm)
 
 
+@pytest.mark.covering("policy", "budget")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("budget", [1, 7, 16, 40])
 def test_chunks_beside_decodes_are_replayed_too(llm, policy, budget):
