@@ -63,3 +63,12 @@ def test_wrong_arrays_are_refused():
         load_rows(np.zeros(3, np.int32), state, make_batch(2, 2), 4)
     with pytest.raises(KernelArgumentError, match="block_tables has 3 columns; it may have up to 2"):
         load_rows(np.zeros(2, np.int32), state, make_batch(2, 3), 4)
+
+
+@pytest.mark.parametrize("load", [load_rows, load_rows_reference])
+def test_padding_stays_as_it_is_where_prompts_begin(load):
+    state, slots, batch, before = make_state(5, 3, 4), np.int32([3, -1, -1]), make_batch(3, 3), make_batch(3, 3)
+    load(slots, state, batch, 4, pads=False)
+    for name in BATCH:
+        np.testing.assert_array_equal(getattr(batch, name)[1:], getattr(before, name)[1:], err_msg=name)
+        assert (getattr(batch, name)[0] != getattr(before, name)[0]).any()
