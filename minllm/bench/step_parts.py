@@ -16,7 +16,6 @@ from minllm.models.config import ModelConfig
 from minllm.runtime.recording import RecordedLaunch
 
 WARM_UP, REPLAYS = 3, 15
-FIRST_LAUNCHES = 2  # before the layers: load_rows and the embedding
 PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")  # the GEMMs of a layer, in order
 
 
@@ -39,7 +38,7 @@ class PartTime(NamedTuple):
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Find the layers by a kernel that is launched once in each. They begin where launches begin to repeat.
+    """Find the layers by a kernel that is launched once in each. They begin where launches begin to repeat; the first is the embedding's.
 
     The last layer may end with another kernel than the others: its residual stream has no next layer.
     """
@@ -86,10 +85,10 @@ def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Cloc
         chain = seconds([layer[i] for layer in parts.layers]) / count
         found.append(PartTime(f"layer, kernel {i + 1} of {length}", parts.layers[-1][i].name, (until - before) / count, chain, moved[0][i]))
         before = until
-    so_far += [one for layer in parts.layers for one in layer]
+    everything = [*parts.head, *(one for layer in parts.layers for one in layer)]
     for i, one in enumerate(parts.tail):
-        so_far.append(one)
-        until = seconds(so_far)
+        everything.append(one)
+        until = seconds(everything)
         place = f"after the layers, kernel {i + 1} of {len(parts.tail)}"
         found.append(PartTime(place, one.name, until - before, seconds([one]), moved[1][i]))
         before = until
