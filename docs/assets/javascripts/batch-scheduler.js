@@ -53,7 +53,7 @@ export class BatchScheduler {
       if (budget && sequence.computed < sequence.prompt) budget -= this.addChunk(sequence, budget, step);
     }
     while (admits && budget && this.running.length < this.maxSeqs && this.waiting.length) {
-      if (whole && budget < this.waiting[0].prompt && step.length) break;
+      if (whole && budget < this.waiting[0].prompt && this.waiting[0].prompt <= this.budget && step.length) break;
       const sequence = this.waiting.shift();
       this.running.push(sequence);
       budget -= this.addChunk(sequence, budget, step);

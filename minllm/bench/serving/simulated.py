@@ -15,7 +15,6 @@ from minllm.cache.paged import PagedPolicy
 from minllm.costs.serving import StepCosts
 from minllm.engine.core import EngineCore
 from minllm.engine.llm_engine import EngineStats
-from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minllm.engine.requests.requests import NoText
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.model_runner import ForwardResult
@@ -118,30 +117,30 @@ class SimulatedEngine:
         policy = POLICIES[policy]() if isinstance(policy, str) else policy
         self.scheduler = make_scheduler(policy, memory, Preemption(preemption), max_num_seqs, max_num_batched_tokens)
         self.core = EngineCore(self.scheduler, self.runner, tokenizer=None)
-        self._sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, Sequence] = {}  # that have not ended, by request
 
     def add_request(self, request_id: str, prompt: list[int], sampling_params: SamplingParams) -> None:
         """Queue a request that generates max_tokens tokens."""
         sequence = Sequence(request_id, None, prompt, sampling_params, sampling_params.max_tokens, frozenset(), NoText())
         self.core.add(sequence)
-        self._sequences[request_id] = sequence
+        self.sequences[request_id] = sequence
 
     def abort_request(self, request_id: str) -> None:
         """End a request; its memory is free for the next step."""
-        if request_id in self._sequences:
-            self.core.abort([self._sequences.pop(request_id)])
+        if request_id in self.sequences:
+            self.core.abort([self.sequences.pop(request_id)])
 
-    def step(self) -> list[RequestOutput]:
-        """Let the time of one step pass; the requests that got a token or ended."""
-        moved = [sequence for sequence in self.core.step() if sequence.request_id in self._sequences]
+    def advance(self) -> list[Sequence]:
+        """Let the time of one step pass; the sequences that got a token or ended."""
+        moved = self.core.step()
         for sequence in moved:
             if sequence.is_finished:
-                del self._sequences[sequence.request_id]
-        return [output_without_copies(sequence) for sequence in moved]
+                self.sequences.pop(sequence.request_id, None)
+        return moved
 
     def has_unfinished_requests(self) -> bool:
         """Whether a request has not ended."""
-        return bool(self._sequences)
+        return bool(self.sequences)
 
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
@@ -151,13 +150,6 @@ class SimulatedEngine:
             len(scheduler.running), scheduler.num_waiting, usage.allocated / usage.total, scheduler.num_preemptions, hits.tokens_asked,
             hits.tokens_hit, self.core.num_steps,
         )  # fmt: skip
-
-
-def output_without_copies(sequence: Sequence) -> RequestOutput:
-    """The output so far, for a driver that reads it before the next step: its lists are the sequence's own."""
-    completion = CompletionOutput(0, "", sequence.output_token_ids, None, None, sequence.finish_reason, None)
-    metrics = RequestMetrics(len(sequence.prompt_token_ids), len(sequence.output_token_ids), None, 0.0, None)
-    return RequestOutput(sequence.request_id, None, sequence.prompt_token_ids, [completion], sequence.is_finished, metrics)
 
 
 def simulate(

@@ -67,11 +67,11 @@ def test_a_request_that_is_aborted_gives_everything_back():
     engine = SimulatedEngine(COSTS)
     for name in "ab":
         engine.add_request(name, [1] * 4000, greedy(10))
-    engine.step()
+    engine.advance()
     engine.abort_request("a")
     engine.abort_request("b")
     while engine.core.has_work:
-        engine.step()
+        engine.advance()
     assert not engine.has_unfinished_requests() and engine.stats().kv_cache_usage == 0.0 and engine.stats().num_running == 0
 
 
