@@ -105,7 +105,7 @@ class Pipeline:
         for stage in (self.tokenise, self.compute, self.detokenise):
             stage.close()
         for request in requests:
-            hand_over(request.reader.loop, [(request.reader, self._death())])
+            hand_over(request.reader.loop, [(request, self._death())])
 
     def _forget(self, request: PipelineRequest) -> None:
         with self._lock:
