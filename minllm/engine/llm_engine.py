@@ -87,6 +87,15 @@ class LLMEngine:
         moved = dict.fromkeys(sequence.request_id for sequence in self.core.step())
         return [self._output(request_id) for request_id in moved if request_id in self._requests]
 
+    def advance(self) -> list[Sequence]:
+        """The same, without outputs, which take longer to make than a step of a small model: returns the sequences."""
+        moved = self.core.step()
+        for sequence in moved:
+            others = self._requests.get(sequence.request_id, ()) if sequence.is_finished else ()
+            if others and all(other.is_finished for other in others):
+                del self._requests[sequence.request_id]
+        return moved
+
     def has_unfinished_requests(self) -> bool:
         """Whether a request has not ended."""
         return bool(self._requests)
@@ -127,7 +136,14 @@ class LLMEngine:
         self._num_requests = self.core.num_steps = self.core.scheduler.num_preemptions = 0
 
     def _output(self, request_id: str) -> RequestOutput:
-        output = output_of(self._requests[request_id])
+        sequences = self._requests[request_id]
+        try:
+            output = output_of(sequences)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises, it ends its own request
+            self.core.abort(sequences)
+            for sequence in sequences:
+                sequence.give_up(error)
+            output = output_of(sequences)
         if output.finished:
             del self._requests[request_id]
         return output

@@ -169,6 +169,12 @@ class Sequence:
         self.error = error
         self.finish_reason = reason
 
+    def give_up(self, error: Exception) -> None:
+        """End the sequence because of an error with its text, which stays as it is."""
+        with self._reading:
+            self._num_read, self.decoder = len(self.output_token_ids), None
+        self.abort("error", error)
+
     def take_text(self) -> str:
         """The text that became final since the last call."""
         with self._reading:
