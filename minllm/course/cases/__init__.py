@@ -28,6 +28,7 @@ NAMES = (
     "louder_and_louder",
     "long_batch",
     "too_early",
+    "slow_company",
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import minllm
 from minllm.course.checks.mismatch import Mismatch
 from minllm.errors import SimulationError
-from minllm.runtime.kernel import Kernel
 from minllm.sim import detecting
 
 ROOT = Path(minllm.__file__).parent.parent
@@ -20,9 +19,9 @@ class Case:
     """A bug.
 
     lesson: the lesson that shows it. title: its heading. story: the symptom on a GPU. hint: where to look, without the answer. broken,
-    mended: kernels of one signature. examine(kernel): runs a kernel in the simulator, and raises SimulationError or Mismatch if it
-    is wrong. guilty: part of the line to blame, or of the line beside which something is missing. solution: the cause, why it
-    shows this symptom, and the fix.
+    mended: kernels of one signature, or functions of the host. examine(kernel): runs one of them in the simulator, or on a simulated
+    clock, and raises SimulationError or Mismatch if it is wrong. guilty: part of the line to blame, or of the line beside which something
+    is missing. solution: the cause, why it shows this symptom, and the fix.
     """
 
     name: str
@@ -30,22 +29,27 @@ class Case:
     title: str
     story: str
     hint: str
-    broken: Kernel
-    mended: Kernel
-    examine: Callable[[Kernel], None]
+    broken: Callable
+    mended: Callable
+    examine: Callable[[Callable], None]
     guilty: str
     solution: str
 
     @property
     def module_text(self) -> str:
         """The text of the case's file."""
-        return inspect.getsource(sys.modules[self.broken.function.__module__])
+        return inspect.getsource(sys.modules[self._function.__module__])
 
     @property
     def guilty_line(self) -> int:
         """The number of the line to blame, in the case's file."""
-        lines, first = inspect.getsourcelines(self.broken.function)
+        lines, first = inspect.getsourcelines(self._function)
         return next(first + number for number, line in enumerate(lines) if self.guilty in line)
+
+    @property
+    def _function(self) -> Callable:
+        """The broken one as a Python function."""
+        return getattr(self.broken, "function", self.broken)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Finding:
         return self.message or "Nothing found: the results are right, and no detector complains."
 
 
-def finding(case: Case, kernel: Kernel) -> Finding:
+def finding(case: Case, kernel: Callable) -> Finding:
     """Run a kernel as the case does, with all detectors on."""
     try:
         with detecting():
