@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from minllm.course.checks.logging_engine import LoggingEngine, ReferenceLoop
+from minllm.course.checks.logging_engine import LaunchError, LoggingEngine, ReferenceLoop
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
 from minllm.course.host_and_gpu import HostAndGpu, StepTimes, TimedRunner, TimedScheduler
@@ -19,7 +19,7 @@ def looped(core_class: Callable, engine: LoggingEngine) -> tuple[object, list[st
             break
         try:
             moved += core.step() or []
-        except RuntimeError as error:
+        except LaunchError as error:
             raise Mismatch(
                 f"step() raised {error!r}.\nLikely cause: a step that cannot be launched must not end the others: catch whatever "
                 "execute raises, and give it to self.scheduler.fail(step, error)."
@@ -109,30 +109,18 @@ def generates(core_class: Callable) -> str:
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in (3, 12, 6)]
     with LLM(device="cpu", dtype="float32", max_num_seqs=2, max_model_len=64) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
-        core, machine = llm.llm_engine.core, HostAndGpu()
-        times = StepTimes(gpu=lambda step: 880)
-        mine = core_class(
-            TimedScheduler(core.scheduler, machine, times), TimedRunner(core.runner, machine, times, steps_ahead=1), llm.tokenizer
+        core, machine, times = llm.llm_engine.core, HostAndGpu(), StepTimes(gpu=lambda step: 880)
+        scheduler, runner = TimedScheduler(core.scheduler, machine, times), TimedRunner(core.runner, machine, times, steps_ahead=1)
+        llm.llm_engine.core = core_class(scheduler, runner, llm.tokenizer)
+        outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
+    if [output.token_ids for output in outputs] != expected:
+        raise Mismatch(
+            f"the tokens are {[output.token_ids for output in outputs]}; step by step they are {expected}\nLikely cause: results are not "
+            "read oldest first."
         )
-        requests = llm.llm_engine.make_requests(list(zip(parsed(llm, prompts), params, [""] * len(prompts), strict=True)))
-        for sequences in requests:
-            mine.add(sequences[0])
-        mine.run(sequence for sequences in requests for sequence in sequences)
-        text = requests[1][0].text
-    got = [list(sequences[0].output_token_ids) for sequences in requests]
-    if got != [list(tokens) for tokens in expected]:
-        raise Mismatch(f"the tokens are {got}; step by step they are {expected}\nLikely cause: results are not read oldest first.")
     if bubbles := machine.bubbles():
         raise Mismatch(f"the GPU was idle {len(bubbles)} times, first before {bubbles[0][0]}\nLikely cause: {BUBBLE}.")
-    return f"your loop generated {text!r}"
-
-
-def parsed(llm: object, prompts: list[str]) -> list:
-    """Checked prompts, as requests are made of."""
-    from minllm.engine.prompts import parse_prompts
-
-    tokenizer = llm.tokenizer
-    return parse_prompts(prompts, tokenizer.encode, llm.engine.model.config.vocab_size, llm.max_model_len, tokenizer.most_chars_per_token)
+    return f"your loop generated {outputs[1].text!r}"
 
 
 EXERCISES = (

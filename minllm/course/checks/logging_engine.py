@@ -4,6 +4,10 @@ from minllm.engine.running.model_runner import ForwardResult
 from minllm.engine.scheduling.step import Step
 
 
+class LaunchError(Exception):
+    """What execute raises for a broken step."""
+
+
 class NumberedStep(Step):
     """A step with a number and nothing to compute."""
 
@@ -39,7 +43,7 @@ class LoggingEngine:
     def execute(self, step: NumberedStep) -> list["LoggedResult"]:
         """Launch a step."""
         if step.number == self.broken:
-            raise RuntimeError("out of memory")
+            raise LaunchError("out of memory")
         self.log.append(("launch", step.number))
         return [LoggedResult(self, step.number)]
 
