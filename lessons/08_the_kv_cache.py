@@ -123,7 +123,7 @@ curves(
 
 # %%
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.running.batch_arrays import Span, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
 from minllm.models.decoder import forward
 
 BLOCK_SIZE = 16
@@ -137,7 +137,7 @@ table = rng.permutation(40).tolist()  # 40 blocks: room for 640 tokens
 
 def logits_of(token_ids, start, cache):
     """Logits [vocabulary] after the last of `token_ids`, which stand at the positions from `start` on."""
-    batch = build_batch([Span(token_ids, start, table)], [len(token_ids) - 1], BLOCK_SIZE)
+    batch = build_batch([NewTokens(token_ids, start, table)], [len(token_ids) - 1], BLOCK_SIZE)
     return ops.to_host(forward(ops, model, to_backend(batch, ops), cache.layers))[0]
 
 
@@ -221,7 +221,7 @@ assert slow > 10 * fast
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.engine import batch_arrays
+from minllm.engine.running import batch_arrays
 
 show_source(
     batch_arrays.slots_of,
@@ -230,8 +230,8 @@ show_source(
 
 # %%
 spans = [
-    Span(token_ids=tokens[:37], start=0, block_table=[5, 2, 7]),  # a prompt of 37 tokens
-    Span(token_ids=tokens[20:21], start=20, block_table=[0, 6]),  # one new token at position 20
+    NewTokens(token_ids=tokens[:37], start=0, block_table=[5, 2, 7]),  # a prompt of 37 tokens
+    NewTokens(token_ids=tokens[20:21], start=20, block_table=[0, 6]),  # one new token at position 20
 ]
 batch = build_batch(spans, [36, 37], BLOCK_SIZE)
 print("slot_mapping, positions 14 to 18:", batch.slot_mapping[14:19])
@@ -567,7 +567,7 @@ def drift(slots_of):
     right, other = (KVCache(ops, shape, num_blocks=40) for _ in range(2))
     found = []
     for n in range(40):
-        batch = build_batch([Span(tokens[n : n + 1], n, table)], [0], BLOCK_SIZE)
+        batch = build_batch([NewTokens(tokens[n : n + 1], n, table)], [0], BLOCK_SIZE)
         slot = slots_of(np.array(table), np.array([n]), BLOCK_SIZE).astype(np.int32)
         a, b = (
             ops.to_host(forward(ops, model, to_backend(one, ops), kept.layers))

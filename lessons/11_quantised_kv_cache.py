@@ -98,7 +98,7 @@ for name in ("int8", "int4"):
 import minllm
 from minllm import LLM
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.running.batch_arrays import Span, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
 from minllm.models.decoder import forward
 
 TOKENS = 256
@@ -107,7 +107,7 @@ ops, model, config = llm.engine.ops, llm.engine.model, llm.engine.model.config
 text = llm.tokenizer.encode(minllm.held_out_text()[:3000])[:TOKENS]
 shape = CacheShape(config.num_hidden_layers, TOKENS, config.num_key_value_heads, config.head_dim, ops.dtype)
 cache = KVCache(ops, shape, num_blocks=1)
-forward(ops, model, to_backend(build_batch([Span(text, 0, [0])], [TOKENS - 1], TOKENS), ops), cache.layers)
+forward(ops, model, to_backend(build_batch([NewTokens(text, 0, [0])], [TOKENS - 1], TOKENS), ops), cache.layers)
 keys = np.stack([layer.key[0] for layer in cache.layers])  # [layers, tokens, kv_heads, head_dim]
 values = np.stack([layer.value[0] for layer in cache.layers])
 print(keys.shape)

@@ -13,14 +13,14 @@
 # %% [markdown]
 # # 13. Launch overhead, CUDA graphs, programmatic dependent launch
 #
-# One token of a small model is a hundred kernels, most of them over in a few microseconds. To ask for a kernel takes
+# One token of a small model takes some ninety kernels, most of them finished within a few microseconds. A launch takes
 # the host some microseconds, too, and between two kernels the GPU is idle. In this lesson you count the launches of a
 # step and what they cost, take the host out of the loop, and then make the gaps between kernels smaller.
 #
 # **What you will be able to do**
 #
 # - say what happens in a launch, what it costs, and when a program is bound by its host;
-# - say what a CUDA graph records, what must stay where it is, and which batches may share one;
+# - say what a CUDA graph records, what must stay where it is, and which steps may share one;
 # - let a kernel begin before its predecessor has ended, and say what it may read until then.
 #
 # You need [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for floors and [lesson 8](08_the_kv_cache.py) for
@@ -32,14 +32,14 @@
 #
 # - How many kernels does one decode step launch?
 # - How many microseconds does the host need to launch them all, one by one?
-# - How many microseconds does reading the weights take? And which of the two is the limit?
+# - How many microseconds does it take to read the weights? Which of the two is the bottleneck?
 
 # %%
 from minllm.course import Prediction
 
 guess = Prediction(
     launches=16 * 10,
-    host_microseconds=16 * 10 * 5,  # 5 for each
+    host_microseconds=16 * 10 * 5,  # 5 µs per launch
     floor_microseconds=2.5e9 / 4.3e6,
     limit="memory",
 )
@@ -49,8 +49,8 @@ guess
 # ## What happens in a launch
 #
 # `kernel[grid, block](x, out, 2.0)` is a line of Python. What reaches the driver is a function that was compiled for
-# these types, two times three sizes, a stream, and a table of addresses, one for each parameter. Somebody has to make
-# the one from the other, at every launch:
+# these types, two times three sizes, a stream, and a table of addresses, one per parameter. Each launch converts the
+# first into the second:
 #
 # ```mermaid
 # flowchart LR
@@ -76,11 +76,10 @@ print(np.frombuffer(packed, np.uint64).tolist())
 assert len(packed) == 8 * (5 + 2 * x.ndim)
 
 # %% [markdown]
-# Numba's dispatcher is made to be right in every case. It looks the configuration up, takes a fingerprint of every
-# argument's type, takes every array apart into those numbers, wraps each of them for C, and builds an object with the
-# launch's settings. minllm leaves Numba the compiling, and launches by itself. An array is packed once in its life and
-# keeps the result; every value has 8 bytes in one buffer, so that the table of addresses is made once in the
-# program's life.
+# Numba's dispatcher handles every case. It looks up the configuration, takes a fingerprint of every argument's type,
+# splits every array into those numbers, wraps each of them for C, and builds an object with the launch's settings.
+# minllm uses Numba to compile, and launches by itself. An array is packed once and keeps the result. Every value has
+# 8 bytes in one buffer, so the table of addresses is made once per program.
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -89,20 +88,19 @@ from minllm.runtime.kernel import Launch
 show_source(
     Launch.__call__,
     notes={
-        "types, packed": "What decides the types, and the bytes. Both were kept from the array's first launch.",
-        "self.kernel.loaded.get(types)": "Compiled for these types before? Only the first launch compiles.",
+        "types, packed": "The types and the bytes, both kept from the array's first launch.",
+        "self.kernel.loaded.get(types)": "Only the first launch with these types compiles.",
         "table = write_parameters": "One copy of some hundred bytes into the buffer.",
-        "driver.cuLaunchKernel(": "From here on it is the driver's time. The call returns before the kernel has begun.",
-        "driver.cuLaunchKernelEx": "The form for launches with attributes: clusters, and what this lesson ends with.",
+        "driver.cuLaunchKernel(": "From here on the driver works. The call returns before the kernel has begun.",
+        "driver.cuLaunchKernelEx": "The form for launches with attributes: clusters, and dependent launch, see below.",
     },
 )
 
 # %% [markdown]
 # ## Time it on your machine
 #
-# Without a GPU there is no driver to call. A stub stands in for it, a function that does nothing, so what is left is
-# our own share of a launch. The second figure is what would come on top if arrays did not keep what they were packed
-# into.
+# Without a GPU there is no driver to call. A function that does nothing replaces it, so what is timed is our own share
+# of a launch. The second figure is the extra time if arrays did not keep their packed form.
 
 # %%
 import platform
@@ -125,12 +123,12 @@ def idle_kernel(*arguments):
 
 
 def loaded_stub(kernel, arguments):
-    """What `Kernel.load` gives back, without a cubin."""
+    """What `Kernel.load` returns, without machine code."""
     return SimpleNamespace(function=None, shared_bytes_allowed=48 * 1024, dependent_launch=False)
 
 
 def microseconds(function):
-    """Median microseconds of one call of `function`, which is the host's work alone."""
+    """Median microseconds of one call of `function` on the host."""
     return 1e6 / COUNT * median(timeit.repeat(function, number=COUNT, repeat=5))
 
 
@@ -139,7 +137,7 @@ configured = idle_kernel[16, 128]
 
 
 def host_cost(name, arrays, scalars):
-    """Print what a launch with these arguments costs, less the driver's part."""
+    """Print the host time of a launch with these arguments, without the driver's part."""
     whole = microseconds(lambda: configured(*arrays, *scalars))
     anew = microseconds(lambda: [array_parameter(array) for array in arrays])
     print(f"{name:20} a launch {whole:5.1f} µs, packing the arrays anew {anew:5.1f} µs more")
@@ -151,16 +149,16 @@ with patch.object(Kernel, "load", loaded_stub), patch.object(driver, "cuLaunchKe
 print(f"measured on this machine's processor, {platform.machine()}")
 
 # %% [markdown]
-# With the driver, on the machine with the H200, `minllm bench launch` measured the same launches. The first bars are what
-# cannot be avoided, as long as every kernel is asked for by itself; the last is a launch's share of a graph's replay, to
-# which we come below.
+# `minllm bench launch` measured the same launches with the driver, on a machine with an H200. The first bars cannot be
+# avoided as long as every kernel is launched by itself. The last one is a launch's share of a graph's replay, explained
+# below.
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, recorded
 
 
 def host_us(case, way):
-    """Recorded microseconds of the host for one launch."""
+    """Recorded host time of one launch, in microseconds."""
     (row,) = recorded("launch", case, way, record="lessons/h200")
     return row.value
 
@@ -187,101 +185,59 @@ bars(
 )
 
 # %% [markdown]
-# What Numba's dispatcher does for an array it does at every launch, so that it grows with their number; the driver
-# hardly minds.
+# Numba's dispatcher repeats its work for every array at every launch, so its cost grows with the number of arrays; the
+# driver's cost barely grows.
 #
 # ## Count the launches of a step
 #
-# How many are there in a step? The engine can tell, without a GPU and without weights. Below, memory is handed out as
-# addresses with nothing behind them, and the launch of every kernel is replaced by a note in a list. All else is what
-# runs on a GPU: the same decode step, the same choice of kernels.
+# How many launches does a step have? The engine can tell without a GPU and without weights, by a dry run: arrays have
+# addresses and no contents, and a launch is noted in a list instead of executed. Everything else is as on a GPU: the
+# same decode step, the same choice of kernels.
 
 # %%
-import itertools
-
-from minllm.engine.decode_graph import DecodeGraph
-
-from minllm import SamplingParams
 from minllm.cache.kv_cache import CacheShape, KVCache
-from minllm.engine.running.batch_arrays import decode_batch
-from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.engine.kernels_needed import DryRunMachine, DryRunReader
+from minllm.engine.running.model_runner import ModelRunner
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.layout import layout_of
 from minllm.models.model import Model, make_rope_table
-from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.shapes import find_config
-from minllm.models.weights import load_weights
-from minllm.ops.cuda_ops import CudaOps
-from minllm.runtime import tensor_map
-from minllm.runtime.memory import DeviceMemory
+from minllm.ops.dry_run_ops import DryRunOps
+from minllm.runtime.device import Device
+from minllm.runtime.dry_run import dry_run
+
+H200 = Device(0, "NVIDIA H200", (9, 0), sm_count=132, total_memory=140 << 30, l2_bytes=50 << 20)
 
 
-class PaperMemory:
-    """Addresses with nothing behind them."""
-
-    def __init__(self):
-        self.addresses = itertools.count(1 << 32, 1 << 32)
-
-    def allocate(self, nbytes):
-        return next(self.addresses)
-
-    def copy_to_device(self, pointer, address, nbytes):
-        pass
-
-    def fill(self, pointer, value, nbytes):
-        pass
-
-
-class PaperOps(CudaOps):
-    """The operations of an H200, on paper."""
-
-    def __init__(self):
-        super().__init__("bfloat16", {"matmul": "gemv"}, simulated=True)  # gemv: what one row of x takes
-        self.memory, self.capability = DeviceMemory(PaperMemory()), (9, 0)
-
-    def weight(self, host_array, dtype=None):
-        return self.empty(host_array.shape, self.dtype if dtype is None else dtype)
-
-
-class PaperCheckpoint(RandomCheckpoint):
-    """Tensors of the right shape, all of them zeros that take no memory."""
-
-    def __init__(self, config):
-        self._shapes = layout_of(config).shapes()
-
-    def tensor(self, name):
-        return np.broadcast_to(np.float32(0), self._shapes[name])
-
-
-def paper_step(config):
-    """(the launches of a decode step at batch 1 as (kernel, arguments), the graph object whose step it was)."""
-    ops, launches = PaperOps(), []
-    model = Model(
-        config, load_weights(ops, config, PaperCheckpoint(config)), make_rope_table(ops, config, 1024)
-    )
-    shape = CacheShape(config.num_hidden_layers, 16, config.num_key_value_heads, config.head_dim, ops.dtype)
-    tables = np.arange(48, dtype=np.int32)[None]  # [1, 48]: blocks for 768 tokens
-    batch = decode_batch(np.int32([7]), np.int32([512]), tables, shape.block_size)
-    sampling = build_sampling_tensors([SamplingParams(temperature=0)], config.vocab_size)
-    graph = DecodeGraph(ops, model, KVCache(ops, shape, 64), batch, sampling, np.int32([700]), machine=None)
-    noted = patch.object(Launch, "__call__", lambda one, *arguments: launches.append((one.kernel, arguments)))
-    # Descriptors of tensor maps are the driver's work.
-    no_maps = dict(encode=lambda *given: None, keep=lambda words: 0, DESCRIPTORS={})
-    with noted, patch.multiple(tensor_map, **no_maps):
-        graph.step()
-    return launches, graph
+def dry_step(config):
+    """The launches of a decode step at batch 1, its batch, and the state of the slots."""
+    with dry_run(H200) as launches:
+        ops = DryRunOps("bfloat16")
+        weights = DryRunReader(ops, layout_of(config)).read_model()
+        model = Model(config, weights, make_rope_table(ops, config, 1024))
+        kv_heads = config.num_key_value_heads
+        shape = CacheShape(config.num_hidden_layers, 16, kv_heads, config.head_dim, ops.dtype)
+        sizes = dict(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=1024)
+        cache, machine = KVCache(ops, shape, 64), DryRunMachine()
+        runner = ModelRunner(ops, model, cache, None, machine=machine, uses_graphs=True, **sizes)
+        key = runner.graphs.key(1, 0, 1, context=576, kind=SamplingKind.GREEDY)
+        slots, batch = runner.graphs.batch(key)
+        launches.clear()  # those of the table of rotary positions
+        runner.compute(slots, batch, key.kind)
+    return launches, batch, runner.slots.state
 
 
 _, config_1b = find_config("llama-3.2-1b")
-launches, paper_graph = paper_step(config_1b)
-names = [kernel.__name__ for kernel, _ in launches]
+launches, batch, state = dry_step(config_1b)
+names = [launch.name for launch in launches]
 print(f"{len(names)} launches, of {len(set(names))} kernels:")
 for name in dict.fromkeys(names):
     print(f"{names.count(name):4} {name}")
 
 # %% [markdown]
-# Now hold the host against the GPU. Lesson 4 gave the lower bound of a decode step, and so of the time per output token
-# (TPOT): all weights and the cache, once, at the speed of a copy. For the host, take every launch to cost what that of
-# `rms_norm` does.
+# Now compare the host with the GPU. Lesson 4 gave the lower bound of a decode step, and so of the time per output token
+# (TPOT): all weights and the cache, read once, at the speed of a copy. For the host, assume that every launch costs as
+# much as that of `rms_norm`.
 
 # %%
 from minllm import costs
@@ -303,9 +259,9 @@ guess.against(
 )
 
 # %% [markdown]
-# The host needs more time to ask for the work than the GPU to do it. A program like this is host-bound: its GPU waits,
-# and a faster one would change nothing. A queue of kernels makes that plain. A kernel can begin when the host has
-# launched it and its predecessor has ended, so the row of the GPU is full of holes:
+# The host needs more time to launch the work than the GPU to do it. Such a program is host-bound: a faster GPU would
+# change nothing. A kernel can begin when the host has launched it and its predecessor has ended, so the GPU's row is
+# full of holes:
 
 
 # %%
@@ -313,21 +269,21 @@ from minllm.course import Span, timeline
 
 KERNELS = [
     ("norm", 2),
-    ("product", 6),
+    ("GEMV", 6),
     ("append", 2),
     ("attention", 4),
-    ("product", 5),
+    ("GEMV", 5),
     ("norm", 2),
 ]  # names and µs
 
 
 def one_by_one(host_us):
     """The spans of a stream whose kernels are launched one after another, each `host_us` of the host's time."""
-    spans, asked, ended = [], 0, 0
+    spans, launched, ended = [], 0, 0
     for name, kernel_us in KERNELS:
-        spans.append(Span("host", asked, asked + host_us, "launch", 1))
-        asked += host_us
-        begin = max(asked, ended)  # launched, and its turn
+        spans.append(Span("host", launched, launched + host_us, "launch", 1))
+        launched += host_us
+        begin = max(launched, ended)  # launched, and its predecessor has ended
         ended = begin + kernel_us
         spans.append(Span("GPU", begin, ended, name, 0))
     return spans
@@ -341,14 +297,14 @@ timeline(
 )
 
 # %% [markdown]
-# In a prompt of a thousand tokens a kernel runs for much longer than a launch, the host runs ahead, and nobody sees
-# launch overhead. It is the illness of small work: small models, small batches, and decoding.
+# In a prompt of a thousand tokens a kernel runs much longer than a launch takes, so the host runs ahead and launch
+# overhead is hidden. It shows where work is small: small models, small batches, short prompts, and decoding.
 #
 # ## CUDA graphs: record once, replay
 #
-# A decode step is the same list of launches again and again. So let the driver keep the list. The stream is told to
-# record; the step's launches are made as ever, but nothing runs; the recording becomes an executable graph. From then
-# on one call replays all of it, and the host is done after a single launch.
+# A decode step is the same list of launches again and again, so let the driver keep the list. The stream is told to
+# record; the step's launches are made as always, but nothing runs; the recording becomes an executable graph. From then
+# on one call replays all of it: a single launch for the host.
 
 # %% tags=["hide-input"]
 from minllm.runtime import graph as graph_module
@@ -356,10 +312,10 @@ from minllm.runtime import graph as graph_module
 show_source(
     graph_module.CapturedGraph,
     notes={
-        "with memory.capture(self)": "Temporaries that the step allocates now belong to the graph, for its whole life.",
-        "begin_building": "From here on launches on this stream are written down, not run.",
-        "self.result = function()": "The step. What it returns are arrays that every replay writes again.",
-        "self.graph.upload": "The GPU gets the list before it is first needed.",
+        "with memory.capture(self": "Temporaries of the step stay allocated as long as the graph exists.",
+        "begin_building": "From here on launches on this stream are recorded, not run.",
+        "result = function()": "The step. Every replay writes the arrays that it returns again.",
+        "self.graph.upload": "Sends the list to the GPU before it is first needed.",
     },
 )
 
@@ -386,142 +342,178 @@ timeline(
 assert end_of_replay < 0.7 * end_of_one_by_one
 
 # %% [markdown]
-# The host asks once, whether the graph holds six kernels or six hundred, and between two kernels there is only the
+# The host launches once, whether the graph holds six kernels or six hundred, and between two kernels there is only the
 # GPU's own pause. We come back to that pause.
 #
 # ## What must stay where it is
 #
 # A graph holds, for every launch, the kernel, its grid, and the bytes of its parameters: addresses and scalars. All of
-# those are fixed. Whatever changes from step to step has to lie in memory, at an address that does not change. For a
-# decode step these are seven small arrays. The list from above says which kernels have them as parameters:
+# those are fixed. Whatever changes from step to step has to lie in memory, at an address that does not change.
+#
+# The engine splits it in two. What belongs to a *sequence*, its newest token, its length, its block table and how it is
+# sampled, lies in a **slot** that the sequence owns as long as it runs. What belongs to the *step* are seven small
+# arrays with one entry per row; the first kernel makes them from the slots, the last one writes the new tokens back:
+#
+# ```mermaid
+# flowchart LR
+#     numbers["slots[row]<br/>from the host, when rows change"] --> load
+#     state[("state of the slots")] --> load["load_rows"]
+#     load --> arrays["the batch's arrays"] --> forward["forward"] --> sample["sample"] --> advance["advance"]
+#     advance --> state
+# ```
+#
+# The list from above shows which kernels have these arrays as parameters:
 
 # %%
-from minllm.engine.decode_graph import BATCH_ARRAYS
-
-for name in BATCH_ARRAYS:
-    array = getattr(paper_graph.batch, name)
-    takers = [
-        kernel.__name__
-        for kernel, arguments in launches
-        if any(getattr(a, "pointer", None) == array.pointer for a in arguments)
+OF_SLOTS = ("newest_tokens", "lengths")
+OF_BATCH = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
+takers = {}
+for name in OF_SLOTS + OF_BATCH:
+    array = getattr(state if name in OF_SLOTS else batch, name)
+    takers[name] = [
+        launch.name
+        for launch in launches
+        if any(getattr(one, "pointer", None) == array.pointer for one in launch.arguments)
     ]
-    shown = ", ".join(f"{takers.count(taker)} x {taker}" for taker in dict.fromkeys(takers))
+    shown = ", ".join(f"{takers[name].count(taker)} x {taker}" for taker in dict.fromkeys(takers[name]))
     print(f"{name:13} {array.shape!s:8} {shown or 'only a prompt needs it'}")
-    assert (name in ("token_ids", "positions", "slot_mapping", "context_lens")) <= (
-        "advance_kernel" in takers
-    )
+assert takers["lengths"] == ["load_rows_kernel", "advance_kernel"]
 
 # %% [markdown]
-# The engine reads them, and the last kernel of the step writes them: the token that was just chosen is the next
-# step's input, its position is one more, and slot and length follow. So a replay needs nothing at all from the host.
-# That kernel is small, and it is your exercise.
+# A replay of the same rows needs nothing at all from the host. When rows change, it sends their slots' numbers; when a
+# sequence takes another cache block, one word. The last kernel is small, and it is your first exercise:
 
 # %% tags=["hide-input"]
 from minllm.course import show_docstring
-from minllm.kernels.sampling import advance as advance_module
+from minllm.kernels.slots import advance as advance_module
 
 show_docstring(advance_module)
 
 # %% [markdown]
-# The grids are fixed, too. Attention is cut into blocks by the longest context that the block tables allow, not by the
-# present one; each block looks in `context_lens` what there is to do. And a sequence that ends cannot leave the
-# batch: its slot becomes -1 and its length 0, and its kernels have nothing to do.
+# ## Which steps share a graph
+#
+# Grids are made from shapes, so a graph serves steps of one shape. Sequences come and go, and a graph for each of 1 to
+# 256 rows takes long to record. So the engine records some sizes, and pads a step to the next one: a padding row has
+# slot -1, which writes no key and value, and context length 0, which leaves attention nothing to do. Choosing the size
+# is your second exercise.
+
+# %% tags=["hide-input"]
+from minllm.engine.running.step_graphs import StepGraphs, decode_sizes
+
+show_source(StepGraphs.key)
+
+# %%
+from minllm.engine.running.machine import HostMachine
+from minllm.ops.numpy_ops import NumpyOps
+
+sizes = dict(max_num_seqs=256, max_tokens=2048, columns=1024, block_size=16, residual_window=0)
+graphs = StepGraphs(NumpyOps("float32"), HostMachine(), compute=None, **sizes)
+GREEDY, RANDOM = SamplingKind.GREEDY, SamplingKind.RANDOM
+for words, step in {
+    "5 sequences decode": (5, 0, 5, 100, GREEDY),
+    "8 sequences": (8, 0, 8, 1000, GREEDY),
+    "8, one with 1,025 tokens": (8, 0, 8, 1025, GREEDY),
+    "8, one of which draws": (8, 0, 8, 1000, RANDOM),
+    "8, and a prompt of 300 tokens": (8, 1, 308, 1000, RANDOM),
+}.items():
+    key = graphs.key(*step)
+    print(f"{words:30} {key.tokens:3} tokens, {key.decodes} + {key.prompts} rows, {key.columns:4} columns, {key.kind.name}")
+assert graphs.key(5, 0, 5, 100, GREEDY) == graphs.key(8, 0, 8, 1000, GREEDY)
+
+# %% [markdown]
+# Attention cuts contexts into parts by the longest one that the block tables could hold, so a key has their columns: few
+# widths, each four times the one before. Greedy and drawn tokens take different kernels. A step with prompts has more
+# tokens than rows, up to the budget of a step.
+#
+# **Predict:** what percentage does padding 5 sequences to 8 add to the lower bound of a step of the 1B shape? The
+# padding rows read no keys and values.
+
+# %%
+padding = Prediction(added_percent=60)
+bytes_of_5, bytes_of_8 = (costs.decode_step(config_1b, rows, 1).bytes for rows in (5, 8))
+padding.against(added_percent=100 * (bytes_of_8 / bytes_of_5 - 1))
+
+# %% [markdown]
+# Nearly nothing: a step reads the weights once, for 5 rows or for 8. So a few dozen sizes are enough. Their temporaries
+# need memory, too. But one graph runs at a time, so all graphs share the memory of the largest:
+
+# %%
+recorded_sizes = decode_sizes(256)
+logits_bytes = [4 * rows * config_1b.vocab_size for rows in recorded_sizes]  # float32
+print(f"{len(recorded_sizes)} sizes: {recorded_sizes[:6]} ... {recorded_sizes[-1]}")
+print(f"logits, a memory per graph: {sum(logits_bytes) / 1e9:.2f} GB; shared: {max(logits_bytes) / 1e9:.2f} GB")
+
+# %% [markdown]
+# The price: the next replay overwrites the results of this one, so they are copied first, in stream order.
 #
 # ## Run it
 #
-# `DecodeGraph` holds the arrays and the graph. Its first step is launched kernel by kernel, because that compiles and
-# allocates what is missing, which a recording must not do. The second is captured. All others are replays.
-
-# %% tags=["hide-input"]
-show_source(DecodeGraph.step)
-
-# %% tags=["hide-input"]
-show_source(
-    DecodeGraph.launch_kernels,
-    notes={
-        "forward(": "The same forward pass that reads prompts.",
-        "advance(": "Writes the inputs of the step after this one.",
-    },
-)
-
-# %% [markdown]
-# What a graph needs of the machine is an object of its own, so that another can take its place. The one below has no
-# GPU: a replay runs the recorded function again, and puts the results where the first replay put them. It works on
-# NumPy and the bundled model; `advance` runs in the simulator.
+# What a graph needs of the machine is an object of its own, so it can be exchanged. The one below has no GPU: a replay
+# runs the recorded function again, and stores the results where the first run stored them. It serves the bundled model
+# on NumPy.
+#
+# **Predict:** three requests want 16, 9 and 4 tokens. How many graphs are recorded, and how many steps are there?
 
 # %%
-from minllm import LLM
-from minllm.engine.running.batch_arrays import Span as NewTokens
-from minllm.engine.running.batch_arrays import build_batch, to_backend
-from minllm.models.decoder import forward
-from minllm.ops.numpy_ops import NumpyOps
+from minllm import LLM, SamplingParams
+
+guess_of_graphs = Prediction(graphs=16, steps=16)
 
 
-class OwnArrays(NumpyOps):
-    """NumPy, and what comes from the host is copied, as it is to a GPU."""
+class HostGraph:
+    """Runs a function again at each launch, and writes its results over those of the first run."""
 
-    stream = None
+    def __init__(self, function, diary):
+        self.function, self.diary, self.result = function, diary, None
+        _, self.batch, _ = function.args
 
-    def array(self, host_array):
-        return np.array(host_array, order="C")
+    def launch(self):
+        self.diary.append(f"replay of {self.batch.num_tokens} tokens, {self.batch.num_sequences} rows")
+        new = self.function()
+        self.result = self.result or new
+        for old, fresh in zip(self.result, new):
+            old[:] = fresh
 
 
-class HostMachine:
-    """Captures and replays on the host, and writes both down."""
+class HostGraphs(HostMachine):
+    """A machine whose graphs are functions."""
 
     def __init__(self):
         self.diary = []
 
     def capture(self, function):
-        self.diary.append("capture")
-        self.function, self.result = function, None
-        return self
-
-    def launch(self):
-        self.diary.append("replay")
-        new = self.function()
-        if self.result is None:
-            self.result = new
-        for old, fresh in zip(self.result, new):
-            old[:] = fresh  # a graph's results have addresses of their own
-
-    def write(self, array, host):
-        array[:] = host
+        graph = HostGraph(function, self.diary)
+        self.diary.append(f"capture of {graph.batch.num_tokens} tokens, {graph.batch.num_sequences} rows")
+        return graph
 
 
-llm = LLM(device="cpu", dtype="float32")
-model, ops, machine = llm.engine.model, OwnArrays("float32"), HostMachine()
-config = model.config
-shape = CacheShape(config.num_hidden_layers, 16, config.num_key_value_heads, config.head_dim, ops.dtype)
-cache = KVCache(ops, shape, num_blocks=8)
-table = np.array([[5, 2, 7, 0]], np.int32)  # one sequence, room for 64 tokens
-prompt = llm.tokenizer.encode("def read(path):\n    with")
+llm = LLM(device="cpu", dtype="float32", max_num_seqs=8, max_model_len=256)
+prompts = [llm.tokenizer.encode(text) for text in ("def read(path):\n    with", "import ", "class Stack:\n")]
+params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (16, 9, 4)]
+expected = llm.generate(prompts, params)
 
-prefill = build_batch([NewTokens(prompt, 0, table[0])], [len(prompt) - 1], 16)
-first = (
-    ops.to_host(forward(ops, model, to_backend(prefill, ops), cache.layers)).argmax(axis=1).astype(np.int32)
+plain, machine = llm.engine.runner, HostGraphs()
+sizes = dict(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=256)
+runner = ModelRunner(
+    plain.ops, plain.model, plain.cache, plain.policy, machine=machine, uses_graphs=True, **sizes
 )
-batch = decode_batch(first, np.int32([len(prompt)]), table, 16)
-sampling = build_sampling_tensors([SamplingParams(temperature=0)], config.vocab_size, outputs=[first])
-graph = DecodeGraph(ops, model, cache, batch, sampling, np.int32([64]), machine)
-written = [int(first[0])]
-for _ in range(15):
-    tokens, logits = graph.step()
-    written.append(int(tokens[0]))
+llm.engine.runner = llm.llm_engine.core.runner = runner
+found = llm.generate(prompts, params)
 
-expected = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
-print(llm.tokenizer.decode(written))
-print(machine.diary[:4], "...", machine.diary.count("replay"), "replays")
-print("position", graph.batch.positions, "slot", graph.batch.slot_mapping, "length", graph.batch.context_lens)
-assert written == expected.outputs[0].token_ids
-assert machine.diary.count("capture") == 1 and machine.diary.count("replay") == 14
+for line in dict.fromkeys(machine.diary):
+    print(f"{machine.diary.count(line):3} x {line}")
+assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+captures = sum(line.startswith("capture") for line in machine.diary)
+guess_of_graphs.against(graphs=captures, steps=len(machine.diary) - captures)
 
 # %% [markdown]
-# From the first step to the last, no token came from the host, and the text is the engine's.
+# One graph for the prompts, which all fit in one step, and one each for 4, 2 and 1 rows. The text is that of the runner
+# without graphs. Before a step is recorded it is launched once kernel by kernel, on padding alone, because a recording
+# must not compile or allocate. `LLM()` records its graphs while it warms up.
 #
-# And if one forgets the rule? A recording holds arrays, not the names that a program has for them. Here three launches
-# are recorded and replayed; then the program makes a new array under the old name, in place of writing into the old
-# one. The simulator runs them.
+# What happens if one forgets the rule? A recording holds arrays, not the names that a program has for them. Here three
+# launches are recorded and replayed; then the program makes a new array under the old name, instead of writing into the
+# old one. The simulator runs them.
 
 # %%
 import functools
@@ -544,60 +536,27 @@ for replay in recording:
 numbers = np.full(32, 100, np.float32)
 for replay in recording:
     replay()
-print(f"the program looks at {numbers[0]:.0f}, the replay wrote {recorded_numbers[0]:.0f}")
+print(f"the program reads {numbers[0]:.0f}, the replay wrote {recorded_numbers[0]:.0f}")
 assert numbers[0] == 100 and recorded_numbers[0] == 6
 
 # %% [markdown]
-# No error, no warning: an old input is read, a new one is not. `DecodeGraph.load` therefore writes a new batch into the
-# arrays of the old one.
-#
-# ## Which batches share a graph
-#
-# To record takes longer than to replay, so graphs are kept, and a batch that fits an old one is written into its
-# arrays (`DecodeGraph.load`). It fits where every launch would be the same: same shapes, since grids come from shapes,
-# and same kernels. The function that says so is the second exercise.
-
-# %%
-from minllm.engine.decode_graph import graph_key
-
-
-def key(rows=4, position=100, blocks=16, temperature=0.0, reads_logits=False):
-    """The key of a decode batch of `rows` sequences, all at `position`."""
-    tables = np.zeros((rows, blocks), np.int32)
-    batch = decode_batch(np.zeros(rows, np.int32), np.full(rows, position, np.int32), tables, 16)
-    rows_params = [SamplingParams(temperature=temperature, seed=1)] * rows
-    return graph_key(batch, build_sampling_tensors(rows_params, 300), reads_logits)
-
-
-for change in (
-    dict(position=200),
-    dict(rows=5),
-    dict(blocks=32),
-    dict(temperature=0.7),
-    dict(reads_logits=True),
-):
-    print(f"{change!s:24} {'the same graph' if key(**change) == key() else 'another graph'}")
-assert key(position=200) == key() and key(rows=5) != key()
-
-# %% [markdown]
-# Block tables are padded to multiples of 256 tokens for this reason: else each block that a sequence gets would ask
-# for a new graph. The runner keeps the eight that were used last.
+# No error, no warning: an old input is read, a new one is not. The engine therefore writes the slots of new rows into
+# the array of the old ones.
 #
 # ## One step ahead of the host
 #
-# The host still has work for each token: is it the end, which text is it, does anybody wait for it? None of that is
-# needed to launch the next step. So the runner launches step 2 before it reads the tokens of step 1. They come by an
-# asynchronous copy into page-locked memory, and an event says when they are there.
+# The host still has work for each token: it looks for the end of the text, decodes, and streams. None of that is needed
+# to launch the next step, which finds its tokens in the slots. So the engine launches step 2 before it reads the tokens
+# of step 1. They come by an asynchronous copy into page-locked memory, and an event says when they are there.
 
 # %% tags=["hide-input"]
-from minllm.engine.cuda_graph_runner import CudaGraphRunner
+from minllm.engine.core import EngineCore
 
 show_source(
-    CudaGraphRunner.decode_step,
+    EngineCore.step,
     notes={
-        "self._decode.step()": "One replay. Returns before it has begun.",
-        "reader.pending.wait()": "There are three sets of host arrays; this one has had its turn long ago.",
-        "read_later(tokens": "A copy in the stream's order. Nobody waits here.",
+        "self._launch_ahead()": "Plans and launches a step; returns before it has begun.",
+        "result.wait()": "Waits for the step before, while the GPU already has the next one.",
     },
 )
 
@@ -628,23 +587,23 @@ timeline(
 )
 
 # %% [markdown]
-# The price: when a sequence turns out to have ended, its next token is already being computed. It is dropped.
+# The price: when a sequence turns out to have ended, its next token is already being computed, and is dropped.
 #
 # ## The gap between two kernels
 #
-# With the host out of the way, what is left? In a stream a kernel begins when its predecessor has ended, all of it: the
-# last block's stores are visible, then the next grid's blocks are set up, fetch their instructions and parameters, and
-# ask for their first bytes, which take a while to come. For a microsecond or two nothing is read. Tiny kernels that
-# were replayed from a graph on an H200 took 1.2 µs each.
+# What is left without the host? In a stream a kernel begins when its predecessor has ended completely: the last block's
+# stores are visible, then the next grid's blocks are set up, fetch their instructions and parameters, and issue their
+# first loads, which take a while to arrive. For a microsecond or two nothing is read. Tiny kernels that were replayed
+# from a graph on an H200 took 1.2 µs each.
 #
 # Programmatic dependent launch, from compute capability 9.0 on, lets the two overlap. It takes two instructions:
 #
-# - `griddepcontrol.launch_dependents`: the next kernel may be set up. Once all blocks have said so or ended, its blocks
-#   take whatever room is free on the SMs (streaming multiprocessors).
-# - `griddepcontrol.wait`: wait until all that was launched before has ended, and its writes are visible.
+# - `griddepcontrol.launch_dependents`: the next kernel may be set up. Once all blocks have executed it or ended, the next
+#   kernel's blocks take whatever room is free on the SMs (streaming multiprocessors).
+# - `griddepcontrol.wait`: wait until everything launched before has ended, and its writes are visible.
 #
-# Launch early, wait late. Here the kernels say the first in their first line, and what comes before the wait is free.
-# A small kernel has nothing to do before it, and wins its set-up alone:
+# Launch early, wait late. Here kernels execute the first in their first line, and what comes before the wait is free. A
+# small kernel has nothing to do before the wait, and gains only its set-up:
 
 # %% tags=["hide-input"]
 from minllm.kernels.dependent_launch import wait_for_predecessors
@@ -652,9 +611,9 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 show_source(wait_for_predecessors)
 
 # %% [markdown]
-# A product has more: its weights, which no kernel writes. It asks for the first of them, and only then waits for its
-# activations. While the norm before it still computes, bytes of the product's weights are already on their way. And
-# weights are nearly all that a decode step reads.
+# A GEMV has more to do: it loads its first weights, which no kernel writes, and only then waits for its activations.
+# While the norm before it still computes, bytes of the weights are already on their way. Weights are nearly all that a
+# decode step reads.
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul.gemv import sums as gemv_sums
@@ -663,22 +622,22 @@ show_source(
     gemv_sums.make_accumulate_step,
     part="accumulate_step",
     notes={
-        "w = load_128_streaming": "Weights: asked for at once, without waiting for anybody.",
-        "if waits": "True in a warp's first step alone. Everything that follows may look at x.",
-        "x_words = load_128": "The activations, which the kernel before has written.",
+        "w = load_128_streaming": "Weights: loaded at once, without waiting.",
+        "if waits": "True only in a warp's first step. Everything that follows may read x.",
+        "x_words = load_128": "The activations, which the previous kernel has written.",
     },
 )
 
 # %%
-overlapping = sum(kernel.dependent_launch for kernel, _ in launches)
+overlapping = sum(launch.launch.kernel.dependent_launch for launch in launches)
 print(f"{overlapping} of {len(launches)} launches of the step may overlap their predecessor")
 assert overlapping > 0.8 * len(launches)
 
 # %% tags=["fold"]
 without, together = [], []
-for name, start, end in (("norm", 0, 2), ("product", 3.2, 9.2), ("append", 10.4, 12)):
+for name, start, end in (("norm", 0, 2), ("GEMV", 3.2, 9.2), ("append", 10.4, 12)):
     without.append(Span(f"{name}, in order", start, end, "", 0))
-for name, setup, wait, end in (("norm", 0, 0, 2), ("product", 0.6, 2, 7.0), ("append", 5.9, 7.0, 8.3)):
+for name, setup, wait, end in (("norm", 0, 0, 2), ("GEMV", 0.6, 2, 7.0), ("append", 5.9, 7.0, 8.3)):
     if wait > setup:
         together.append(Span(f"{name}, overlapped", setup, wait, "", 2))
     together.append(Span(f"{name}, overlapped", wait, end, "", 0))
@@ -686,16 +645,16 @@ timeline(
     without + together,
     "µs",
     "Three kernels of a graph, in order and overlapped",
-    caption="Drawn, not measured. The parts in another colour lie before the wait: set-up, and for the product the "
-    "first weights.",
+    caption="Drawn, not measured. The parts in another colour lie before the wait: set-up, and for the GEMV the first "
+    "weights.",
 )
 
 # %% [markdown]
-# Two rules go with it. Every thread of such a kernel has to wait, even if it needs nothing: a kernel's end is what its
-# successor waits for, and it must mean that all before it have ended, too. And before the wait nothing may be read
-# that a kernel writes, nor anything written that an earlier one may still read. On a GPU a mistake shows rarely. The
-# simulator runs kernels one after another, so results are right in it; but inside `detecting()` it remembers which
-# arrays earlier launches wrote. Here it watches a norm and the product that follows:
+# Two rules go with it. Every thread of such a kernel has to wait, even if it needs nothing: its successor waits for its
+# end, which must mean that all kernels before it have ended, too. Before the wait, a kernel may not read what another
+# one writes, nor write what an earlier one may still read. On a GPU a mistake shows rarely. The simulator runs kernels
+# one after another, so its results are right; but inside `detecting()` it remembers which arrays earlier launches
+# wrote. Here it watches a norm and the GEMV that follows:
 
 # %%
 from minllm.kernels.matmul.gemv.gemv import matmul_gemv
@@ -714,7 +673,7 @@ assert np.allclose(out, x / np.sqrt(np.mean(x**2) + 1e-5) @ weight.T, atol=1e-4)
 print("No finding: the weights came before the wait, the activations after it.")
 
 # %% [markdown]
-# What it is worth, `minllm bench step` measures: a step of the 1B shape at batch 1, replayed both ways in one run.
+# `minllm bench step` measures the gain: a step of the 1B shape at batch 1, replayed both ways in one run.
 
 # %%
 rows = recorded("decode step", "llama-3.2-1b", record="lessons/h200")
@@ -729,9 +688,9 @@ assert 0.3 < saved / overlapping < 3
 # ## Fewer kernels have fewer gaps
 #
 # The other way is not to launch. [Lesson 6](06_norms_rope_swiglu_fusion.py) fused kernels to save bytes; in a decode
-# step the bytes of activations are next to nothing, and what fusion saves is a gap. The feed-forward is an example.
-# `gated_gemv` computes rows of the gate and of what it gates in one warp, and writes `silu(gate) * up`: what were a
-# product and an activation is one kernel.
+# step the bytes of activations are negligible, and fusion saves a gap. The feed-forward is an example: `gated_gemv`
+# computes a row of the gate and the row that it gates in one warp, and writes `silu(gate) * up`. A GEMV and an
+# activation become one kernel.
 
 # %%
 from minllm.kernels.activation.silu import silu_and_multiply
@@ -751,22 +710,22 @@ print(f"apart {len(two)} launches, {moved_apart:,} bytes; fused {len(one)} launc
 print(f"in the step of {config_1b.num_hidden_layers} layers: {config_1b.num_hidden_layers} launches fewer")
 
 # %% [markdown]
-# Where a sequence decodes alone, the engine fuses all that is small into the product beside it. A residual is added where
-# a product writes its sums. RoPE and the append to the cache follow where the sums of queries, keys and values are
-# complete: a warp computes the two components that turn together. Even RMSNorm, which needs all of a row before it knows
-# its first number, can go into the product behind it, because its divisor is the same for every element:
+# Where a sequence decodes alone, the engine fuses all element-wise kernels into the GEMV beside them. A residual is added
+# where a GEMV writes its sums. RoPE and the append to the cache follow where the sums of queries, keys and values are
+# complete: a warp computes the two components that are rotated together. Even RMSNorm, which needs a whole row before
+# its first result, can go into the GEMV behind it, because its divisor is the same for every element:
 #
 # $$\sum_k \frac{x_k}{\mathrm{rms}(x)} g_k w_{nk} = \frac{1}{\mathrm{rms}(x)} \sum_k x_k g_k w_{nk}$$
 #
-# A warp multiplies by $x_k g_k$, adds up the squares of $x$ on its way, and divides at the end. That every warp does so
-# again costs arithmetic, of which there is plenty, and no bytes from memory.
+# A warp multiplies by $x_k g_k$, adds up the squares of $x$ on its way, and divides at the end. Every warp repeats this,
+# which costs arithmetic, of which there is plenty, and no bytes from memory.
 
 # %%
 from minllm.ops import cuda_ops
 
 with patch.object(cuda_ops, "MOST_ROWS_FUSED", 0):
-    apart_launches, _ = paper_step(config_1b)
-names_apart = [kernel.__name__ for kernel, _ in apart_launches]
+    apart_launches, *_ = dry_step(config_1b)
+names_apart = [launch.name for launch in apart_launches]
 print(f"{len(apart_launches)} launches with norms, rotation and residuals apart, {len(launches)} fused")
 for name in dict.fromkeys(names_apart):
     print(f"{names_apart.count(name):4} {name}")
@@ -775,8 +734,8 @@ assert len(apart_launches) - len(launches) == 3 * config_1b.num_hidden_layers + 
 # %% [markdown]
 # ## Measured against predicted
 #
-# The engine's recorded decode rates, at batch 1, against the floor of each model's step. What a step takes beyond its
-# floor, divided by its launches, is what a kernel costs more than its bytes do:
+# The engine's recorded decode rates at batch 1, against the floor of each model's step. The time of a step beyond its
+# floor, divided by its launches, is what a kernel costs beyond its bytes:
 
 # %%
 from minllm.course import recorded
@@ -784,12 +743,12 @@ from minllm.course import recorded
 rows = []
 for name in ("bundled", "llama-3.2-1b", "llama-3.1-8b"):
     (row,) = recorded("decode", name, "bfloat16")
-    count = len(paper_step(find_config(name)[1])[0])
+    count = len(dry_step(find_config(name)[1])[0])
     measured, floor = 1e6 / row.value, 1e6 / row.limit
     rows.append((name, row, count, measured, floor))
     print(
         f"{name:13} {count:3} launches: floor {floor:7.1f} µs, measured {measured:7.1f} µs, "
-        f"{(measured - floor) / count:.1f} µs more for each launch"
+        f"{(measured - floor) / count:.1f} µs more per launch"
     )
 assert rows[0][1].of_limit < rows[1][1].of_limit < rows[2][1].of_limit
 beyond = [(measured - floor) / count for _, _, count, measured, floor in rows]
@@ -823,14 +782,13 @@ roofline(
     tb_s,
     tflops,
     "The same steps on the roofline",
-    caption=f"About one FLOP a byte: every weight is read once and used once; {rows[0][1].label}.",
+    caption=f"About one FLOP per byte: every weight is read once and used once; {rows[0][1].label}.",
 )
 
 # %% [markdown]
-# Three models, of which the largest reads hundreds of times as many bytes as the smallest, and each pays about the same
-# for a launch beyond them. Kernels and graph are the same; what differs is how much a kernel has to read
-# while it is there, and so the smaller model stands lower. Not all of it is a gap: attention over one short context,
-# and products too small to fill the machine, are part of it.
+# The largest of the three models reads hundreds of times as many bytes as the smallest, and each pays about the same per
+# launch beyond them. What differs is how much a kernel has to read, so the smaller model stands lower. Not all of it is
+# a gap: attention over one short context, and GEMVs too small to fill the machine, are part of it.
 #
 # On a machine with a GPU this cell measures yours: as many launches of a tiny kernel as the step has, one by one and
 # replayed.
@@ -840,6 +798,7 @@ from minllm.course import has_gpu, machine_line, timed
 from minllm.runtime.kernel import launch
 
 if has_gpu():
+    from minllm.ops.cuda_ops import CudaOps
     from minllm.runtime.graph import CapturedGraph
 
     gpu_ops = CudaOps()
@@ -861,7 +820,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# The kernel that makes a replay possible, and the rule for when one is allowed.
+# The kernel that makes a replay possible, and the choice of the graph.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -879,12 +838,11 @@ show_case("too_early")
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The list of launches is short now, the host is out of the loop, and gaps overlap. What the last bars show is the rest:
-# a step is still longer than its floor, and the more so the smaller the model. A single kernel for a whole layer, or
-# for the whole step, would have no gaps at all; it would also need a barrier over the whole GPU where the gaps were.
-# The cheaper way out is to give each launch more to do. A batch of 8 sequences has about as many launches as one, and
-# reads the weights once, too: the floor hardly moves, and eight tokens come out. How to keep a batch full while
-# sequences come and go is lesson 14.
+# The list of launches is short now, the host is out of the loop, and gaps overlap. The last bars show the rest: a step is
+# still longer than its floor, most of all for the smallest model. A single kernel for a whole layer, or for the whole
+# step, would have no gaps; it would also need a barrier over the whole GPU where the gaps were. The cheaper way out is to
+# give each launch more to do. A batch of 8 sequences has about as many launches as one, and reads the weights once, too:
+# the floor barely moves, and eight tokens come out. How to keep a batch full while sequences come and go is lesson 14.
 #
 # ## Sources
 #

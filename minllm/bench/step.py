@@ -1,19 +1,21 @@
 """`minllm bench step`: a whole decode step and a whole prefill, relative to hardware limits and to the sum of peers' parts.
 
-The step is the engine's own, forward, sample and advance, as a CUDA graph that is replayed without the host: the cost of a token once
-everything around it is hidden; and the same without programmatic dependent launch, each kernel after the end of its predecessor. The limit
-is the time of reading all weights, keys and values once, at the rate of a copy measured in the same run. The prefill runs kernel by
-kernel; it is compared with cuBLAS's time for all of its GEMMs plus cuDNN's for all of its attentions, with nothing between them. Weights
-are random: speed depends on the shape.
+The step is the engine's own (rows from their slots, forward, sample, advance), as a CUDA graph that is replayed without the host: the cost
+of a token once everything around it is hidden; and the same without programmatic dependent launch, each kernel after the end of its
+predecessor. The limit is the time of reading all weights, keys and values once, at the rate of a copy measured in the same run. The prefill
+runs kernel by kernel, and as the engine's replayed step; it is compared with cuBLAS's time for all of its GEMMs plus cuDNN's for all of its
+attentions, with nothing between them. Weights are random: speed depends on the shape.
 """
 
 import contextlib
 import gc
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from minllm import costs
 from minllm.bench.kernel_case import MICROSECONDS, rounded
@@ -23,8 +25,11 @@ from minllm.bench.random_model import RandomModel
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
-from minllm.engine.decode_graph import GraphMachine
+from minllm.engine.running.batch_arrays import padded_arrays, to_backend
+from minllm.engine.running.machine import CudaMachine
+from minllm.engine.running.step_graphs import GraphKey
 from minllm.errors import InvalidOptionError
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.models.shapes import SHAPES
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
@@ -83,31 +88,37 @@ class StepBench:
     def __init__(self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None):
         """tokens: the longest length of a sequence. ceilings: as in a record."""
         self.name, self.ops, self.clock, self.batch, self.ceilings = f"{name} (random weights)", ops, clock, batch, ceilings
-        self.model, self.machine = RandomModel(name, ops, Noise(), batch, tokens), machine or GraphMachine(ops)
+        self.model = RandomModel(name, ops, Noise(), batch, tokens)
+        self.runner = self.model.runner(machine or CudaMachine(ops))
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
         """The whole step, whose sequences see `context` keys in the middle of the measurement, and if requested its parts."""
-        arrays = batch, _, limits = self.model.decode_arrays(context - REPLAYS // 2)
-        graph = self.model.decode_graph(*arrays, self.machine)
+        graphs, words = self.runner.graphs, self.model.slot_words(self.runner.slots.state, context - REPLAYS // 2)
+        key = graphs.key(self.batch, 0, self.batch, context + WARM_UP + REPLAYS, SamplingKind.GREEDY)
         case = f"{self.name}, batch {self.batch}, context {context}"
         limit = self.limit(costs.decode_step(self.model.config, self.batch, context).bytes)
-        rows = [step_row(case, "graph replay", self.step_seconds(graph, arrays), limit)]
+        rows = [step_row(case, "graph replay", self.step_seconds(key, words), limit)]
         with recorded_launches() as launches:
-            graph.launch_kernels()
+            self.runner.compute(*graphs.batch(key), key.kind)
         with in_order(launches):
-            graph = self.model.decode_graph(*arrays, self.machine)
-            rows.append(step_row(case, "graph replay, kernels in order", self.step_seconds(graph, arrays), limit))
+            graphs.capture(key, self.runner.uploads)
+            rows.append(step_row(case, "graph replay, kernels in order", self.step_seconds(key, words), limit))
         if parts:
-            graph.load(*arrays)
+            self.load(words)
             rows += self.part_rows(case, self.part_times(launches, context))
         return rows
 
-    def step_seconds(self, graph: Any, arrays: tuple) -> float:
-        """Seconds per replay; arrays are those that the graph was made for."""
-        samples = []
+    def load(self, words: np.ndarray) -> None:
+        """Set the slots to `RandomModel.slot_words`."""
+        self.ops.write_slots(self.runner.slots.state, self.ops.array(words))
+
+    def step_seconds(self, key: GraphKey, words: np.ndarray) -> float:
+        """Seconds per replay of a decode step of all slots, which begin with `words` in every round."""
+        slots, samples = list(range(self.batch)), []
         for _ in range(ROUNDS):
-            graph.load(*arrays)
-            samples += self.clock.seconds([lambda: graph.step()] * (WARM_UP + REPLAYS))[WARM_UP:]
+            self.load(words)
+            replays = [lambda: self.runner.graphs.replay_decodes(key, slots, self.runner.uploads)] * (WARM_UP + REPLAYS)
+            samples += self.clock.seconds(replays)[WARM_UP:]
         return statistics.median(samples)
 
     def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
@@ -127,22 +138,32 @@ class StepBench:
         return rows
 
     def prefill_rows(self, prompt: int, peers: Any) -> list[Row]:
-        """The whole prefill of one prompt, and the sum of its peers' parts."""
-        batch, layers = self.model.prompt(prompt), self.model.cache.layers
-        seconds = statistics.median(self.clock.seconds([lambda: forward(self.ops, self.model.model, batch, layers)] * (2 + PREFILLS))[2:])
+        """The whole prefill of one prompt, kernel by kernel beside the sum of its peers' parts, and as the engine's step replayed."""
+        on_host, layers = self.model.prompt(prompt), self.model.cache.layers
+        batch = to_backend(on_host, self.ops)
+        seconds = self.prefill_seconds(lambda: forward(self.ops, self.model.model, batch, layers))
+        graphs, uploads = self.runner.graphs, self.runner.uploads
+        key = graphs.key(0, 1, prompt, prompt, SamplingKind.GREEDY)
+        arrays = padded_arrays(on_host, [0], 0, key)
+        replayed = self.prefill_seconds(lambda: graphs.replay(key, arrays, uploads))
+        peer = {}
+        if peers is not None:
+            from minllm.bench.prefill_peers import prefill_seconds
+
+            of_peers = prefill_seconds(self.model, prompt, peers)
+            peer = dict(peer="torch cuBLAS + SDPA cuDNN", peer_value=rounded(1e3 * of_peers), ratio=rounded(of_peers / seconds))
+        return [self.prefill_row(prompt, "bfloat16", seconds, **peer), self.prefill_row(prompt, "bfloat16, graph replay", replayed)]
+
+    def prefill_seconds(self, call: Callable[[], Any]) -> float:
+        """Seconds of a call that computes a prompt."""
+        return statistics.median(self.clock.seconds([call] * (2 + PREFILLS))[2:])
+
+    def prefill_row(self, prompt: int, variant: str, seconds: float, **peer: Any) -> Row:
+        """The row of a whole prefill."""
         flops, tflops = costs.prefill(self.model.config, prompt).flops, self.ceilings["bf16_tflops"]
         limit = rounded(flops / tflops / 1e9) if tflops else None
-        row = Row(
-            "whole prefill", f"{self.name}, {prompt} tokens", "bfloat16", rounded(1e3 * seconds), "ms",
-            limit=limit, of_limit=rounded(limit / (1e3 * seconds)) if limit else None,
-        )  # fmt: skip
-        if peers is None:
-            return [row]
-        from minllm.bench.prefill_peers import prefill_seconds
-
-        of_peers = prefill_seconds(self.model, prompt, peers)
-        peer = dict(peer="torch cuBLAS + SDPA cuDNN", peer_value=rounded(1e3 * of_peers), ratio=rounded(of_peers / seconds))
-        return [Row(**{**row.__dict__, **peer})]
+        reached = dict(limit=limit, of_limit=rounded(limit / (1e3 * seconds)) if limit else None)
+        return Row("whole prefill", f"{self.name}, {prompt} tokens", variant, rounded(1e3 * seconds), "ms", **reached, **peer)
 
     def limit(self, moved: int) -> float | None:
         """Microseconds to read `moved` bytes at the rate of a copy; None without a ceiling."""

@@ -38,14 +38,18 @@ class PartTime(NamedTuple):
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Find the layers by a kernel that is launched once in each; the first launch of a step is the embedding's."""
+    """Find the layers by a kernel that is launched once in each. They begin where launches begin to repeat; the first is the embedding's.
+
+    The last layer may end with another kernel than the others: its residual stream has no next layer.
+    """
     names = [launch.name for launch in launches]
-    places = [i for i, name in enumerate(names) if names.count(name) == layers and name == names[i]]
-    once_a_layer = names[places[0]]
+    once_a_layer = next(name for name in names if names.count(name) == layers)
     mine = [i for i, name in enumerate(names) if name == once_a_layer]
     length = mine[1] - mine[0] if layers > 1 else len(launches) - 1
-    ends = 1 + layers * length
-    return StepParts(list(launches[:1]), [list(launches[i : i + length]) for i in range(1, ends, length)], list(launches[ends:]))
+    repeated = length * (layers - 1)
+    first = next(i for i in range(1, mine[0] + 1) if names[i : i + repeated] == names[i : i + length] * (layers - 1))
+    ends = first + layers * length
+    return StepParts(list(launches[:first]), [list(launches[i : i + length]) for i in range(first, ends, length)], list(launches[ends:]))
 
 
 def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
@@ -70,8 +74,12 @@ def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Cloc
         return statistics.median(clock.seconds([replay] * (WARM_UP + REPLAYS))[WARM_UP:])
 
     count, length = len(parts.layers), len(parts.layers[0])
-    found, before = [], seconds(parts.head)
-    found.append(PartTime("before the layers", parts.head[0].name, before, before, 0))
+    found, before = [], 0.0
+    for i, one in enumerate(parts.head):
+        until = seconds(parts.head[: i + 1])
+        place = f"before the layers, kernel {i + 1} of {len(parts.head)}" if len(parts.head) > 1 else "before the layers"
+        found.append(PartTime(place, one.name, until - before, seconds([one]), 0))
+        before = until
     for i in range(length):
         until = seconds([*parts.head, *(one for layer in parts.layers for one in layer[: i + 1])])
         chain = seconds([layer[i] for layer in parts.layers]) / count

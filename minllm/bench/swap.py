@@ -22,7 +22,7 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.offload import SwapSpace
 from minllm.cache.transfers import CudaTransfers
 from minllm.costs.swap import SwapRates, crossings, recompute_ms, swap_ms
-from minllm.engine.running.batch_arrays import prefill_chunks, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
 from minllm.machine.hardware import find_gpu
 from minllm.models.decoder import forward
 from minllm.runtime.device import current_device
@@ -117,11 +117,9 @@ def prefill_of(engine, tokens: int) -> Callable[[], None]:
     """A call that computes a prompt of this number of tokens, for the cache's sequence "recomputed"."""
     prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
     engine.cache_policy.reserve("recomputed", prompt)
-    tables, most = [engine.cache_policy.table("recomputed")], engine.runner.max_num_batched_tokens
-    batches = [
-        to_backend(chunk.batch, engine.ops)
-        for chunk in prefill_chunks([prompt], tables, engine.cache.block_size, max_num_batched_tokens=most, cached=[0], served_by=[0])
-    ]
+    table, most, block_size = engine.cache_policy.table("recomputed"), engine.scheduler.max_num_batched_tokens, engine.cache.block_size
+    chunks = [NewTokens(prompt[start : start + most], start, table) for start in range(0, tokens, most)]
+    batches = [to_backend(build_batch([chunk], [len(chunk.token_ids) - 1], block_size), engine.ops) for chunk in chunks]
 
     def compute():
         for batch in batches:

@@ -21,7 +21,7 @@ from minllm.engine.calibration import cached_numbers, is_calibrated
 from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, to_backend
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
-from minllm.engine.running.step_graphs import GraphKey
+from minllm.engine.running.step_graphs import PROMPTS, GraphKey
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
@@ -120,12 +120,14 @@ def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
         for rows in row_counts(shape.max_num_seqs):
             run(runner, [], decoding=[shape.max_model_len - 1] * rows)
         return
-    graphs = runner.graphs
-    for key in graphs.keys(shape.kinds[:1]):
+    graphs, kinds = runner.graphs, shape.kinds
+    rows = (graphs.decode_sizes[0], graphs.decode_sizes[-1])
+    keys = graphs.keys(kinds[:1]) + [GraphKey(n, n, 0, *one) for n in rows for one in itertools.product(graphs.widths, kinds)]
+    if not shape.cache.residual_window:  # the head multiplies the rows of all sequences
+        tokens, together = graphs.token_sizes[-1], itertools.product(graphs.mixed_sizes, PROMPTS)
+        keys += [GraphKey(tokens, *numbers, graphs.widths[-1], kinds[-1]) for numbers in together]
+    for key in dict.fromkeys(keys):
         graphs.capture(key, runner.uploads)
-    for rows in (graphs.decode_sizes[0], graphs.decode_sizes[-1]):
-        for columns, kind in itertools.product(graphs.widths, shape.kinds):
-            graphs.capture(GraphKey(rows, rows, 0, columns, kind), runner.uploads)
 
 
 def chunk(runner: ModelRunner, length: int, start: int = 0, ring: int = 0) -> NewTokens:

@@ -109,7 +109,14 @@ class LLMEngine:
         self._num_requests = self.core.num_steps = self.core.scheduler.num_preemptions = 0
 
     def _output(self, request_id: str) -> RequestOutput:
-        output = output_of(self._requests[request_id])
+        sequences = self._requests[request_id]
+        try:
+            output = output_of(sequences)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises, it ends its own request
+            self.core.abort(sequences)
+            for sequence in sequences:
+                sequence.give_up(error)
+            output = output_of(sequences)
         if output.finished:
             del self._requests[request_id]
         return output

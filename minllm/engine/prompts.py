@@ -125,6 +125,10 @@ def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
         raise InvalidRequestError(f"{shown(token_ids)} is not a prompt: give a string or a list of token ids.")
     if len(token_ids) == 0:
         raise InvalidRequestError("The list of token ids is empty: give at least one.")
+    if set(map(type, token_ids)) == {int}:  # the usual case, without a loop in Python; a bool's type is not int
+        ids = list(token_ids)
+        if min(ids) >= 0 and max(ids) < vocab_size:
+            return ids
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
             raise InvalidRequestError(f"{shown(token_id)} is not a token id: a prompt of ids is a flat list of integers.")

@@ -1,5 +1,6 @@
 """Parameters of a request: how tokens are chosen and where the text ends. Names, defaults and limits are vLLM's."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -163,6 +164,12 @@ class SamplingParams:
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(f"{len(stop)} stop strings were given and at most {MAX_STOP_STRINGS} are allowed: drop some")
         return {"stop": stop, "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids)}
+
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """A copy with this seed, an integer from 0 to 2**64 - 1. Nothing is checked again."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "seed", seed)
+        return changed
 
     @property
     def is_greedy(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from minllm.models.layout import Layer
 from minllm.models.model import Model
-from minllm.ops.protocol import Array, Batch, LayerCache, Ops
+from minllm.ops.protocol import Array, Batch, LayerCache, NormWeights, Ops
 
 
 def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> Array:
@@ -21,14 +21,18 @@ def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -
     weights = model.weights
     x = ops.embed(batch, weights.embedding, weights.position_embedding)  # [T, hidden]
     residual = None
-    for layer, layer_cache in zip(weights.layers, cache, strict=True):
-        x, residual = decoder_layer(ops, layer, x, residual, batch=batch, layer_cache=layer_cache, cos_sin=model.cos_sin)
+    next_norms = [layer.attention.norm for layer in weights.layers[1:]] + [None]
+    for layer, layer_cache, next_norm in zip(weights.layers, cache, next_norms, strict=True):
+        cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=model.cos_sin)
+        x, residual = decoder_layer(ops, layer, x, residual, next_norm=next_norm, **cached)
     return ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.wanted_rows)  # [R, vocab]
 
 
 def decoder_layer(
-    ops: Ops, layer: Layer, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None
-) -> tuple[Array, Array | None]:
-    """The residual stream (x, residual), [T, hidden] both, behind one layer."""
-    x, residual = layer.attention.forward(ops, x, residual, batch=batch, layer_cache=layer_cache, cos_sin=cos_sin)
-    return layer.mlp.forward(ops, x, residual)
+    ops: Ops, layer: Layer, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
+    next_norm: NormWeights | None = None,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """The residual stream (x, residual), [T, hidden] both, behind one layer; next_norm: the norm of the next layer's attention."""
+    cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=cos_sin)
+    x, residual = layer.attention.forward(ops, x, residual, next_norm=layer.mlp.norm, **cached)
+    return layer.mlp.forward(ops, x, residual, next_norm)

@@ -6,13 +6,14 @@ characters only when they are whole. The two ways in which tokenizers keep bytes
     byte-level BPE   every byte is written as a printable character of its own (GPT-2's table); Llama 3, Qwen, GPT-2
     SentencePiece    the space is written U+2581, and bytes outside the vocabulary as <0x41>; Llama 2, Mistral
 
-Both cost O(1) a token. A tokenizer of any other kind goes through the tokenizers library's own stream.
+Both cost O(1) per token. A tokenizer of any other kind goes through the tokenizers library's own stream.
 """
 
 import codecs
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -59,19 +60,30 @@ class IncrementalDecoder:
     shown already, and only the broken bytes become U+FFFD.)
     """
 
-    def __init__(self, tokenizer: Any, prompt_token_ids: Iterable[int] = (), skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True):
         """`prompt_token_ids` are what the text continues: with words before it, a first token's leading space is kept."""
+        self._tokenizer, self._prompt_token_ids, self._skips = tokenizer, prompt_token_ids, skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._stream = _make_stream(tokenizer, skip_special_tokens)
-        before = [token_id for token_id in prompt_token_ids if token_id not in self._skipped]
-        for token_id in before[-LONGEST_CHARACTER:]:  # the prompt may end within a character
-            self._stream.push(token_id)
+
+    @functools.cached_property
+    def _stream(self) -> "_ByteStream | _LibraryStream":
+        """Made for the first token, so that a batch of new requests does not wait for the decoders of all."""
+        stream = _make_stream(self._tokenizer, self._skips)
+        words = (token_id for token_id in reversed(self._prompt_token_ids) if token_id not in self._skipped)
+        before = list(itertools.islice(words, LONGEST_CHARACTER))
+        for token_id in reversed(before):  # the prompt may end within a character
+            stream.push(token_id)
         if before:
-            self._stream.at_start = False
+            stream.at_start = False
+        return stream
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character is incomplete."""
         return "" if token_id in self._skipped else self._stream.push(token_id)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these tokens: what `push` gives for them one by one, put together."""
+        return self._stream.push_all([token_id for token_id in token_ids if token_id not in self._skipped])
 
     def finish(self) -> str:
         """What is left when no more tokens come: U+FFFD for a character that was cut off, or nothing."""
@@ -95,6 +107,12 @@ class _ByteStream:
             self.at_start = False
             token = token.replace(SPACE_MARK, "")
         return self._stripped(self._utf8.decode(self._token_bytes(token)))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        if self.at_start:  # the first tokens are stripped one by one
+            return "".join(map(self.push, token_ids))
+        tokens = filter(None, map(self._id_to_token, token_ids))
+        return self._utf8.decode(b"".join(map(self._token_bytes, tokens)))
 
     def finish(self) -> str:
         return self._stripped(self._utf8.decode(b"", final=True))
@@ -125,6 +143,9 @@ class _LibraryStream:
             return ""
         self._pending.clear()
         return text
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         text, self._pending = self._backend.decode(self._pending, skip_special_tokens=self._skip), []

@@ -96,7 +96,7 @@ class Tokenizer:
             raise InvalidRequestError("Token ids to decode must be whole numbers from 0 to 2**32 - 1.")
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def incremental_decoder(self, prompt_token_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> IncrementalDecoder:
+    def incremental_decoder(self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for ids that arrive one at a time, continuing a prompt."""
         return IncrementalDecoder(self, prompt_token_ids, skip_special_tokens)
 

@@ -62,13 +62,14 @@ class ComposedOps:
         projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
         return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
-    def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
+    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """The linear of x; the next normalisation adds it to the residual."""
         return self.linear(x, linear), residual
 
     def normed_gated_mlp(
-        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
-    ) -> tuple[Any, Any]:
+        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
+        next_norm: NormWeights | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
         """Norm and feed-forward, one after the other."""
         normalised, residual = self.add_norm(x, residual, norm)
         return self.gated_mlp(normalised, gate_up, down, activation), residual

@@ -5,9 +5,9 @@ Every operation allocates its result from the pool, chooses a variant by shape, 
 a launcher instead of a name is a kernel of your own (own_kernels.py).
 
 One liberty with the protocol: `add_norm` adds into the residual that it is given, in place, because the decoder never looks at
-the old one again; it saves an allocation and a write per layer. And if one sequence decodes alone, norms, residual and the way to the
-cache are part of the GEMVs (`normed_qkv`, `linear_add`, `normed_gated_mlp`). The format of a Linear says which kernels multiply by it, and
-which of these fusions it has (weights/format.py).
+the old one again; it saves an allocation and a write per layer. And if one sequence decodes alone, or some do, norms, residual and the way
+to the cache are part of the GEMVs and flat GEMMs (`normed_qkv`, `linear_add`, `normed_gated_mlp`); between flat GEMMs the stream is a
+DeferredNorm. The format of a Linear says which kernels multiply by it, and which of these fusions it has (weights/format.py).
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
+from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
@@ -43,6 +44,7 @@ from minllm.kernels.slots.write_slots import write_slots
 from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.runtime.device import HOPPER
 from minllm.weights.linear import Linear
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -145,6 +147,8 @@ class CudaOps(ComposedOps):
     def add_norm(self, x: Any, residual: Any, norm: NormWeights) -> tuple[Any, Any]:
         """(normalised, residual) of x + residual: [T, hidden] both; a residual that is given is overwritten."""
         out = self.empty(x.shape, self.dtype)
+        if isinstance(x, DeferredNorm):
+            x, residual = x.stream, None
         if norm.kind == "layer_norm":
             layer_norm(x, norm.weight, norm.bias, out=out, epsilon=norm.epsilon, residual=residual, stream=self.stream)
         else:
@@ -259,7 +263,7 @@ class CudaOps(ComposedOps):
         gelu(hidden, hidden, GELU_APPROXIMATIONS[activation], self.stream)
         return self.linear(hidden, down)
 
-    # A decode step of one sequence fuses all that is small with the GEMVs beside it: five kernels per layer.
+    # A decode step fuses all that is small with the GEMVs or flat GEMMs beside it: five kernels per layer.
 
     def _fuses(self, x: Any, residual: Any, launcher: Any, norm: NormWeights | None = None) -> bool:
         """Whether a GEMV of x runs with a norm in front and the residual behind it; the residual stream is then a single array.
@@ -269,6 +273,13 @@ class CudaOps(ComposedOps):
         asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
         one_stream = x.shape[0] <= MOST_ROWS_FUSED and residual is None
         return asked and one_stream and launcher is not None and (norm is None or norm.kind == "rms_norm")
+
+    def _stream_kernels(self, x: Any, linear: Linear) -> Any:
+        """What the linear's format has for the stream of several sequences, if it suits x, which may be a DeferredNorm; else None."""
+        kernels, x = linear.format.kernels.stream, x.scaled if isinstance(x, DeferredNorm) else x
+        if kernels is None or self.capability != HOPPER or {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys():
+            return None
+        return kernels if kernels.fits(x, linear.weight) and self._matmul_variant(x, linear) == "flat" else None
 
     def normed_qkv(
         self,
@@ -282,13 +293,19 @@ class CudaOps(ComposedOps):
         attention_config: AttentionConfig,
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
-        """(queries, residual): norm, projection, rotation and cache write, in one kernel if x is one row."""
+        """(queries, residual): norm, projection, rotation and cache write, in one kernel if x is one row or a DeferredNorm."""
         config, launcher = attention_config, qkv.format.kernels.normed_qkv
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
         slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
         if recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
             slots, caches = batch.recent.slot_mapping, recent.rings  # plain caches: a group becomes codes once it is complete
         plain = config.q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
+        kernels = self._stream_kernels(x, qkv) if halves and plain and recent is None and config.head_dim % 64 == 0 else None
+        if kernels is not None:
+            rows, residual = (x, x.stream) if isinstance(x, DeferredNorm) else self.add_norm(x, residual, norm)
+            query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
+            kernels.qkv_rope_append(rows, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream)
+            return query, residual
         if not (self._fuses(x, residual, launcher, norm) and halves and plain):
             return super().normed_qkv(
                 x, residual, norm, qkv, batch=batch, layer_cache=layer_cache, attention_config=config, cos_sin=cos_sin
@@ -301,8 +318,12 @@ class CudaOps(ComposedOps):
             self.quantize_groups(layer_cache, batch)
         return query, x
 
-    def linear_add(self, x: Any, linear: Linear, residual: Any) -> tuple[Any, Any]:
-        """The linear of x and the residual; if x is one row, their sum and None."""
+    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+        """The linear of x and the residual; if x is one row, their sum and None; if it is some rows, a DeferredNorm and None."""
+        kernels = self._stream_kernels(x, linear) if next_norm is not None and next_norm.kind == "rms_norm" else None
+        if kernels is not None:
+            norm = (next_norm.weight, next_norm.epsilon)
+            return kernels.linear_add(x, linear.weight, linear.bias, residual, *norm, self.empty, self.stream), None
         launcher = linear.format.kernels.normed_linear
         if not self._fuses(x, None, launcher):
             return super().linear_add(x, linear, residual)
@@ -311,9 +332,15 @@ class CudaOps(ComposedOps):
         return out, None
 
     def normed_gated_mlp(
-        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
-    ) -> tuple[Any, Any]:
-        """Norm and feed-forward: in two kernels if x is one row."""
+        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
+        next_norm: NormWeights | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Norm and feed-forward: in two kernels if x is one row or a DeferredNorm."""
+        kernels = self._stream_kernels(x, gate_up) if isinstance(x, DeferredNorm) and gate_up.bias is None else None
+        if kernels is not None and activation == "silu":
+            activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+            kernels.gated(x, gate_up.weight, activated, self.stream)
+            return self.linear_add(activated, down, x.stream, next_norm)
         launcher = gate_up.format.kernels.normed_gated
         if not (self._fuses(x, residual, launcher, norm) and activation == "silu" and gate_up.bias is None):
             return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation)
@@ -328,6 +355,8 @@ class CudaOps(ComposedOps):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
+        if isinstance(x, DeferredNorm):
+            x = x.stream
         if rows is not None:
             x, residual = self._rows(x, rows), None if residual is None else self._rows(residual, rows)
         normalised, _ = self.add_norm(x, residual, norm)

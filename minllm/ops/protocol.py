@@ -255,14 +255,16 @@ class Ops(Protocol):
         """(queries, residual): qkv_rope_append of the linear of the normalised x + residual, which is the residual returned."""
         ...
 
-    def linear_add(self, x: Array, linear: Linear, residual: Array) -> tuple[Array, Array | None]:
-        """The residual stream, as a pair, to which the linear of x was added."""
+    def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
+        """The residual stream, as a pair, to which the linear of x was added. next_norm: the stream's next normalisation, which a machine
+        may begin here; the x that it returns is then whatever its own normed operations, `add_norm` and `logits` take."""
         ...
 
     def normed_gated_mlp(
-        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str
-    ) -> tuple[Array, Array | None]:
-        """The residual stream, as a pair, to which gated_mlp of its normalisation was added."""
+        self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
+        next_norm: NormWeights | None = None,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
+        """The residual stream, as a pair, to which gated_mlp of its normalisation was added; next_norm as in linear_add."""
         ...
 
     def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array | None) -> Array:

@@ -85,14 +85,14 @@ def argument_type(value):
         return value.numba_type
     if isinstance(value, (bool, np.bool_)):
         raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
+    if isinstance(value, np.generic):  # np.float64 is also a Python float
+        return from_dtype(value.dtype)
     if isinstance(value, int):
         if not -(2**31) <= value < 2**31:
             raise KernelArgumentError(f"a kernel was given {value}, which does not fit int32; pass np.int64({value})")
         return types.int32
     if isinstance(value, float):
         return types.float32
-    if isinstance(value, np.generic):
-        return from_dtype(value.dtype)
     dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
     if dtype is None or ndim is None:
         raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints, floats and None")

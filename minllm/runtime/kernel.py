@@ -36,6 +36,8 @@ compilation_listeners = []  # functions called with a kernel's name before it is
 class Kernel:
     """A kernel to launch, simulate, trace or compile; made by the decorator `kernel`."""
 
+    argument_type = staticmethod(compiler.argument_type)  # the simulator too gives arguments these types
+
     def __init__(self, function, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
         functools.update_wrapper(self, function)
         self.function, self.dependent_launch = function, dependent_launch

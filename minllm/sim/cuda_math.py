@@ -3,8 +3,12 @@
 import math
 
 import numpy as np
+from numba.cuda import libdevicefuncs
 
 from minllm.sim.arrays import fail
+from minllm.sim.scalars import simulated_type
+
+OTHER = {"rsqrt": lambda x: 1 / np.sqrt(np.float64(x)), "fma": lambda a, b, c: np.float64(a) * np.float64(b) + np.float64(c)}
 
 
 class SimulatedMath:
@@ -15,10 +19,11 @@ class SimulatedMath:
         if exact is None:
             fail(f"math.{name} is not known to the simulator")
         if not callable(exact):
-            return exact
+            return np.float64(exact)
 
         def function(*arguments):
-            single = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
+            narrow = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
+            single = narrow and not any(isinstance(a, float) for a in arguments)  # np.float64 is a float
             with np.errstate(all="ignore"):
                 numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
                 if isinstance(numpy_function, np.ufunc):
@@ -31,15 +36,18 @@ class SimulatedMath:
 
 
 class SimulatedLibdevice:
-    """`numba.cuda.libdevice`: the float32 functions that kernels use."""
+    """`numba.cuda.libdevice`: each function takes and returns the types that Numba declares for it."""
 
     def __getattr__(self, name):
-        plain = name.removeprefix("fast_").removesuffix("f").removesuffix("_rn")
-        if plain == "rsqrt":
-            return lambda x: np.float32(1 / np.sqrt(np.float64(x)))
-        if plain == "fma":
-            return lambda a, b, c: np.float32(float(a) * float(b) + float(c))
-        if not hasattr(math, plain):
+        declared = libdevicefuncs.functions.get(f"__nv_{name}")
+        plain = name.removeprefix("fast_").removesuffix("_rn")
+        function = declared and (math_function(plain) or math_function(plain.removesuffix("f")))
+        if not function:
             fail(f"libdevice.{name} is not known to the simulator")
-        function = getattr(SimulatedMath(), plain)
-        return lambda *arguments: np.float32(function(*arguments))
+        result, *casts = map(simulated_type, (declared[0], *(parameter.ty for parameter in declared[1])))
+        return lambda *arguments: result(function(*(cast(argument) for cast, argument in zip(casts, arguments))))
+
+
+def math_function(name):
+    """A function of OTHER or of the simulated `math`, None if neither has it."""
+    return OTHER.get(name) or (getattr(SimulatedMath(), name) if hasattr(math, name) else None)

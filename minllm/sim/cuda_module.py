@@ -160,21 +160,23 @@ class SimulatedCuda:
 
     # Integer and fused arithmetic
 
-    def popc(self, value):
-        return (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count()
+    def popc(self, value, bits=32):
+        return unsigned(value, bits).bit_count()
 
-    def clz(self, value):
-        return 32 - (int(value) & FULL_MASK).bit_length()
+    def clz(self, value, bits=32):
+        return bits - unsigned(value, bits).bit_length()
 
-    def ffs(self, value):
-        low = int(value) & FULL_MASK
+    def ffs(self, value, bits=32):
+        low = unsigned(value, bits)
         return (low & -low).bit_length()
 
-    def brev(self, value):
-        return int(f"{int(value) & FULL_MASK:032b}"[::-1], 2)
+    def brev(self, value, bits=32):
+        return int(f"{unsigned(value, bits):0{bits}b}"[::-1], 2)
 
     def fma(self, a, b, c):
-        return np.float32(float(a) * float(b) + float(c)) if isinstance(a, np.float32) else a * b + c
+        if any(isinstance(value, np.float64) for value in (a, b, c)):
+            return np.float64(a) * np.float64(b) + np.float64(c)
+        return np.float32(float(a) * float(b) + float(c))
 
     def cbrt(self, value):
         return type(value)(np.cbrt(value))
@@ -192,3 +194,8 @@ class SimulatedCuda:
 
     ldca = ldcs = ldcv = ldlu = ldcg
     stcs = stwb = stwt = stcg
+
+
+def unsigned(value, bits):
+    """The bits of an integer of this width, as an unsigned number."""
+    return int(value) & (1 << bits) - 1

@@ -1,7 +1,8 @@
-"""Makes a kernel runnable on the CPU: the same code object with other globals.
+"""Makes a kernel runnable on the CPU: the same code with other globals.
 
 In globals and closures, recursively, `cuda`, `math`, Numba's scalar types, device functions, and every function with an `.emulation` are
-replaced by simulated twins. The kernel's own source is unchanged.
+replaced by simulated twins. The kernel's own source is unchanged; its code has further casts where Numba's types differ from Python's
+(minllm.sim.typing).
 """
 
 import functools
@@ -9,13 +10,17 @@ import math
 import types as python_types
 
 import numba.cuda
+import numpy as np
 from numba.cuda import types
 from numba.cuda.extending import _Intrinsic
+from numba.cuda.np.numpy_support import from_dtype
 
-from minllm.sim.arrays import fail
+from minllm.sim.arrays import CheckedArray, fail
 from minllm.sim.cuda_math import SimulatedLibdevice, SimulatedMath
 from minllm.sim.cuda_module import Indices, SimulatedCuda
 from minllm.sim.scalars import simulated_type
+from minllm.sim.typing.functions import Inference, infer_kernel
+from minllm.sim.typing.source import edited_code, with_numba_constants
 from minllm.sim.vectors import is_vector_stub, vector_type
 
 CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
@@ -25,10 +30,10 @@ IMPORTED = {id(getattr(numba.cuda, name)): name for name in dir(SimulatedCuda) i
 INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
 
 
-def for_simulation(kernel, scalar_type=simulated_type):
-    """(simulated twin of a kernel, all names that it uses); scalar_type makes casts."""
-    twins = Twins(scalar_type)
-    return rewrite(plain_function(kernel), twins), twins.names
+def for_simulation(kernel, argument_types, scalar_type=simulated_type):
+    """(simulated twin of a kernel for these types of arguments, all names that it uses); scalar_type makes casts."""
+    twins, function = Twins(scalar_type), plain_function(kernel)
+    return rewrite(infer_kernel(function, argument_types) or function, twins), twins.names
 
 
 class Twins(dict):
@@ -47,21 +52,32 @@ def plain_function(value):
 
 
 def rewrite(function, done):
-    """A function with the same code, and simulated globals and closure; `done` holds the existing twins."""
+    """A function, or an Inference of one, with simulated globals and closure, and its casts; `done` holds the existing twins."""
     if function in done:
         return done[function]
+    inference = function if isinstance(function, Inference) else None
+    known, injected = {}, {}
+    if inference is not None:
+        function, known = inference.function, inference.names
+    code = function.__code__
+    if inference is not None and inference.edited:
+        code, injected = edited_code(inference)
+    code = with_numba_constants(code, code.co_filename)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    closure = tuple(python_types.CellType() for _ in code.co_freevars)
     namespace = dict(function.__globals__)
-    closure = function.__closure__ and tuple(python_types.CellType() for _ in function.__closure__)
-    twin = python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, closure)
+    twin = python_types.FunctionType(code, namespace, function.__name__, swap(function.__defaults__, done), closure)
     twin.simulated_twin_of = function
-    done[function] = twin
-    names = names_used(function.__code__)
+    done[function if inference is None else inference] = twin
+    names = names_used(code)
     done.names |= names
     for name in names:
         if name in namespace:
-            namespace[name] = swap(namespace[name], done)
-    for cell, original in zip(closure or (), function.__closure__ or ()):
-        cell.cell_contents = swap(original.cell_contents, done)
+            namespace[name] = swap(known.get(name, namespace[name]), done)
+    for name, thing in injected.items():
+        namespace[name] = rewrite(thing, done) if isinstance(thing, Inference) else swap(thing, done)
+    for name, cell in zip(code.co_freevars, closure):
+        cell.cell_contents = swap(known[name] if name in known else cells[name].cell_contents, done)
     return twin
 
 
@@ -90,6 +106,12 @@ def swap(value, done):
         return vector_type(value.__name__)
     if isinstance(value, types.Type):
         return done.scalar_type(value)
+    if isinstance(value, type) and issubclass(value, np.integer):
+        return done.scalar_type(from_dtype(np.dtype(value)))
+    if isinstance(value, (float, np.integer)):
+        return np.float64(value) if isinstance(value, float) else int(value)
+    if isinstance(value, np.ndarray):
+        return CheckedArray(value, "constant")
     if isinstance(value, python_types.ModuleType):
         return SimulatedModule(value, done)
     if isinstance(value, tuple):

@@ -1,7 +1,7 @@
 """Numba's scalar types in the simulator, with a GPU's wrap-around and rounding.
 
-They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints, wrapped at every explicit cast; floats are NumPy scalars, so
-that float32 arithmetic rounds as on the GPU.
+They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints, wrapped at every cast of the source and at those that type
+inference adds (minllm.sim.typing); floats are NumPy scalars, so that float32 arithmetic rounds as on the GPU.
 """
 
 import functools
@@ -44,7 +44,7 @@ def simulated_type(numba_type):
     if isinstance(numba_type, types.Number):
         dtype = as_dtype(numba_type)
         return IntegerType(dtype) if dtype.kind in "iu" else dtype.type
-    return numba_type
+    return bool if numba_type == types.boolean else numba_type
 
 
 def dtype_of(dtype):

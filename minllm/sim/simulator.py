@@ -5,6 +5,7 @@ import inspect
 import random
 
 import numpy as np
+from numba.cuda import types
 
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
@@ -17,6 +18,7 @@ from minllm.sim.progress import run_in_turn
 from minllm.sim.rewrite import for_simulation, plain_function
 from minllm.sim.scalars import simulated_type
 from minllm.sim.thread import Dimensions
+from minllm.sim.typing.rules import argument_type as numba_argument_type
 
 standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
@@ -39,13 +41,15 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     detect = is_detecting() if detect is None else detect
     watching = [*monitors, *(make() for make in standing_monitors)]
     monitor = combined([*(detectors() if detect else ()), *watching])
-    function, names = for_simulation(kernel, monitor.scalar_type or simulated_type) if monitor else for_simulation(kernel)
+    argument_types = tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
+    function, names = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
     if processes > 1:
         check_spreading(watching, cluster, names)
         memory = SharedArguments(arguments)
         arguments = memory.arguments
     arrays = {}
-    prepared = [prepare(argument, name, monitor, arrays) for argument, name in zip(arguments, argument_names(kernel, len(arguments)))]
+    named = zip(arguments, argument_types, argument_names(kernel, len(arguments)))
+    prepared = [prepare(argument, kind, name, monitor, arrays) for argument, kind, name in named]
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
     bounds = getattr(kernel, "options", {}).get("launch_bounds")
@@ -96,8 +100,8 @@ def argument_names(kernel, count):
     return names + [""] * (count - len(names))
 
 
-def prepare(argument, name="", monitor=None, arrays=None):
-    """An argument as the kernel sees it: arrays checked, floats as float32, integers as they are."""
+def prepare(argument, kind=None, name="", monitor=None, arrays=None):
+    """An argument as the kernel sees it: arrays checked, numbers of the Numba type `kind`."""
     if isinstance(argument, np.ndarray):
         seen = {} if arrays is None else arrays
         address = argument.__array_interface__["data"][0]
@@ -106,7 +110,7 @@ def prepare(argument, name="", monitor=None, arrays=None):
         seen[name] = checked(argument, "global", 0, name, monitor, root)
         return seen[name]
     if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
-        return argument.with_array(lambda array: prepare(array, name, monitor, arrays))
-    if isinstance(argument, float):
-        return np.float32(argument)
-    return int(argument) if isinstance(argument, np.integer) else argument
+        return argument.with_array(lambda array: prepare(array, None, name, monitor, arrays))
+    if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
+        return simulated_type(kind)(argument)
+    return argument

@@ -15,6 +15,15 @@ from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection
 
 
+class StreamKernels(NamedTuple):
+    """The products of a decode step of several sequences, from residual stream to residual stream (matmul/flat/fused.py)."""
+
+    fits: Callable[[Any, Any], bool]  # (x, weight)
+    linear_add: Callable
+    gated: Callable
+    qkv_rope_append: Callable
+
+
 class LinearKernels(NamedTuple):
     """How a GPU multiplies by weights of a format. A launcher writes `out` on `stream`; `weight` is Linear.weight.
 
@@ -30,6 +39,7 @@ class LinearKernels(NamedTuple):
     normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
     normed_gated: Callable | None = None  # (x, weight, out, stream, norm=, epsilon=)
     normed_qkv: Callable | None = None  # called like gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py)
+    stream: StreamKernels | None = None
 
 
 @dataclass(frozen=True)

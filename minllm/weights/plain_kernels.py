@@ -5,12 +5,13 @@ from typing import Any
 
 from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.choice import choose_for
+from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
 from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
-from minllm.weights.format import LinearKernels
+from minllm.weights.format import LinearKernels, StreamKernels
 
 
 def gated(variant: str, x: Any, weight: Any) -> Callable | None:
@@ -30,4 +31,5 @@ KERNELS = LinearKernels(
     normed_linear=matmul_gemv,
     normed_gated=gated_gemv,
     normed_qkv=gemv_qkv_rope_append,
+    stream=StreamKernels(fused.fits_fused, fused.linear_add, fused.gated, fused.qkv_rope_append),
 )

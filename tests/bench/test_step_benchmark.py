@@ -17,12 +17,12 @@ from tests.runtime.h200 import H200
 SHAPE, CONTEXT, COPY_TB_S = "llama-3.2-1b", 640, 4.0
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2, 16])
 def rows(request):
     """(batch, the rows of a step and its parts)"""
     with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
         patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
-        ops = DryRunOps("bfloat16", {"matmul": "gemv"})
+        ops = DryRunOps("bfloat16", {"matmul": "gemv" if request.param <= 8 else "flat"})
         ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": None}
         bench = StepBench(SHAPE, ops, CountingClock(launches), request.param, CONTEXT + 64, ceilings, PaperMachine())
         yield request.param, bench.decode_rows(CONTEXT, parts=True)
@@ -36,9 +36,10 @@ def paper_weights(ops, config, checkpoint):
 
 def test_the_step_is_held_against_its_bytes(rows):
     batch, (whole, in_order, *_) = rows
-    layers, kernels = named_config(SHAPE).num_hidden_layers, {1: 5, 2: 8}[batch]
-    behind = {1: 4, 2: 5}[batch]  # head, two of argmax, advance; for two sequences the final norm too
-    assert in_order.value == whole.value == 1 + layers * kernels + behind  # µs, one for each launch
+    layers, kernels = named_config(SHAPE).num_hidden_layers, {1: 5, 2: 8, 16: 5}[batch]
+    before = {1: 2, 2: 2, 16: 3}[batch]  # load_rows and the embedding; for sixteen sequences the first norm too
+    behind = {1: 4, 2: 5, 16: 5}[batch]  # head, two of argmax, advance; for several sequences the final norm too
+    assert in_order.value == whole.value == before + layers * kernels + behind  # µs, one for each launch
     assert whole.limit == pytest.approx(costs.decode_step(named_config(SHAPE), batch, CONTEXT).bytes / COPY_TB_S / 1e6, rel=1e-3)
     assert whole.of_limit == pytest.approx(whole.limit / whole.value, rel=1e-3)
 
@@ -51,6 +52,20 @@ def test_every_part_adds_what_it_takes_and_the_bytes_are_the_steps(rows):
     layers = named_config(SHAPE).num_hidden_layers
     total = sum((layers if ", layer," in row.case else 1) * (row.limit or 0) for row in added)
     assert total == pytest.approx(whole.limit, rel=2e-3)  # norms, and the row that the embedding reads, are not in the parts
+    assert [row.variant for row in added[:2]] == ["load_rows_kernel", "embedding_vector_kernel"] and added[-1].variant == "advance_kernel"
+
+
+@pytest.mark.parametrize("prompt", [512, 700])
+def test_a_prefill_is_timed_kernel_by_kernel_and_as_the_engines_step(prompt):
+    with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
+        patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": 700.0}
+        bench = StepBench(SHAPE, DryRunOps("bfloat16"), CountingClock(launches), 1, 700, ceilings, PaperMachine())
+        by_kernel, replayed = bench.prefill_rows(prompt, None)
+    assert by_kernel.case == replayed.case == f"{SHAPE} (random weights), {prompt} tokens"
+    assert (by_kernel.variant, replayed.variant) == ("bfloat16", "bfloat16, graph replay")
+    assert by_kernel.limit == replayed.limit == pytest.approx(costs.prefill(named_config(SHAPE), prompt).flops / 700.0 / 1e9, rel=1e-3)
+    assert round(1e3 * (replayed.value - by_kernel.value)) == 3  # two launches of argmax, and advance
 
 
 def test_names_that_do_not_exist_are_refused():

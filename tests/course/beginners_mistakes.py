@@ -187,8 +187,11 @@ BEGINNERS = [
         ("newest_tokens[slot] = token", "pass", "one row", "the new token was not stored"),
     ),
     *of(
-        "engine.graph_key",
-        ("for name in BATCH_ARRAYS", "for name in BATCH_ARRAYS[:1]", "longer block tables", "the shapes of the batch's"),
-        ("return shapes", "return list(shapes)", "other values", "a dict's key is made of"),
+        "engine.next_size",
+        ("size >= count", "size <= count", "a size of its own", "a graph of 1 rows has no room for 4"),
+        ("            return size", "            size", "a size of its own", "was passed over or not returned"),
+        ("for size in sizes:", "for size in reversed(sizes):", "a size of its own", "every row beyond 4 is padding"),
+        ("    return None", "    return sizes[-1]", "more than the largest", "no size is large enough"),
+        ("size >= count", "size == count", "between two sizes", "was passed over"),
     ),
 ]  # fmt: skip

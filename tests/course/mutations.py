@@ -245,11 +245,13 @@ MUTATIONS = [
         ("if row < tokens.shape[0]:", "if True:", "one row", "out of bounds"),
     ),
     *of(
-        "engine.graph_key",
-        (", sampling.all_greedy", "", "greedy and drawn", "the keys are equal"),
-        ("getattr(batch, name).shape", "str(getattr(batch, name))", "other values", "values may change"),
-        ("return shapes, ", "return ", "longer block tables", ""),
-        (", reads_logits", "", "logits that are read", "the keys are equal"),
+        "engine.next_size",
+        ("size >= count", "size > count", "a size of its own", "4 is large enough, too"),
+        ("            return size", "            return count", "between two sizes", "5 is not one of the sizes"),
+        ("return None", "return size", "more than the largest", "no size is large enough"),
+        ("for size in sizes:", "for size in sizes[1:]:", "one sequence", "1 is large enough, too"),
+        ("for size in sizes:", "for size in (1, 2, 4, 8, 16, 32, 64):", "more than the largest", ""),
+        ("for size in sizes:", "for size in sizes[:5]:", "all numbers of sequences", "was passed over"),
     ),
     *of(
         "engine.launch_ahead",

@@ -52,6 +52,7 @@ def check(llm, sampled):
     assert llm.engine.cache_policy.usage().allocated == 0
 
 
+@pytest.mark.covering("budget", "policy")
 @pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_policies_and_chunks(sampled_alone, policy, budget):
@@ -68,6 +69,7 @@ CACHES = {
 }
 
 
+@pytest.mark.covering("cache", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("cache", CACHES)
 def test_caches(sampled_alone, cache, policy):
@@ -75,6 +77,7 @@ def test_caches(sampled_alone, cache, policy):
         check(llm, sampled_alone)
 
 
+@pytest.mark.covering("preemption + cache", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("cache", ["paged", "radix"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
@@ -92,13 +95,11 @@ def test_preemption_in_other_caches(sampled_alone, options):
         check(llm, sampled_alone)
 
 
+@pytest.mark.covering("kv_cache_dtype + window", "policy")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("kv_cache_dtype, window", [("int8", 0), ("int8", 32), ("kivi_int4", 32), ("kivi_int4", 64)])
 def test_quantised_caches(kv_cache_dtype, window, policy):
-    """A quantised cache has tokens of its own, but they too do not depend on company or chunks, if chunks read what decodes read.
-
-    A chunk reads earlier ones as they are cached, so equality holds for the chunks of one budget; company and preemption may not matter.
-    """
+    """Tokens do not depend on company. Prompts are computed whole: a chunk reads earlier ones as they are cached, which changes numbers."""
     options = dict(kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=window, scheduling_policy=policy, **SMALL)
     with LLM(model_directory("llama3"), **options) as llm:
         alone = [tokens for one, params in zip(PROMPTS, GREEDY, strict=True) for tokens in completions(llm.generate([one], params))]
@@ -107,6 +108,51 @@ def test_quantised_caches(kv_cache_dtype, window, policy):
         assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
         with LLM(model_directory("llama3"), max_num_seqs=2, **options) as other:
             assert completions(other.generate(PROMPTS, GREEDY)) == alone
+
+
+@pytest.mark.covering("budget", "policy")
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("budget", [1, 7, 16, 64])
+def test_chunks_and_preemption_with_a_quantised_cache(policy, budget):
+    """Without a residual window every query reads what is cached, so that neither chunks nor preemption change a token."""
+    options = dict(kv_cache_dtype="int8", scheduling_policy=policy, **SMALL)
+    with LLM(model_directory("llama3"), **options) as llm:
+        greedy, sampled = completions(llm.generate(PROMPTS, GREEDY)), completions(llm.generate(PROMPTS, SAMPLED))
+        block_bytes = llm.engine.cache.shape.bytes_per_block
+    small = dict(max_num_batched_tokens=budget, preemption="swap" if budget == 7 else "recompute", kv_cache_memory_bytes=9 * block_bytes)
+    with LLM(model_directory("llama3"), enable_prefix_caching=budget == 16, swap_space_bytes=9 * block_bytes, **small, **options) as llm:
+        for _ in range(2):
+            assert completions(llm.generate(PROMPTS, GREEDY)) == greedy and completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+        assert budget < 64 or llm.llm_engine.stats().num_preemptions > 0, "with less they come one after the other"
+
+
+@pytest.mark.covering("kv_cache_dtype", "policy")
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("kv_cache_dtype", ["kivi_int4", "int8"])
+def test_a_residual_window_in_a_tiny_cache(kv_cache_dtype, policy):
+    """Rings come and go with slots. What is computed again reads unquantised keys that decodes read as codes, so later tokens may differ.
+
+    Requests that are not preempted get the tokens that they get alone, and every run is like the one before.
+    """
+    options = dict(kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=32, block_size=32, max_num_seqs=4, **SMALL)
+    options |= dict(scheduling_policy=policy)
+    prompts = [prompt(30, seed=i) for i in range(6)]  # a block each, and a second one after two tokens
+    with LLM(model_directory("llama3"), **options) as llm:
+        alone = [tokens for one in prompts for tokens in completions(llm.generate([one], GREEDY[0]))]
+        shape, room = llm.engine.cache.shape, llm.engine.cache.room
+    with LLM(model_directory("llama3"), kv_cache_memory_bytes=room.bytes(shape) + 5 * shape.bytes_per_block, **options) as llm:
+        assert llm.engine.cache_policy.num_blocks == 5
+        found = []
+        for _ in range(2):
+            sequences = [sequence for [sequence] in llm._requests(prompts, GREEDY[0])]
+            for sequence in sequences:
+                llm.llm_engine.core.add(sequence)
+            llm.llm_engine.core.run(sequences)
+            found.append([sequence.output_token_ids for sequence in sequences])
+        assert found[0] == found[1] and list(map(len, found[0])) == [20] * 6
+        for sequence, tokens, expected in zip(sequences, found[0], alone, strict=True):
+            assert sequence.num_preemptions or tokens == expected
+        assert llm.llm_engine.stats().num_preemptions > 0 and llm.engine.cache_policy.usage().allocated == 0
 
 
 def test_dropped_requests_have_an_error_and_the_others_their_tokens():
@@ -141,12 +187,13 @@ def test_perplexity_is_unchanged_while_others_run(llm, policy):
         assert other.perplexity(prompt(120), window=64, stride=32) == pytest.approx(expected, rel=1e-5)
 
 
-ARRIVALS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(-1, 1), st.none() | st.integers(0, 15)), min_size=2, max_size=8)
+ARRIVAL = st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(-1, 1), st.none() | st.integers(0, 15))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    arrivals=ARRIVALS, policy=st.sampled_from(SCHEDULING_POLICIES), preemption=st.sampled_from(PREEMPTIONS), blocks=st.integers(8, 14),
+    arrivals=st.lists(ARRIVAL, min_size=2, max_size=8), policy=st.sampled_from(SCHEDULING_POLICIES),
+    preemption=st.sampled_from(PREEMPTIONS), blocks=st.integers(8, 14),
     budget=st.sampled_from([1, 7, 16, 64]), prefixes=st.sampled_from([False, "hash", "radix"]),
 )  # fmt: skip
 def test_requests_that_come_and_go(sampled_alone, arrivals, policy, preemption, blocks, budget, prefixes):

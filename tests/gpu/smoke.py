@@ -103,19 +103,50 @@ def operations():
             np.testing.assert_allclose(our, their, rtol=0, atol=tolerance * np.abs(their).max(), err_msg=f"{family} {dtype}")
 
 
-def generation():
-    """The engine: plain runner and graph runner against the CPU."""
-    from minllm import LLM, SamplingParams
+def steps_of(prompts, params, **options):
+    """The tokens of requests on the CPU, in eager steps and in replayed ones, which must be equal; says how many graphs were captured."""
+    from minllm import LLM
     from tests.engine.models import model_directory
+
+    found, runners = {}, {"cpu": dict(device="cpu"), "eager": dict(device="cuda", enforce_eager=True), "graphs": dict(device="cuda")}
+    for name, runner in runners.items():
+        with LLM(model_directory("llama3"), dtype="float32", max_model_len=160, max_num_seqs=8, **runner, **options) as llm:
+            found[name] = [completion.token_ids for output in llm.generate(prompts, params) for completion in output.outputs]
+            captured = 0 if llm.engine.runner.graphs is None else llm.engine.runner.graphs.num_captured
+    assert found["cpu"] == found["eager"], f"eager steps differ from NumPy: {found}"
+    assert found["cpu"] == found["graphs"], f"replayed steps differ from NumPy: {found}"
+    return f"{captured} graphs"
+
+
+def decode_steps():
+    """Requests that begin together: after the prompts only decode steps, each launched before the last one was read."""
+    from minllm import SamplingParams
     from tests.models.random_models import prompt
 
-    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    found, runners = {}, {"cpu": dict(device="cpu"), "eager": dict(device="cuda", enforce_eager=True), "graph": dict(device="cuda")}
-    for name, options in runners.items():
-        with LLM(model_directory("llama3"), dtype="float32", max_model_len=160, **options) as llm:
-            found[name] = [output.outputs[0].token_ids for output in llm.generate([prompt(3), prompt(17)], params)]
-    assert found["cpu"] == found["eager"], f"eager differs from NumPy: {found}"
-    assert found["cpu"] == found["graph"], f"graph differs from NumPy: {found}"
+    return steps_of([prompt(3), prompt(17)], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+
+
+def mixed_steps():
+    """Chunks of prompts beside decodes, requests that come and go, several completions, and sampling of all kinds."""
+    from minllm import SamplingParams
+    from tests.models.random_models import prompt
+
+    params = [
+        SamplingParams(temperature=i % 2, max_tokens=2 + 5 * i % 19, seed=i, ignore_eos=True, n=3 if i == 5 else 1, top_k=30 * (i % 3 == 1))
+        for i in range(20)
+    ]
+    return steps_of([prompt(1 + 17 * i % 90, seed=i) for i in range(20)], params, max_num_batched_tokens=24)
+
+
+def preempted_steps():
+    """A cache of twelve blocks, whose sequences are swapped to the host or computed again."""
+    from minllm import SamplingParams
+    from tests.engine.checks import BLOCK_BYTES
+    from tests.models.random_models import prompt
+
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    options = dict(preemption="auto", kv_cache_memory_bytes=12 * BLOCK_BYTES, swap_space_bytes=64 << 20)
+    return steps_of([prompt(9 + i) for i in range(8)], params, **options)
 
 
 def decoding_time():
@@ -133,7 +164,7 @@ def decoding_time():
     return ", ".join(lines)
 
 
-PIECES = [device, memory, pinned, greedy, draws, sampling_times, operations, generation, decoding_time]
+PIECES = [device, memory, pinned, greedy, draws, sampling_times, operations, decode_steps, mixed_steps, preempted_steps, decoding_time]
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.graph import CapturedGraph
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
-from tests.kernels.matmul import gemv_cases, wgmma_cases
+from tests.kernels.matmul import fused_cases, gemv_cases, wgmma_cases
 from tests.kernels.matmul.cases import (
     CASES,
     DTYPES,
@@ -92,6 +92,17 @@ def test_gemv_with_norm_residual_and_gate(m, n, k, tiling, device):
 @pytest.mark.parametrize("shape", [*gemv_cases.QKV_SHAPES, (1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048)], ids=str)
 def test_gemv_from_norm_to_cache(shape, tiling, device):
     gemv_cases.check_qkv(*shape, BFLOAT16, tiling is None, tiling, device)
+
+
+@pytest.mark.parametrize("shape", [*fused_cases.SHAPES, (16, 2048, 8192, None), (64, 4096, 14336, None), (33, 4096, 4096, None)], ids=str)
+def test_flat_wgmma_from_stream_to_stream(shape, device):
+    fused_cases.check_linear_add(*shape, BFLOAT16, shape[0] == 3, device)
+    fused_cases.check_gated(*shape, BFLOAT16, device)
+
+
+@pytest.mark.parametrize("shape", [*fused_cases.QKV_SHAPES, (16, 32, 8, 64, 2048, None), (20, 32, 8, 128, 4096, None)], ids=str)
+def test_flat_wgmma_from_norm_to_cache(shape, device):
+    fused_cases.check_qkv(*shape, BFLOAT16, shape[0] != 3, shape[0] == 12, device)
 
 
 @pytest.mark.parametrize("case", [*wgmma_cases.GATED, (1111, 1032, 520, BFLOAT16, None), (300, 264, 4104, FLOAT16, None)], ids=str)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from minllm.kernels.sampling.advance import advance, advance_reference
 from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import philox_reference
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
@@ -20,7 +19,6 @@ from tests.kernels.sampling.cases import (
     slots_of,
     tensors,
 )  # fmt: skip
-from tests.kernels.sampling.test_advance import state
 from tests.kernels.sampling.test_philox import philox_kernel
 
 VOCABULARIES = [1, 3, 111, 4095, 4097, 32000, 128256]
@@ -95,19 +93,3 @@ def test_frequencies_of_a_million_draws(device):
     freedom = kept.sum() - 1
     chi_squared = ((observed - expected)[kept] ** 2 / expected[kept]).sum()
     assert chi_squared < freedom + 4 * np.sqrt(2 * freedom) + 6
-
-
-@pytest.mark.parametrize("rows", [1, 129])
-def test_advance(rows, device):
-    arrays, tables = state(rows, 16)
-    limits = np.full(rows, 40, np.int32)
-    limits[rows // 2] = 0
-    tokens = np.arange(rows, dtype=np.int32) % 50
-    sampling = tensors([dict(presence_penalty=0.5)] * rows, 50)
-    on_device, device_sampling = {name: device.array(array) for name, array in arrays.items()}, sampling.to(device.array)
-    advance(device.array(tokens), *on_device.values(), device.array(tables), device.array(limits), device_sampling, 16)
-    advance_reference(tokens, *arrays.values(), tables, limits, sampling, 16)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(device.host(on_device[name]), array, err_msg=name)
-    np.testing.assert_array_equal(device.host(device_sampling.output_counts), sampling.output_counts)
-    np.testing.assert_array_equal(device.host(device_sampling.step), sampling.step)

@@ -43,6 +43,7 @@ class PagedSequences:
             num_sequences=len(chunks),
             max_query_len=max(len(chunk) for chunk in chunks),
             max_context_len=max(self.lengths),
+            num_decodes=len(chunks) if ends[-1] == len(chunks) else 0,
         )
 
     def _array(self, values: Any) -> Any:

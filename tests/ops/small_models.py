@@ -17,6 +17,11 @@ CONFIGS = {
     "llama": LLAMA_LIKE | dict(model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True),
     "qwen2": LLAMA_LIKE | dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False),
     "qwen3": LLAMA_LIKE | dict(model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
+    "llama, wide": LLAMA_LIKE  # matrices of whole tiles
+    | dict(
+        model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True, hidden_size=256, intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+    ),
     "gpt2": dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=32, n_layer=1, n_head=4, n_inner=24, n_positions=64,
         activation_function="gelu_new", layer_norm_epsilon=1e-5,

@@ -10,6 +10,7 @@ from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import NormWeights
+from minllm.runtime.device import HOPPER
 from minllm.sim import tracing
 from minllm.weights import plain_kernels
 from minllm.weights.formats import plain_linear
@@ -62,6 +63,20 @@ def test_one_sequence_alone_takes_fewer_kernels(rows, kernels):
         logits_of(CudaOps("float32", simulated=True), "llama", [[[5]] * rows], True)
     layers = small_model("llama", NumpyOps("float32")).config.num_hidden_layers
     assert len(prompt_and_step) == 2 + (rows > 1) + kernels * layers
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_some_sequences_together_agree_with_numpy_and_take_fewer_kernels(dtype):
+    """Five kernels per layer on Hopper; the first layer's norm, the last one's and the head's are apart, and so is the embedding."""
+    chunks = [[[5], [7], [2]], [[3], [9], [1]]]
+    ops = CudaOps(dtype, simulated=True)
+    ops.capability = HOPPER
+    with tracing() as launches:
+        ours = logits_of(ops, "llama, wide", chunks, True)
+    theirs = logits_of(NumpyOps(dtype), "llama, wide", chunks, True)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
+    assert len(launches) == 2 * (1 + 1 + 2 * 5 + 1 + 1)
 
 
 BY_NAME = [

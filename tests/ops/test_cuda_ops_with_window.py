@@ -7,7 +7,7 @@ import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.residual_window import window_room
-from minllm.engine.running.batch_arrays import Span, build_batch, decode_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, decode_batch, to_backend
 from minllm.kernels.quantization.formats import kv_format
 from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps
@@ -24,14 +24,14 @@ def cache_after(ops, model, name, text):
     """A cache that has seen the text, in one chunk."""
     shape = CacheShape(model.config.num_hidden_layers, BLOCK_SIZE, 1, 32, ops.dtype, kv_format(name, 32), WINDOW)
     cache = KVCache(ops, shape, 4, window_room(WINDOW, 2, 64))
-    batch = build_batch([Span(text, 0, TABLE[0], RING)], [0], BLOCK_SIZE, WINDOW)
+    batch = build_batch([NewTokens(text, 0, TABLE[0], RING)], [0], BLOCK_SIZE, WINDOW)
     forward(ops, model, batch, cache.layers)
     return cache
 
 
 def logits_of(ops, model, cache, text, start):
     """Of a chunk that completes a group, and of a decode step behind it; and the keys' codes."""
-    chunk = build_batch([Span(text[start:-1], start, TABLE[0], RING)], [len(text) - start - 2], BLOCK_SIZE, WINDOW)
+    chunk = build_batch([NewTokens(text[start:-1], start, TABLE[0], RING)], [len(text) - start - 2], BLOCK_SIZE, WINDOW)
     last = (np.array(text[-1:], np.int32), np.array([len(text) - 1], np.int32), TABLE)
     step = decode_batch(*last, BLOCK_SIZE, np.array([RING]), WINDOW)
     found = [ops.to_host(forward(ops, model, to_backend(batch, ops), cache.layers)) for batch in (chunk, step)]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from minllm.engine.batch_arrays import decode_batch
 
+from minllm.engine.running.batch_arrays import decode_batch
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState

@@ -1,11 +1,10 @@
-"""Ladders of the decode step that a graph replays: advancing a batch by one token, and deciding which steps one graph serves."""
+"""Ladders of the decode step that a graph replays: advancing slots by one token, and choosing the graph's size."""
 
 import numpy as np
 
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
-from minllm.engine.sampling_params import SamplingParams
-from minllm.kernels.sampling.parameters import build_sampling_tensors
+from minllm.engine.running.step_graphs import decode_sizes, token_sizes
 from minllm.kernels.sampling.tensors import Adjustment
 from minllm.kernels.slots.state import SlotState
 
@@ -64,34 +63,35 @@ def advanced(advance, slots, num_slots=None, penalties=()):
     ])  # fmt: skip
 
 
-def steps(rows=2, pages=4, shift=0, temperature=0.0, penalty=0.0):
-    """A decode batch and its sampling tensors: shapes by `rows`, values by `shift`."""
-    from minllm.engine.running.batch_arrays import decode_batch
-
-    tables = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
-    batch = decode_batch(np.full(rows, 5 + shift, np.int32), np.full(rows, 2 + shift, np.int32), tables, 4)
-    parameters = [SamplingParams(temperature=temperature, frequency_penalty=penalty, seed=shift)] * rows
-    return batch, build_sampling_tensors(parameters, 20, [[1]] * rows)
-
-
-def same_graph(graph_key, other, wanted, cause, reads=(False, False)):
-    """Whether `steps()` and `steps(**other)` may be replayed from one graph; cause: the mistake of a key that says otherwise."""
-    first, second = graph_key(*steps(), reads[0]), graph_key(*steps(**other), reads[1])
-    for key in (first, second):
-        try:
-            hash(key)
-        except TypeError as error:
-            raise Mismatch(f"the key cannot be looked up: {error}\nLikely cause: a dict's key is made of tuples, not of lists.") from None
-    if (first == second) == wanted:
+def smallest(next_size, count, sizes):
+    """The size for `count` rows is the smallest of `sizes` that has room for them, or None."""
+    found = next_size(count, sizes)
+    wanted = min((size for size in sizes if size >= count), default=None)
+    if found == wanted:
         return
-    said = "differ, though one graph serves both steps" if wanted else "are equal, though the steps need a graph each"
-    raise Mismatch(f"the keys {said}: {short(first)} and {short(second)}\nLikely cause: {cause}")
+    if wanted is None:
+        cause = "no size is large enough, so there is no graph: return None, and the step is launched kernel by kernel."
+    elif found is None:
+        cause = f"{wanted} is large enough, and was passed over or not returned."
+    elif found not in sizes:
+        cause = f"{found} is not one of the sizes: there is no graph for it."
+    elif found < count:
+        cause = f"a graph of {found} rows has no room for {count}."
+    else:
+        cause = f"{wanted} is large enough, too, and every row beyond {count} is padding: return the first size that is at least `count`."
+    raise Mismatch(f"next_size({count}, {short(sizes)}) is {found}; expected {wanted}\nLikely cause: {cause}")
 
 
-def short(key) -> str:
-    """A key on one line."""
-    text = repr(key)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+def short(sizes) -> str:
+    """Sizes on one line."""
+    text = str(sizes)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def for_all_counts(next_size, sizes):
+    """`smallest` for every number of rows up to one more than the largest size."""
+    for count in range(1, sizes[-1] + 2):
+        smallest(next_size, count, sizes)
 
 
 EXERCISES = (
@@ -115,29 +115,21 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        name="engine.graph_key",
+        name="engine.next_size",
         lesson=13,
-        title="which decode steps one CUDA graph can serve",
-        module="minllm.engine.decode_graph",
-        entry="graph_key",
-        task="Return a tuple that is equal for two steps exactly if a graph captured from one can be replayed for the other: the "
-        "shapes of the batch's "
-        "arrays (BATCH_ARRAYS) and of the sampler's by name, whether all rows are greedy, and whether logits are read.",
-        hints=("A graph holds launches with fixed grids and addresses; the numbers in the arrays may change.", "sampling.arrays() "
-                                                                                                               "gives arrays by name."),
+        title="which CUDA graph a step is padded for",
+        module="minllm.engine.running.step_graphs",
+        entry="next_size",
+        task="Return the smallest of the sizes, which ascend, that is at least `count`, or None if none is.",
+        hints=("A graph of 8 rows serves 8 sequences or fewer: the other rows are padding.",
+               "The sizes ascend, so the first one that is large enough is the smallest."),
         rungs=(
-            Rung("other values", "tokens and positions change with every step.", lambda f: same_graph(f, dict(shift=1), True,
-                 "a number out of an array is part of the key: take shapes only, values may change.")),
-            Rung("another batch size", "grids are made from shapes.", lambda f: same_graph(f, dict(rows=3), False,
-                 "no shape that has the batch's rows is in the key.")),
-            Rung("longer block tables", "the batch's arrays count, too.", lambda f: same_graph(f, dict(pages=8), False,
-                 "the shapes of the batch's arrays are missing: getattr(batch, name).shape for each of BATCH_ARRAYS.")),
-            Rung("greedy and drawn", "drawing launches other kernels.", lambda f: same_graph(f, dict(temperature=1.0), False,
-                 "sampling.all_greedy is missing.")),
-            Rung("penalties", "penalties bring arrays, and a kernel of their own.", lambda f: same_graph(f, dict(penalty=0.5), False,
-                 "the names of the sampler's arrays are missing: sampling.arrays() has more of them where there are penalties.")),
-            Rung("logits that are read", "reading logits back is a part of the step.", lambda f: same_graph(f, {}, False,
-                 "reads_logits is missing.", (False, True))),
+            Rung("a size of its own", "4 sequences fit a graph of 4 rows.", lambda f: smallest(f, 4, [1, 2, 4, 8])),
+            Rung("between two sizes", "the step is padded up, never cut.", lambda f: smallest(f, 5, [1, 2, 4, 8, 16])),
+            Rung("more than the largest", "such a step is launched kernel by kernel.", lambda f: smallest(f, 9, [1, 2, 4, 8])),
+            Rung("one sequence", "the smallest size counts, too.", lambda f: smallest(f, 1, [1, 2, 4, 8])),
+            Rung("all numbers of sequences", "the engine's own sizes.", lambda f: for_all_counts(f, decode_sizes(44))),
+            Rung("all numbers of tokens", "and those of steps with prompts.", lambda f: for_all_counts(f, token_sizes(700))),
         ),
     ),
 )  # fmt: skip

@@ -2,27 +2,30 @@
 
 from collections.abc import Sequence as Many
 
-from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minllm.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from minllm.engine.requests.sequence import Sequence
 
 
 def output_of(sequences: Many[Sequence]) -> RequestOutput:
     """The output of a request so far; its sequences in the order of their completions.
 
-    With best_of, the n completions of the highest cumulative log-probability, the best first, once all have ended.
+    With best_of, the n completions of the highest cumulative log-probability, the best first, once all have ended. Another thread may
+    append tokens meanwhile: what has ended is asked first, because that is complete.
     """
     first = sequences[0]
+    reasons = {sequence: sequence.finish_reason for sequence in sequences}
+    finished = None not in reasons.values()
     chosen = list(sequences)
     if len(sequences) > first.params.n:
-        if all(sequence.is_finished for sequence in sequences):
+        if finished:
             chosen.sort(key=lambda sequence: -sequence.cumulative_logprob)
         chosen = chosen[: first.params.n]
     return RequestOutput(
         request_id=first.request_id,
         prompt=first.prompt,
-        prompt_token_ids=list(first.prompt_token_ids),
-        outputs=[completion_of(sequence, index) for index, sequence in enumerate(chosen)],
-        finished=all(sequence.is_finished for sequence in sequences),
+        prompt_token_ids=first.shown_prompt_token_ids,
+        outputs=[completion_of(sequence, reasons[sequence], index) for index, sequence in enumerate(chosen)],
+        finished=finished,
         metrics=metrics_of(sequences),
         num_cached_tokens=first.num_cached_tokens,
         prompt_logprobs=None if first.params.prompt_logprobs is None else list(first.prompt_logprobs),
@@ -30,17 +33,18 @@ def output_of(sequences: Many[Sequence]) -> RequestOutput:
     )
 
 
-def completion_of(sequence: Sequence, index: int = 0) -> CompletionOutput:
+def completion_of(sequence: Sequence, finish_reason: FinishReason | None, index: int = 0) -> CompletionOutput:
     """One completion so far, as number `index` of its request."""
     wants_logprobs = sequence.params.logprobs is not None
+    text, count = sequence.text_so_far()
     return CompletionOutput(
         index=index,
-        text=sequence.text,
-        token_ids=list(sequence.output_token_ids),
-        cumulative_logprob=sequence.cumulative_logprob if wants_logprobs or sequence.needs_logprobs else None,
-        logprobs=list(sequence.logprobs) if wants_logprobs else None,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
+        text=text,
+        token_ids=sequence.output_token_ids[:count],
+        cumulative_logprob=sequence.cumulative_logprob if sequence.needs_logprobs else None,
+        logprobs=sequence.logprobs[:count] if wants_logprobs else None,
+        finish_reason=finish_reason,
+        stop_reason=None if finish_reason is None else sequence.stop_reason,
     )
 
 

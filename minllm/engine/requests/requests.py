@@ -1,7 +1,6 @@
 """Make sequences that the engine can run from a checked prompt and its parameters."""
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from minllm.engine.sampling_params import SamplingParams
 class NoText:
     """The decoder of a request with detokenize=False: no token has a text."""
 
-    def push(self, token_id: int) -> str:
+    def push_all(self, token_ids: list[int]) -> str:
         """No text."""
         return ""
 
@@ -38,7 +37,7 @@ def make_sequences(
     check_vocabulary(params, engine.model.config.vocab_size, {*eos_token_ids, *params.stop_token_ids})
     prompt = prompt_in_context(prompt, params, engine.max_model_len)
     room = engine.max_model_len - len(prompt.token_ids)
-    seed = _derived_seed(engine_seed, number) if params.seed is None else params.seed
+    seed = _seed(params, engine_seed, number)
     bad_words = bad_word_token_ids(params.bad_words, functools.partial(engine.tokenizer.encode, add_special_tokens=False))
     processors = params.logits_processors + ((BadWords(bad_words),) if any(len(word) > 1 for word in bad_words) else ())
     sequences = [
@@ -46,7 +45,7 @@ def make_sequences(
             request_id=request_id,
             prompt=prompt.text,
             prompt_token_ids=prompt.token_ids,
-            params=replace(params, seed=seed if index == 0 else _derived_seed(seed, index)),
+            params=params.with_seed(seed if index == 0 else _derived_seed(seed, index)),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eos_token_ids=eos_token_ids,
             decoder=_decoder(engine, prompt, params),
@@ -66,6 +65,13 @@ def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> An
     if not params.detokenize:
         return NoText()
     return engine.tokenizer.incremental_decoder(prompt.token_ids, params.skip_special_tokens)
+
+
+def _seed(params: SamplingParams, engine_seed: int, number: int) -> int:
+    """The seed of a request's first completion. Greedy decoding draws nothing, and deriving a seed takes longer than most checks."""
+    if params.seed is not None:
+        return params.seed
+    return 0 if params.is_greedy else _derived_seed(engine_seed, number)
 
 
 def _derived_seed(engine_seed: int, number: int) -> int:

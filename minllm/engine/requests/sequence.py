@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from minllm.engine.outputs import FinishReason, Logprob
@@ -22,7 +24,9 @@ class Sequence:
     """One prompt and the tokens that follow it.
 
     `max_tokens` is the smaller of the request's own limit and the room left in the model's context. `decoder` turns ids into text
-    piece by piece (models.incremental_decoder); text is made when somebody reads it, or at once if it may hold a stop string.
+    piece by piece (models.incremental_decoder); text is made when it is read, or at once if it may hold a stop string.
+
+    One thread may append tokens while another reads the text. `finish_reason` is set last, so a sequence seen as finished is complete.
     """
 
     request_id: str
@@ -66,6 +70,12 @@ class Sequence:
         self._matcher = StopStringMatcher(self.params.stop, self.params.include_stop_str_in_output)
         self._num_read = 0  # output tokens that the decoder has had
         self._unread = ""
+        self._reading = Lock()
+
+    @cached_property
+    def shown_prompt_token_ids(self) -> list[int]:
+        """A copy of the prompt's token ids that all outputs of the request share."""
+        return list(self.prompt_token_ids)
 
     @property
     def needs_logprobs(self) -> bool:
@@ -127,8 +137,13 @@ class Sequence:
     @property
     def text(self) -> str:
         """The text so far, without a tail that may be part of a character or a stop string."""
-        self._read_tokens()
-        return self._matcher.text
+        return self.text_so_far()[0]
+
+    def text_so_far(self) -> tuple[str, int]:
+        """The text, and the number of output tokens that it stands for."""
+        with self._reading:
+            self._read_tokens(self.is_finished)
+            return self._matcher.text, self._num_read
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
         """Append the next token, which came at `now`, and decide whether it is the last."""
@@ -140,41 +155,59 @@ class Sequence:
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token_id].logprob
+        reason, stop_reason = self._end_at(token_id)
         if self.params.stop:
-            self._read_tokens()
-        if token_id in self._ending_ids and len(self.output_token_ids) > self.params.min_tokens and not self.is_finished:
-            self.finish_reason = "stop"
-            self.stop_reason = None if token_id in self.eos_token_ids else token_id
-        if len(self.output_token_ids) >= self.max_tokens and not self.is_finished:
-            self.finish_reason = "length"
-        if self.is_finished and self.params.stop:
-            self._read_tokens()
+            with self._reading:
+                self._read_tokens(reason is not None)
+            if self._matcher.stop is not None:
+                reason, stop_reason = "stop", self._matcher.stop
+        self.stop_reason = stop_reason
+        self.finish_reason = reason
 
     def abort(self, reason: FinishReason = "abort", error: Exception | None = None) -> None:
         """End the sequence where it is."""
-        self.finish_reason, self.error = reason, error
+        self.error = error
+        self.finish_reason = reason
+
+    def give_up(self, error: Exception) -> None:
+        """End the sequence because of an error with its text, which stays as it is."""
+        self.abort("error", error)
+        self._num_read, self.decoder = len(self.output_token_ids), None
 
     def take_text(self) -> str:
         """The text that became final since the last call."""
-        self._read_tokens()
-        text, self._unread = self._unread, ""
+        with self._reading:
+            self._read_tokens(self.is_finished)
+            text, self._unread = self._unread, ""
         return text
 
-    def _read_tokens(self) -> None:
-        """Turn the output tokens that the decoder has not had into text."""
-        while self._num_read < len(self.output_token_ids):
-            token_id = self.output_token_ids[self._num_read]
-            self._num_read += 1
-            may_stop = self._num_read > self.params.min_tokens
-            ends = may_stop and token_id in self._ending_ids
-            if not ends or self.params.include_stop_str_in_output:
-                self._take_piece(self.decoder.push(token_id), may_stop)
-        if self.is_finished and self.decoder is not None:
-            self._take_piece(self.decoder.finish(), len(self.output_token_ids) > self.params.min_tokens)
+    def _end_at(self, token_id: int) -> tuple[FinishReason | None, int | None]:
+        """finish_reason and stop_reason after this newest token, stop strings apart."""
+        count = len(self.output_token_ids)
+        if token_id in self._ending_ids and count > self.params.min_tokens:
+            return "stop", None if token_id in self.eos_token_ids else token_id
+        return ("length" if count >= self.max_tokens else None), None
+
+    def _read_tokens(self, are_all: bool) -> None:
+        """Turn the output tokens that the decoder has not had into text. are_all: no more tokens will come."""
+        new, min_tokens = self.output_token_ids[self._num_read :], self.params.min_tokens
+        if self.params.stop:
+            for token_id in new:
+                self._num_read += 1
+                may_stop = self._num_read > min_tokens
+                self._release(self.decoder.push(token_id) if self._is_shown(token_id, may_stop) else "", may_stop)
+        elif new:
+            self._num_read += len(new)
+            may_stop = self._num_read > min_tokens
+            self._release(self.decoder.push_all(new if self._is_shown(new[-1], may_stop) else new[:-1]), may_stop)
+        if are_all and self.decoder is not None:
+            self._release(self.decoder.finish(), len(self.output_token_ids) > min_tokens)
             self._unread += self._matcher.flush()
             self.decoder = None
 
-    def _take_piece(self, piece: str, may_stop: bool) -> None:
+    def _is_shown(self, token_id: int, may_stop: bool) -> bool:
+        """Whether a token belongs to the text: one that ends the text does only if that was requested."""
+        return not (may_stop and token_id in self._ending_ids) or self.params.include_stop_str_in_output
+
+    def _release(self, piece: str, may_stop: bool) -> None:
         self._unread += self._matcher.push(piece, may_stop)
-        if self._matcher.stop is not None and self.finish_reason not in ("abort", "error"):
-            self.finish_reason, self.stop_reason = "stop", self._matcher.stop

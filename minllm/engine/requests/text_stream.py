@@ -23,16 +23,16 @@ class TextStream(Iterator[str]):
         if not self._has_begun:
             self._has_begun = True
             self._core.add(self._sequence)
-        while not (piece := self._sequence.take_text()):
-            if self._sequence.error is not None:
-                raise self._sequence.error
-            if self._sequence.is_finished:
-                raise StopIteration
-            try:
+        try:
+            while not (piece := self._sequence.take_text()):
+                if self._sequence.error is not None:
+                    raise self._sequence.error
+                if self._sequence.is_finished:
+                    raise StopIteration
                 self._core.step()
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
         return piece
 
     @property

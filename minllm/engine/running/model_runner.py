@@ -173,12 +173,13 @@ class ModelRunner:
             pads = batch.num_decodes == batch.num_sequences
             self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window, pads)
         logits = forward(self.ops, self.model, batch, self.cache.layers)
-        for row, sequence in processed:
-            self._process(logits[row], sequence)
+        computed = [(logits[row], self._process(logits[row], sequence)) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
         tokens = self.ops.sample(sampled, self.slots.sampling(kind), slots)
         self.ops.advance(tokens, slots, state)
+        for row, host in computed:
+            self.machine.write(row, host)  # log-probabilities are those of the model
         return tokens, logits
 
     def recent_rows(self, slots: Any) -> RecentTokens:
@@ -187,12 +188,14 @@ class ModelRunner:
         slot_mapping, context_lens = (self.ops.empty((rows,), np.int32) for _ in range(2))
         return RecentTokens(slot_mapping, context_lens, self.ops.empty((rows, ring), np.int32), rings=slots)
 
-    def _process(self, logits: Any, sequence: Sequence) -> None:
-        """Let a sequence's own functions change its logits, on the host: slow, because the device waits."""
-        host = self.ops.to_host(logits).copy()
+    def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
+        """Let a sequence's own functions change its logits, on the host: slow, because the device waits. Returns what they were."""
+        computed = self.ops.to_host(logits).copy()
+        host = computed.copy()
         for processor in sequence.logits_processors:
             host = np.asarray(processor(list(sequence.output_token_ids), host), np.float32)
         self.machine.write(logits, host)
+        return computed
 
     def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> "PendingForward":
         """Start to bring the results of a forward to the host; rows: that of each sampled sequence."""

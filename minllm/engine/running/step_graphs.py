@@ -4,7 +4,8 @@ A launch takes the host some 0.1 ms with all that is checked and looked up for i
 size for which there is a graph, whose replay is one launch:
 
     tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8
-    decodes   sequences that decode, which come first; prompts: the others
+    decodes   sequences that decode, which come first; beside prompts 8, 32, 64, 128 ..., so that few graphs serve many steps
+    prompts   the other sequences: 1, 8 or 32
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
     kind      which kernels choose the tokens (SamplingKind)
 
@@ -61,6 +62,14 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
     return sorted({1, 2, 4, *range(8, max_num_seqs, 8), max_num_seqs} & set(range(1, max_num_seqs + 1)))
 
 
+def mixed_sizes(max_num_seqs: int) -> list[int]:
+    """The numbers of sequences that decode, beside prompts, for which graphs are captured."""
+    sizes = [0, 8, 32]
+    while sizes[-1] < max_num_seqs:
+        sizes.append(2 * sizes[-1])
+    return sorted({min(size, max_num_seqs) for size in sizes})
+
+
 def token_sizes(most: int) -> list[int]:
     """The numbers of tokens, with prompts among them, for which graphs are captured."""
     powers = [1 << i for i in range(TOKEN_STEP.bit_length() - 1)]
@@ -94,6 +103,7 @@ class StepGraphs:
         """max_tokens: of a step. columns: of the widest block table. residual_window: that of the cache."""
         self.machine, self.block_size, self.compute = machine, block_size, compute
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
+        self.mixed_sizes = mixed_sizes(max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs + 1))
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # the slots that the last step of decodes alone had
@@ -111,11 +121,11 @@ class StepGraphs:
 
     def key(self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind) -> GraphKey | None:
         """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
-        decodes = 0 if num_decodes == 0 else next_size(num_decodes, self.decode_sizes)
-        prompts = 0 if num_prompts == 0 else next_size(num_prompts, PROMPTS)
         columns = next_size(-(-context // self.block_size), self.widths)
         if num_prompts == 0:
+            decodes = next_size(num_decodes, self.decode_sizes)
             return GraphKey(decodes, decodes, 0, columns, kind)
+        decodes, prompts = next_size(num_decodes, self.mixed_sizes), next_size(num_prompts, PROMPTS)
         # Rows of padding among the decodes lie where prompts begin, so there are at least as many tokens.
         tokens = next_size(max(num_tokens, decodes), self.token_sizes)
         return None if None in (prompts, tokens) else GraphKey(tokens, decodes, prompts, columns, kind)
@@ -153,8 +163,8 @@ class StepGraphs:
 
         They are those of prompts, and of decodes in short contexts; others are captured when they are first needed.
         """
-        columns, kinds = self.widths[0], sorted(kinds)
-        together = [GraphKey(self.token_sizes[-1], decodes, 8, columns, kinds[0]) for decodes in reversed(self.decode_sizes[2::8])]
+        columns, kinds, most = self.widths[0], sorted(kinds), self.token_sizes[-1]
+        together = [GraphKey(most, decodes, 8, width, kinds[0]) for width in self.widths[:2] for decodes in reversed(self.mixed_sizes)]
         prompts = [GraphKey(tokens, 0, 1, columns, kinds[0]) for tokens in reversed(self.token_sizes)]
         decodes = [GraphKey(rows, rows, 0, columns, kind) for kind in kinds for rows in reversed(self.decode_sizes)]
         return ([] if self._recent else together + prompts) + decodes

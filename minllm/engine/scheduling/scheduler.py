@@ -161,7 +161,7 @@ class Scheduler:
         try:
             sequence.append(token_id, logprobs, now)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this sequence, and the others of the step go on
-            sequence.abort("error", error)
+            sequence.give_up(error)
         if sequence.is_finished:
             self.memory.prediction.observe(sequence)
             self._leave(sequence)

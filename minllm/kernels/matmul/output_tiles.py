@@ -4,7 +4,7 @@ The machine works on some hundred neighbouring tiles of the order at once, and w
 L2. A square of tiles needs the fewest rows of x and weight: 64 tiles in a row need 1 + 64 strips of them, 8 x 8 need 8 + 8.
 """
 
-from numba import cuda, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 
@@ -28,14 +28,16 @@ def make_tile_order(group: int):
     return tile_at
 
 
-def make_store_pair(dtype: str, paired: bool):
-    """The device function that stores two neighbouring outputs; `paired`: as one word of two elements of `dtype`, aligned."""
-    pack = PACK[dtype]
+def make_store_pair(pairs: str | None):
+    """The device function that stores two neighbouring outputs: one by one, or by one store if `pairs`, their dtype, lie aligned."""
+    pack = PACK.get(pairs)
 
     @cuda.jit(device=True)
     def store_pair(out, row, column, low, high):
         if row < out.shape[0] and column < out.shape[1]:
-            if paired:
+            if pairs == "float32":
+                ptx.store_64(out, row * out.shape[1] + column, ptx.float_as_uint(float32(low)), ptx.float_as_uint(float32(high)))
+            elif pairs is not None:
                 ptx.store_32(out, row * out.shape[1] + column, pack(low, high))
             else:
                 out[row, column] = low

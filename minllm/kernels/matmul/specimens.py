@@ -7,9 +7,11 @@ from numba.cuda import types
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warp_specialized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.matmul.flat import flat_wgmma
+from minllm.kernels.matmul.flat import flat_wgmma, fused
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
+from minllm.kernels.matmul.flat.deferred_norm import deferred_norm_kernel
+from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
@@ -56,6 +58,7 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
         yield from flat_specimens(dtype.name)
+        yield from fused_specimens(dtype.name)
         yield from warpgroup_specimens(dtype.name)
         yield from wgmma_specimens(dtype.name)
 
@@ -141,6 +144,35 @@ def flat_specimens(dtype):
             return  # the same instructions but for one letter
 
 
+def fused_specimens(dtype):
+    """Decoding a batch: flat GEMMs from residual stream to residual stream, with the tilings of 1B and 8B models. Hopper only."""
+    matrix, vector, squares = array(dtype, 2), array(dtype, 1), array("float32", 2)
+    maps, numbers = (types.uint64, types.uint64), (types.int32, types.int32, types.float32)
+    for tokens, hidden, intermediate, head_dim in ((16, 2048, 8192, 64), (64, 4096, 14336, 128)):
+        tiling = fused.choose_fused_tiling(tokens, hidden, intermediate)
+        kernel, parts = deferred_norm_kernel(tokens, tiling, dtype, False, 0), hidden // tiling.rows
+        arguments = (*maps, types.none, types.none, matrix, vector, matrix, matrix, squares, *numbers)
+        yield fused_specimen(f"linear_add/{tokens}x{hidden}", kernel, arguments, tokens, tiling, dtype)
+        tiling = fused.choose_fused_tiling(tokens, intermediate, hidden, gated=True)
+        arguments = (*maps, types.none, squares, types.none, types.none, matrix, types.none, types.none, *numbers)
+        kernel = deferred_norm_kernel(tokens, tiling, dtype, True, parts)
+        yield fused_specimen(f"gated/{tokens}x{intermediate}", kernel, arguments, tokens, tiling, dtype)
+        tiling = fused.choose_fused_tiling(tokens, hidden * 3 // 2, hidden, most_rows=head_dim)
+        indices, heads = array(types.int32, 1), array(dtype, 3)
+        arguments = (*maps, types.none, squares, indices, indices, squares, heads, heads, heads, *numbers)
+        kernel = rope_append_kernel(tokens, tiling, dtype, head_dim, parts)
+        yield fused_specimen(f"qkv_rope_append/{tokens}x{hidden}", kernel, arguments, tokens, tiling, dtype)
+        if dtype != "bfloat16":
+            return  # the same instructions but for one letter
+
+
+def fused_specimen(name, kernel, arguments, tokens, tiling, dtype):
+    """One specimen; as many blocks as fit with their shared memory."""
+    shared_bytes, name = tiling.shared_bytes(tokens), f"matmul/flat/fused/{name}/{dtype}"
+    blocks = 228 * 1024 // (shared_bytes + 1024)
+    return Specimen(name, kernel, arguments, tiling.threads, blocks, shared_bytes, COPY_ENGINE, targets=((9, 0),))
+
+
 def warpgroup_specimens(dtype):
     """Hopper only: the rungs below wgmma, with outputs stored in pairs, and with bias and float32 outputs stored one by one."""
     rungs = (
@@ -158,7 +190,7 @@ def wgmma_specimens(dtype):
     """Hopper only: all tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
     matrix, vector = array(dtype, 2), array(dtype, 1)
     for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
-        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
+        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}{'/early' if tiling.early else ''}"
         yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
         if tiling.tile_n % 128 == 0:
             tiling = tiling._replace(chunks=1)
@@ -175,7 +207,7 @@ def wgmma_specimens(dtype):
 
 def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
     """One specimen of wgmma."""
-    kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, out == array(dtype, 2))
+    kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, dtype if out == array(dtype, 2) else "float32")
     arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32, types.int32)
     contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))

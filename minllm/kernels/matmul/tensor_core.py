@@ -111,7 +111,7 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
     find_x, copy_x = make_copy(tile_m, tile_k, threads)
     find_weight, copy_weight = make_copy(tile_n, tile_k, threads)
     multiply_tiles = make_multiply_tiles(warp_rows, warp_columns, tile_k, dtype)
-    store_pair = make_store_pair(dtype, paired)
+    store_pair = make_store_pair(dtype if paired else None)
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
     @kernel(launch_bounds=threads)

@@ -56,7 +56,7 @@ class Sums(NamedTuple):
 
 def make_sums(registers: int, dtype: str, paired: bool) -> Sums:
     """The Sums of a thread that has this number of them; two neighbours of a row are stored as one word if `paired`."""
-    store_pair = make_store_pair(dtype, paired)
+    store_pair = make_store_pair(dtype if paired else None)
 
     @cuda.jit(device=True, forceinline=True)
     def begin(sums, bias, first_column, thread):

@@ -2,7 +2,7 @@
 
 from numba.cuda import types
 
-from minllm.kernels.sampling import advance, argmax, log_probabilities, penalties, radix_select
+from minllm.kernels.sampling import argmax, log_probabilities, penalties, radix_select
 from minllm.kernels.sampling.sample import draw_parts_kernel
 from minllm.kernels.sampling.thresholds import thresholds_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
@@ -24,8 +24,6 @@ def specimens():
     yield Specimen("sampling/thresholds", thresholds_kernel, arguments, radix_select.THREADS, blocks=1, contains=wide, float64=SHARES)
     arguments = (float_rows, ints, floats, floats, seed, ints, *parts)
     yield Specimen("sampling/draw_parts", draw_parts_kernel, arguments, argmax.THREADS, blocks=5, contains=wide)
-    arguments = (ints, ints, ints, ints, ints, int_rows, ints, ints, int_rows, INT32, INT32)
-    yield Specimen("sampling/advance", advance.advance_kernel, arguments, advance.THREADS, blocks=8)
     given, best = (float_rows, ints, INT32, float_rows, float_rows, int_rows), (array(FLOAT32, 3), array(INT32, 3))
     kernel, threads = log_probabilities.log_probability_parts_kernel, log_probabilities.THREADS
     yield Specimen("sampling/log_probability_parts", kernel, (*given, *best), threads, blocks=4, contains=wide)

@@ -77,11 +77,6 @@ class SamplingTensors:
     logit_bias: Any = None  # float32 [S, vocab]; added to the logits
     kind: SamplingKind = SamplingKind.RANDOM  # of the rows that are sampled next: the largest of their requests' kinds
 
-    @property
-    def all_greedy(self) -> bool:
-        """Whether every row takes the largest logit."""
-        return self.kind is SamplingKind.GREEDY
-
     def arrays(self) -> dict[str, Any]:
         """The arrays by name, without those that are None."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "kind"}

@@ -50,11 +50,11 @@ def load_rows_kernel(
     row, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
     slot = slots[row]
     if slot < 0:
-        if thread == 0:
+        if thread == 0 and pads != 0:
             token_ids[row], positions[row], slot_mapping[row], context_lens[row] = 0, 0, -1, 0
         return
     position = int32(lengths[slot] - 1)
-    if thread == 0 and (slot >= 0 or pads != 0):
+    if thread == 0:
         token_ids[row] = newest_tokens[slot]
         positions[row] = position
         slot_mapping[row] = tables_of_slots[slot, position // block_size] * block_size + position % block_size

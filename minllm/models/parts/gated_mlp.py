@@ -28,9 +28,10 @@ class GatedMlp:
     down: Linear  # [hidden, intermediate]
     activation: str
 
-    def forward(self, ops: Ops, x: Array, residual: Array | None) -> tuple[Array, Array | None]:
+    def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
         """The feed-forward of the normalised x + residual [T, hidden]."""
-        return ops.normed_gated_mlp(x, residual, self.norm, self.gate_up, self.down, activation=self.activation)  # [T, hidden] both
+        names = dict(activation=self.activation, next_norm=next_norm)
+        return ops.normed_gated_mlp(x, residual, self.norm, self.gate_up, self.down, **names)  # [T, hidden] both
 
 
 def llama_tensors(config: ModelConfig, prefix: str) -> GatedMlp:

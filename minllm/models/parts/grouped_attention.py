@@ -34,14 +34,15 @@ class GroupedAttention:
     output: Linear  # [hidden, heads * head_dim]
 
     def forward(
-        self, ops: Ops, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None
-    ) -> tuple[Array, Array | None]:
+        self, ops: Ops, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
+        next_norm: NormWeights | None = None,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
         """Queries, keys and values of the normalised x + residual [T, hidden]; keys and values to the cache; attention; output."""
         query, residual = ops.normed_qkv(
             x, residual, self.norm, self.qkv, batch=batch, layer_cache=layer_cache, attention_config=self.config, cos_sin=cos_sin
         )  # [T, heads, head_dim], [T, hidden]
         mixed = ops.attention(query, layer_cache, batch, self.config)  # [T, heads * head_dim]
-        return ops.linear_add(mixed, self.output, residual)  # [T, hidden] both
+        return ops.linear_add(mixed, self.output, residual, next_norm)  # [T, hidden] both
 
 
 # Tensors

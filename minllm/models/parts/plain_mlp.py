@@ -27,7 +27,7 @@ class PlainMlp:
     down: Linear  # [hidden, intermediate]
     activation: str
 
-    def forward(self, ops: Ops, x: Array, residual: Array | None) -> tuple[Array, Array | None]:
+    def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
         """The feed-forward of the normalised x + residual [T, hidden]."""
         normalised, residual = ops.add_norm(x, residual, self.norm)  # [T, hidden] both
         return ops.mlp(normalised, self.up, self.down, self.activation), residual  # [T, hidden] both

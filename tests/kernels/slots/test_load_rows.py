@@ -28,6 +28,18 @@ def test_each_row_is_its_slots(rows, width, block_size, load):
     np.testing.assert_array_equal(state.words, before)
 
 
+@pytest.mark.parametrize("load", [load_rows, load_rows_reference])
+def test_prompts_may_begin_in_the_rows_of_padding(load):
+    state, slots, batch = make_state(11, 3, 16), make_slots(9, 11), make_batch(9, 3)
+    padding = slots < 0
+    before = {name: getattr(batch, name)[padding].copy() for name in BATCH}
+    assert padding.any() and not padding.all()
+    load(slots, state, batch, 16, pads=False)
+    for name in BATCH:
+        np.testing.assert_array_equal(getattr(batch, name)[padding], before[name], err_msg=name)
+    np.testing.assert_array_equal(batch.token_ids[~padding], state.newest_tokens[slots[~padding]])
+
+
 @pytest.mark.parametrize("rows", [1, 70])
 def test_kernel_and_reference_agree(rows, device):
     state, slots = make_state(80, 9, 16), make_slots(rows, 80)
@@ -51,3 +63,12 @@ def test_wrong_arrays_are_refused():
         load_rows(np.zeros(3, np.int32), state, make_batch(2, 2), 4)
     with pytest.raises(KernelArgumentError, match="block_tables has 3 columns; it may have up to 2"):
         load_rows(np.zeros(2, np.int32), state, make_batch(2, 3), 4)
+
+
+@pytest.mark.parametrize("load", [load_rows, load_rows_reference])
+def test_padding_stays_as_it_is_where_prompts_begin(load):
+    state, slots, batch, before = make_state(5, 3, 4), np.int32([3, -1, -1]), make_batch(3, 3), make_batch(3, 3)
+    load(slots, state, batch, 4, pads=False)
+    for name in BATCH:
+        np.testing.assert_array_equal(getattr(batch, name)[1:], getattr(before, name)[1:], err_msg=name)
+        assert (getattr(batch, name)[0] != getattr(before, name)[0]).any()

@@ -13,6 +13,9 @@ moment (FlashDecoding++'s double buffer, with more than two), and split-K if wei
     flat_wgmma    Hopper: TMA fills the ring, wgmma multiplies, blocks of a cluster split K
     flat_tiles    every generation from 8.0 on: cp.async and mma.sync, warps of a block split K
 
+In a decode step on Hopper, kernels with the same mainloop also add the residual, begin and finish the RMSNorm between two GEMMs, and write
+keys and values to the cache: fused.py.
+
 Recorded as "matmul", variant "flat", beside cuBLAS in docs/results/h200.json. The weakest shape is 128 rows by 6144 x 4096: 96 blocks
 leave 36 of 132 SMs idle, and two thirds of each block's loads are x.
 
@@ -35,14 +38,19 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, chec
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
 from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
+from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check, launch
-from minllm.runtime.tensor_map import tensor_map
 
 PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows of x that kernels are compiled for
+
+
+def padded_rows(m: int, sharers: int = 1) -> int:
+    """The number of rows of x for which a kernel of m rows is compiled: whole groups of eight for each block that shares them."""
+    return min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * sharers) == 0)
 
 
 def fits_flat(x, weight) -> bool:
@@ -92,7 +100,7 @@ def check_rows(m: int) -> None:
 def launch_flat(x, weight, out, bias, stream, tiling, gated):
     """Launch for checked arrays: flat_wgmma on Hopper, flat_tiles elsewhere and in the simulator."""
     (m, n), k = out.shape, x.shape[1]
-    tokens = min(padded for padded in PADDED_ROWS if padded >= m)
+    tokens = padded_rows(m)
     together = stored_together(out, x.dtype)
     hopper = has_wgmma(x)
     if tiling is None:
@@ -101,7 +109,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     if isinstance(tiling, FlatWgmmaTiling):
         check(hopper, f"{tiling} needs a GPU of compute capability 9.0: give a FlatTiling, or none")
         # Each block that shares tiles of x loads whole groups of eight rows.
-        tokens = min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * tiling.sharers) == 0)
+        tokens = padded_rows(m, tiling.sharers)
     columns = tiling.rows // 2 if gated else tiling.rows  # columns of out per block
     blocks = ceil_div(n, columns)
     if isinstance(tiling, FlatTiling):
@@ -111,10 +119,4 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
         chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, together)
-        # The box ends at the last row of x: TMA fills absent rows with zeros four times as slowly as it loads rows.
-        x_map = tensor_map(x, (m if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
-        weight_map = tensor_map(weight, (columns, TILE_K), promotion=128)
-        arguments = (x_map, weight_map, bias, out, ceil_div(k, TILE_K))
-        cluster = tiling.splits * tiling.sharers
-        grid, cluster = ceil_div(blocks, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)
-        launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens), cluster)
+        launch_flat_wgmma(chosen, x, weight, (bias, out, ceil_div(k, TILE_K)), tokens, tiling, blocks, gated, stream)

@@ -34,8 +34,16 @@ def make_keep_sums(rows: int, blocks_n: int):
 
 
 def make_store_eight(dtype: str, together: int):
-    """The device function that stores eight neighbouring outputs of a row, 8, 2 or 1 `together` (see `stored_together`)."""
-    pack, store_pair = PACK[dtype], make_store_pair(dtype, together == 2)
+    """The device function that stores eight neighbouring outputs of a row, 8, 4, 2 or 1 `together` (see `stored_together`)."""
+    pack, store_pair = PACK[dtype], make_store_pair(dtype if together == 2 else None)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_four(out, row, column, four):
+        """Four float32."""
+        if row < out.shape[0] and column < out.shape[1]:
+            first, second = ptx.float_as_uint(four[0]), ptx.float_as_uint(four[1])
+            third, fourth = ptx.float_as_uint(four[2]), ptx.float_as_uint(four[3])
+            ptx.store_128(out, row * out.shape[1] + column, first, second, third, fourth)
 
     @cuda.jit(device=True, forceinline=True)
     def store_eight(out, row, column, low, high):
@@ -43,6 +51,9 @@ def make_store_eight(dtype: str, together: int):
             if row < out.shape[0] and column < out.shape[1]:
                 first, second = pack(low[0], low[1]), pack(low[2], low[3])
                 ptx.store_128(out, row * out.shape[1] + column, first, second, pack(high[0], high[1]), pack(high[2], high[3]))
+        elif together == 4:
+            store_four(out, row, column, low)
+            store_four(out, row, column + 4, high)
         else:
             store_pair(out, row, column, low[0], low[1])
             store_pair(out, row, column + 2, low[2], low[3])
@@ -53,9 +64,13 @@ def make_store_eight(dtype: str, together: int):
 
 
 def stored_together(out, dtype) -> int:
-    """Outputs of a row that one store can hold: 8 of `dtype` if rows are aligned to 16 bytes, 2 if aligned to 4, else 1."""
+    """Outputs of a row that one store can hold: 8 of `dtype` or 4 float32 if rows are aligned to 16 bytes, 2 of `dtype` if aligned to 4,
+    else 1.
+
+    Single float32 of neighbouring eights would lie in 32 sectors of L2 per store of a warp, and logits take eight times as many sectors.
+    """
     if out.dtype != dtype:
-        return 1
+        return 4 if vectors_per_row(out.shape[1], out) else 1
     if vectors_per_row(out.shape[1], out):
         return 8
     return 2 if out.shape[1] % 2 == 0 and address(out) % 4 == 0 else 1

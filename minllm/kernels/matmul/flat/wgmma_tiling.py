@@ -48,7 +48,7 @@ class FlatWgmmaTiling(NamedTuple):
 
     def check(self, tokens: int) -> None:
         """Raise KernelArgumentError unless it can be launched for `tokens` padded rows of x."""
-        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 4 or 8 splits")
+        check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 3, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 3, 4 or 8 splits")
         room = f"{self}, {tokens} rows: {self.shared_bytes(tokens)} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
         check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
         check(self.stages >= 2 and self.shared_bytes(tokens) <= SHARED_BYTES_OF_A_BLOCK, room)
@@ -64,17 +64,24 @@ def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1) -> FlatW
 def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling | FlatTiling:
     """The fastest of some thirty on an H200, or within 2 % of it, for `tokens` padded rows of x and n columns of out.
 
-    If weight has more rows than fill the SMs once, and tokens are few, cp.async is faster than TMA. If it has few, one block per SM with
-    all of its shared memory in flight is best, and blocks divide K if they would be fewer than a hundred.
+    If weight has more rows than fill the SMs once, and tokens are few, cp.async is faster than TMA, unless rows are short. If it has few,
+    one block per SM with all of its shared memory in flight is best, and blocks divide K if they would be fewer than a hundred: 2048 rows
+    in three parts, because 39 clusters of three such blocks run at a time, but only 30 of four, and there are 32. If rows are short too,
+    blocks take less shared memory, so that they fit beside those of the kernel before and load their weights while it runs.
     """
     rows = 2 * n if gated else n
     if rows > 8192:
-        if tokens <= 16:
+        if tokens <= 8 or tokens <= 16 and k > 2048:
             return FlatTiling(32, 4, 4, 9)
+        if tokens <= 16:
+            return deepest(1, tokens, 1, blocks=2)
         if tokens <= 32:
             return deepest(2, 32, 1)._replace(sharers=4)
         return deepest(1, tokens, 1, blocks=2) if tokens <= 64 else deepest(2, tokens, 1, blocks=2 if tokens <= 128 else 1)
-    splits = 2 if rows > 2048 else 4
+    if rows <= 2048 and k <= 2048 and tokens <= 64:
+        tiling = deepest(1, tokens, 4, blocks=2)
+        return tiling._replace(stages=min(tiling.stages, 8))
+    splits = 2 if rows > 2048 else 3
     if tokens <= 32:
         return deepest(2 if rows > 4096 else 1, tokens, splits)
     return deepest(1, tokens, 1 if rows > 4096 else splits)

@@ -16,7 +16,8 @@ Split-K: `splits` warps of a block may share the same output features and split 
 matrices with few, long rows, where one warp per row would leave the machine half empty.
 
 The kernel may start before its predecessor has ended (`dependent_launch`): its first loads of weights, which no kernel writes, are then in
-flight while the activations are still being computed, and only the first read of x waits.
+flight while the activations are still being computed, and only the first read of x waits. More is worse: if waiting warps also prefetch
+their next weights into L2, whole decode steps of one sequence take 6 % longer in the 1B shape and 11 % in the 8B shape on an H200.
 
 RMSNorm before the GEMV and the residual addition after it are fused in (`norm`, `residual`), and cost no kernel: see sums.py.
 

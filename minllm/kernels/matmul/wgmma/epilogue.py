@@ -19,6 +19,7 @@ from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.output_tiles import PACK, make_store_pair
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.tiles import warpgroup
+from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warpgroup import ROWS, WARP_ROWS
 
 
@@ -67,32 +68,13 @@ def make_output_pair(outputs: int, gated: bool):
     return gated_pair if gated else plain_pair
 
 
-def unrolled(body, count: int):
-    """The device function that calls body(0, ...), body(1, ...) to body(count - 1, ...).
-
-    The compiler does not unroll a loop with a body this long, and sums that are not indexed by constants would leave registers.
-    """
-    last, before = count - 1, unrolled(body, count - 1) if count > 1 else None
-
-    @cuda.jit(device=True, forceinline=True)
-    def only(*arguments):
-        body(0, *arguments)
-
-    @cuda.jit(device=True, forceinline=True)
-    def all_of_them(*arguments):
-        before(*arguments)
-        body(last, *arguments)
-
-    return all_of_them if count > 1 else only
-
-
-def make_epilogue(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool) -> Epilogue:
-    """The Epilogue of a consumer; copied: by TMA. paired: else, but two outputs share an aligned word."""
+def make_epilogue(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None) -> Epilogue:
+    """The Epilogue of a consumer; copied: by TMA. pairs: else, the dtype of outputs of which one store takes two; None: one."""
     columns = tiling.columns(gated)
     output_pair = make_output_pair(columns // 2, gated)
     if copied:
         return make_tma_epilogue(columns, tiling.chunk_columns, tiling.chunks, PACK[dtype], output_pair)
-    return make_register_epilogue(columns, tiling.chunk_columns, output_pair, make_store_pair(dtype, paired))
+    return make_register_epilogue(columns, tiling.chunk_columns, output_pair, make_store_pair(pairs))
 
 
 def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair) -> Epilogue:

@@ -85,6 +85,7 @@ class WgmmaTiling(NamedTuple):
 
 TILINGS = (
     WgmmaTiling(2, 256, 4, 2, 2),
+    WgmmaTiling(2, 256, 4, 2, 2, early=True),
     WgmmaTiling(2, 256, 4, 1, 2),
     WgmmaTiling(2, 192, 4, 1, 3),
     WgmmaTiling(2, 128, 6, 1, 1),

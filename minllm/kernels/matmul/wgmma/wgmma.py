@@ -16,7 +16,7 @@ A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 operations
                           multiplied (epilogue.py). For the gate a tile of weight is half gate and half up rows, so a thread has both
                           sums of an output.
     clusters              Two blocks share every tile of weight, each loading half of it for both (multicast).
-    few rows              Up to 256 rows of x, loading weight takes longer than multiplying. Tiles are narrower (tiling.py), x's rows are
+    few rows              Up to 256 rows of x, loading weight takes longer than multiplying. Tiles may be narrower (tiling.py), x's rows are
                           divided evenly among consumers in boxes that end where x ends, and blocks start before the kernel before has
                           ended (programmatic dependent launch): a ring of weights, which nobody writes, is loaded when x is written.
 
@@ -199,11 +199,11 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 
 
 @functools.cache
-def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, paired: bool):
+def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None):
     """The kernel for x and weight of `dtype`.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. paired: they do not, but rows of out
-    begin on multiples of 4 bytes, and out is of `dtype`.
+    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. pairs: else, the dtype of out if
+    its rows begin on multiples of two elements, which one store then takes together; None: if they do not.
     """
     tiling.check(gated)
     consumers, cluster, threads, early = tiling.consumers, tiling.cluster, tiling.threads, tiling.early
@@ -211,7 +211,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, consumers, sharers=cluster)
     ring_bytes, make_ring, init_barriers = pipeline.bytes, pipeline.ring, pipeline.init
     produce = make_produce(tiling, gated, pipeline)
-    consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, dtype, gated, copied, paired))
+    consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, dtype, gated, copied, pairs))
 
     @kernel(launch_bounds=(threads, 1), dependent_launch=early)
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps, few_rows):
@@ -259,11 +259,11 @@ def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
     sms = SIMULATED_SMS if on_host else current_device().sm_count
     tiling = tiling or choose_tiling(m, n, gated, sms)
     copied = out.dtype == x.dtype and rows_begin_on(16, out)
-    paired = out.dtype == x.dtype and rows_begin_on(4, out)
+    pairs = out.dtype.name if rows_begin_on(2 * out.dtype.itemsize, out) else None
     rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # rows of tiles, and of clusters
     clusters = min(rows * ceil_div(n, tiling.columns(gated)), sms // tiling.cluster)
     each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
-    chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, paired)
+    chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, pairs)
     x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
     out_map = tensor_map(out, (each, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
     arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K), each)

@@ -1,12 +1,15 @@
-"""Graphs of decode steps and a step of lead, on NumPy: a graph is the recorded function, run again at every launch."""
+"""Graphs of steps, and a step of lead, on NumPy: a graph is the recorded function, run again at every launch."""
 
 import numpy as np
 import pytest
-from minllm.engine.running.decode_graphs import capture_sizes, next_size, table_widths
 
 from minllm import LLM, SamplingParams
+from minllm.engine.options import SCHEDULING_POLICIES
 from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.step_graphs import decode_sizes, next_size, table_widths, token_sizes
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.numpy_ops import NumpyOps
+from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
@@ -89,13 +92,13 @@ class QueueMachine:
         return Event(self.queue, happens)
 
 
-def with_graphs(llm, machine, max_num_seqs=8, max_model_len=256):
+def with_graphs(llm, machine, max_num_seqs=8, max_model_len=256, budget=2048):
     """Give a loaded CPU engine the runner of a GPU."""
     old = llm.engine.runner
     assert llm.llm_engine.core.runner is old
     runner = ModelRunner(
-        QueueOps("float32"), old.model, old.cache, old.policy, max_num_seqs=max_num_seqs, max_model_len=max_model_len, machine=machine,
-        uses_graphs=True,
+        QueueOps("float32"), old.model, old.cache, old.policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
+        max_model_len=max_model_len, machine=machine, uses_graphs=True,
     )  # fmt: skip
     llm.engine.runner = llm.llm_engine.core.runner = runner
 
@@ -125,11 +128,10 @@ def steps_ended(llm):
 
 
 def test_sizes_and_widths():
-    assert capture_sizes(1) == [1] and capture_sizes(3) == [1, 2, 3] and capture_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert decode_sizes(1) == [1] and decode_sizes(3) == [1, 2, 3] and decode_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert token_sizes(600) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768]
     assert table_widths(16, 16) == [16] and table_widths(64, 16) == [64] and table_widths(500, 16) == [64, 256, 500]
-    assert [next_size(count, [1, 2, 4, 8]) for count in (1, 2, 3, 8)] == [1, 2, 4, 8]
-    with pytest.raises(ValueError, match="9 rows are more than the largest size"):
-        next_size(9, [1, 8])
+    assert [next_size(count, [1, 2, 4, 8]) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, None]
 
 
 @pytest.mark.parametrize("name", ["kivi_int4", "int8"])
@@ -180,6 +182,25 @@ def test_requests_come_and_go_while_graphs_of_other_sizes_replay(llm, graph_llm,
     steps_ended(graph_llm)
 
 
+@pytest.mark.covering("policy", "budget")
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("budget", [1, 7, 16, 40])
+def test_chunks_beside_decodes_are_replayed_too(llm, policy, budget):
+    """Mixed steps of all sizes, with chunks that sample nothing, tiny caches, preemption, and prefixes that are found."""
+    machine = QueueMachine()
+    options = dict(scheduling_policy=policy, max_num_batched_tokens=budget, kv_cache_memory_bytes=9 * BLOCK_BYTES, preemption="auto")
+    options |= dict(max_num_seqs=5, enable_prefix_caching=budget > 7, swap_space_bytes=9 * BLOCK_BYTES)
+    params = [SamplingParams(temperature=i % 2, max_tokens=3 + 5 * i % 17, seed=i, ignore_eos=True, n=1 + 2 * (i == 3)) for i in range(9)]
+    prompts = [(prompt(32) + prompt(60, seed=i))[: 5 + 11 * i % 60] for i in range(9)]
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, **options) as other:
+        with_graphs(other, machine, 5, 128, budget)
+        for _ in range(2):
+            assert results(other.generate(prompts, params)) == results(llm.generate(prompts, params))
+        steps_ended(other)
+        assert other.engine.cache_policy.usage().allocated == 0 and machine.launches > 40
+        assert any(key.prompts for key in other.engine.runner.graphs._graphs)
+
+
 def test_completions_of_a_prompt(llm, graph_llm):
     params = SamplingParams(n=5, temperature=1.0, max_tokens=20, seed=3, ignore_eos=True)
     for length in (16, 17, 31):
@@ -204,7 +225,7 @@ def test_log_probabilities_come_back_with_their_step(llm, graph_llm):
 
 
 def test_processors_run_between_graphs(llm, graph_llm):
-    """A request whose logits the host changes is computed without graphs and without a lead, and its neighbours get what they always get."""
+    """A request whose logits the host changes is computed without graphs and without a lead; its neighbours get what they always get."""
 
     def odd_ids_only(output_token_ids, logits):
         logits[::2] = -np.inf
@@ -221,8 +242,9 @@ def test_a_graph_is_captured_once_for_steps_of_one_size(graph_llm, machine):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     graph_llm.generate([prompt(4), prompt(9), prompt(2)], params)
     captures, launches = machine.captures, machine.launches
-    graph_llm.generate([prompt(40), prompt(3), prompt(7), prompt(8)], params)
-    assert (machine.captures, machine.launches) == (captures, launches + 4), "three rows and four are of one size"
+    graph_llm.generate([prompt(6), prompt(3), prompt(1), prompt(2)], params)
+    steps_ended(graph_llm)
+    assert (machine.captures, machine.launches) == (captures, launches + 5), "12 tokens are of one size with 15, as three rows with four"
 
 
 def test_graphs_are_captured_beforehand_for_all_sizes(llm):
@@ -230,13 +252,15 @@ def test_graphs_are_captured_beforehand_for_all_sizes(llm):
     with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=9) as other:
         with_graphs(other, machine, 9)
         reports = []
-        other.engine.runner.capture_graphs({0, 1}, lambda *report: reports.append(report))
-        captured = machine.captures
-        assert captured == 2 * 5 == len(reports) and reports[-1] == ("Capturing decode steps", 10, 10), "1, 2, 4, 8 and 9 rows"
+        graphs = other.engine.runner.graphs
+        other.engine.runner.capture_graphs({SamplingKind.GREEDY, SamplingKind.RANDOM}, lambda *report: reports.append(report))
+        assert machine.captures == graphs.num_captured == len(reports) and reports[-1][1] == reports[-1][2] == len(reports)
+        captured = {key for key in graphs._graphs if not key.prompts}
+        assert sorted(key.decodes for key in captured if key.kind == SamplingKind.RANDOM) == [1, 2, 4, 8, 9]
         prompts = [prompt(3 + i) for i in range(9)]
-        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=6, ignore_eos=True) for i in range(9)]
         assert results(other.generate(prompts, params)) == results(llm.generate(prompts, params))
-        assert machine.captures == captured
+        assert captured == {key for key in graphs._graphs if not key.prompts}
 
 
 def test_a_capture_that_fails_ends_its_requests_and_the_next_ones_run(llm):

@@ -1,0 +1,190 @@
+"""Mainloop of the flat GEMMs of Hopper: from tiles of weight and x to float32 sums in shared memory.
+
+One thread, the producer, fills the pipeline's stages by TMA; consumers, warpgroups, multiply them. Each kernel around it decides which rows
+of weight a block owns, and what becomes of the sums: flat_wgmma.py, deferred_norm.py, rope_append.py. A kernel calls, in this order:
+
+    share, ring, sums_at = mainloop.open(...)      all threads
+    mainloop.begin                                 the producer: starts to load weights, which no kernel writes
+    sync_blocks(sharers)
+    mainloop.consume / mainloop.produce            the consumers / the producer, which waits for the kernels that write x
+    sync_blocks(cluster)                           then mainloop.added(memory, sums_at, place) adds the parts of split-K
+
+Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa".
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint32
+
+from minllm import ptx
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.flat.output import make_keep_sums
+from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
+from minllm.runtime.kernel import launch
+from minllm.runtime.tensor_map import tensor_map
+from minllm.tiles import tma
+from minllm.tiles.pipeline import Pipeline, PipelineState, make_pipeline
+from minllm.tiles.shared import SharedTile, first_tile_address, make_clear_rows
+from minllm.tiles.warpgroup import ROWS, THREADS
+from minllm.tiles.wgmma import make_wgmma
+
+
+class Share(NamedTuple):
+    """A block's part of the work: steps of K, rows of weight (in halves: also those of the second half), m rows of x."""
+
+    first_step: int
+    steps: int
+    row: int
+    second_row: int
+    m: int
+    split: int
+    sharer: int
+    blocks: int  # bit mask of the cluster's blocks that share x
+
+
+def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pipeline):
+    """The device functions of the producer, one thread: fill the ring with weights, then with x, then keep it full."""
+    stages, sharers = tiling.stages, tiling.sharers
+    weight_tile, x_part = SharedTile(tiling.rows, TILE_K), SharedTile(tokens // sharers, TILE_K)
+    weight_bytes, row_bytes, part_rows, part_bytes = weight_tile.bytes, weight_tile.swizzle, x_part.rows, x_part.bytes
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_weight(stage, weight_map, step, share):
+        """Columns of one step of `rows` rows: neighbours, or half of them of the gate and half of what it gates."""
+        pipeline.producer_expect(stage, weight_bytes + (share.m if sharers == 1 else tokens) * row_bytes)
+        tma.load_2d(stage, 0, weight_map, (share.first_step + step) * TILE_K, share.row)
+        if halves:
+            tma.load_2d(stage, weight_bytes // 2, weight_map, (share.first_step + step) * TILE_K, share.second_row)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_x(stage, x_map, step, share):
+        """Columns of one step of all tokens: each of the blocks that share them loads its part, for all."""
+        if sharers == 1:
+            tma.load_2d(stage, weight_bytes, x_map, (share.first_step + step) * TILE_K, 0)
+        else:
+            first, at = int32(share.sharer * part_rows), uint32(weight_bytes + share.sharer * part_bytes)
+            tma.load_2d_multicast(stage, at, x_map, (share.first_step + step) * TILE_K, first, share.blocks)
+
+    @cuda.jit(device=True, forceinline=True)
+    def begin(weight_map, ring, share):
+        """Make the barriers and start the first loads of weights, which no kernel writes."""
+        pipeline.init(ring)
+        for step in range(min(share.steps, stages)):
+            load_weight(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), weight_map, step, share)
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(x_map, weight_map, ring, share):
+        """x for the first stages once it is written, and then both for every stage that has become empty."""
+        ptx.griddepcontrol_wait()
+        for step in range(min(share.steps, stages)):
+            load_x(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), x_map, step, share)
+        state, step = pipeline.state(stages), int32(stages)
+        while step < share.steps:
+            stage = pipeline.producer_acquire(ring, state)
+            load_weight(stage, weight_map, step, share)
+            load_x(stage, x_map, step, share)
+            state, step = pipeline.advance(state), int32(step + 1)
+
+    return begin, produce
+
+
+def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pipeline):
+    """The device function of a consumer, a warpgroup: the sums of 64 rows of weight for all tokens, left in shared memory."""
+    consumers, sharers = tiling.warpgroups * THREADS, tiling.sharers
+    weight_tile, x_tile = SharedTile(tiling.rows, TILE_K), SharedTile(tokens, TILE_K)
+    weight_bytes, row_bytes = weight_tile.bytes, weight_tile.swizzle
+    keep_sums = make_keep_sums(tiling.rows, tokens // 8)
+    clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes(tokens), row_bytes, consumers, 4)
+    wgmma = make_wgmma(x_tile, dtype, left=weight_tile)  # weight takes the 64-row side, x the side that is a multiple of 8
+    registers = wgmma.registers
+
+    @cuda.jit(device=True, forceinline=True)
+    def consume(memory, sums_at, ring, share, thread):
+        """memory[sums_at + token * (rows + PADDING) + row] = the sums of this block's part of K."""
+        weight, x = wgmma.left(ring.stages + (thread >> 7) * ROWS * row_bytes), wgmma.right(ring.stages + weight_bytes)
+        sums = cuda.local.array(registers, float32)
+        for i in range(registers):
+            sums[i] = 0.0
+        if sharers == 1 and share.m < tokens:
+            clear_rows(memory, 4 * sums_at + weight_bytes + share.m * row_bytes, tokens - share.m, thread)
+            ptx.bar_sync(1, consumers)
+        state = previous = pipeline.state(0)
+        for step in range(share.steps):
+            pipeline.consumer_wait(ring, state)
+            wgmma.multiply(sums, pipeline.operand(weight, state), pipeline.operand(x, state), 1)
+            ptx.wgmma_wait_group_1()  # the step before is complete, this one is in flight
+            if step > 0:
+                pipeline.consumer_release(ring, previous)
+            previous, state = state, pipeline.advance(state)
+        wgmma.wait(sums)
+        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
+        keep_sums(sums, 0, memory, sums_at, (thread >> 5) * 16, thread & 31)
+
+    return consume
+
+
+def make_added(splits: int, sharers: int):
+    """The device function that adds four neighbouring sums over the blocks of a cluster that divide K."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def added(sums, start, place):
+        if splits == 1:
+            return ptx.load_float32(sums, start + place)
+        address, sharer = ptx.shared_address(sums, start + place), ptx.cluster_ctarank() % uint32(sharers)
+        a, b, c, d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
+        for split in range(splits):
+            e, f, g, h = ptx.ld_shared_cluster_v4_f32(ptx.mapa(address, split * sharers + sharer))
+            a, b, c, d = a + e, b + f, c + g, d + h
+        return a, b, c, d
+
+    return added
+
+
+class Mainloop(NamedTuple):
+    """The device functions above."""
+
+    tile_of_block: Any
+    open: Any
+    begin: Any
+    consume: Any
+    produce: Any
+    added: Any
+
+
+def make_mainloop(tokens: int, tiling: FlatWgmmaTiling, dtype: str, halves: bool) -> Mainloop:
+    """The mainloop for up to `tokens` rows of x; halves: half of a block's rows of weight begin at share.second_row."""
+    tiling.check(tokens)
+    splits, sharers = tiling.splits, tiling.sharers
+    cluster, all_sharers = splits * sharers, (1 << sharers) - 1
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), tiling.warpgroups, sharers=sharers)
+    ring_bytes = max(pipeline.bytes, tiling.sums_bytes(tokens))
+
+    @cuda.jit(device=True, forceinline=True)
+    def tile_of_block():
+        """Which of the tiles of weight is this block's: those that split K have the same."""
+        return int32(cuda.blockIdx.x // cluster * sharers + cuda.blockIdx.x % sharers)
+
+    @cuda.jit(device=True, forceinline=True)
+    def open(memory, k_steps, row, second_row, m):
+        """(share, ring, first element of the sums in memory)."""
+        first_stage = first_tile_address(memory)
+        rank = int32(cuda.blockIdx.x % cluster)
+        split, sharer = rank // sharers, rank % sharers
+        first_step = int32(k_steps * split // splits)
+        steps = int32(k_steps * (split + 1) // splits - first_step)
+        share = Share(first_step, steps, row, second_row, m, split, sharer, all_sharers << (split * sharers))
+        ring = pipeline.ring(first_stage, first_stage + ring_bytes, split * sharers)
+        return share, ring, uint32((first_stage - ptx.shared_address(memory, 0)) >> uint32(2))
+
+    begin, produce = make_produce(tokens, tiling, halves, pipeline)
+    return Mainloop(tile_of_block, open, begin, make_consume(tokens, tiling, dtype, pipeline), produce, make_added(splits, sharers))
+
+
+def launch_flat_wgmma(kernel, x, weight, arguments, tokens: int, tiling: FlatWgmmaTiling, tiles: int, halves: bool, stream) -> None:
+    """Launch a kernel with a mainloop for this number of tiles of weight; arguments: those behind the tensor maps."""
+    # The box ends at the last row of x: TMA fills absent rows with zeros four times as slowly as it loads rows.
+    x_map = tensor_map(x, (x.shape[0] if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
+    weight_map = tensor_map(weight, (tiling.rows // 2 if halves else tiling.rows, TILE_K), promotion=128)
+    cluster = tiling.splits * tiling.sharers
+    grid, cluster = ceil_div(tiles, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)
+    launch(kernel, grid, tiling.threads, (x_map, weight_map, *arguments), stream, tiling.shared_bytes(tokens), cluster)

@@ -1,0 +1,194 @@
+"""The types and sizes of operators' results, and the casts that their operands need."""
+
+import ast
+import operator
+
+import numpy as np
+from numba.cuda import types
+
+from minllm.sim.typing.rules import call_signature
+from minllm.sim.typing.values import (
+    UNKNOWN,
+    Constant,
+    Value,
+    is_float,
+    is_integer,
+    is_scalar,
+    may_be_negative,
+    must_cast,
+    numba_type,
+    of_type,
+    range_bits,
+)
+
+BINARY = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+}  # fmt: skip
+UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert, ast.Not: operator.not_}
+COMPARISONS = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+WRAPS_LATER = (operator.add, operator.sub, operator.mul, operator.lshift, operator.and_, operator.or_, operator.xor)
+FLOAT32_BITS = 24  # integers below 2**24 are exact in float32
+COUNTER_BITS = 62  # what a loop adds to once in each iteration does not reach 2**63 while anyone waits
+
+
+def binary(operation, left, right):
+    """(the result of an operator, the types to which its operands are cast, or None for an operand that stays as it is)."""
+    signature = call_signature(operation, (left.type, right.type)) if is_scalar(left.type) and is_scalar(right.type) else None
+    if signature is None:
+        found = call_signature(operation, kinds) if None not in (kinds := (numba_type(left), numba_type(right))) else None
+        return (UNKNOWN if found is None else of_type(found.return_type)), (None, None)
+    result = signature.return_type
+    if is_integer(result):
+        wanted = (result, result) if operation in (operator.floordiv, operator.mod) else signature.args
+        casts = tuple(map(integer_cast, (operation, operation), (left, right), wanted))
+        return integer_result(operation, left, right, result), casts
+    if is_float(result):
+        return Value(result), float_casts(operation, left, right, signature)
+    return folded(operation, (left, right), of_type(result)), (None, None)
+
+
+def integer_cast(operation, value, wanted):
+    """The cast of an operand whose result is an integer: sums, products and bits of numbers that have yet to wrap are right after it."""
+    if value.type == types.boolean or (operation not in WRAPS_LATER and must_cast(value, wanted)):
+        return wanted
+    return None
+
+
+def float_casts(operation, left, right, signature):
+    """The casts of two operands whose result is a float, where NumPy's result would have another type."""
+    too_large = left.bits > 63 or right.bits > 63  # for NumPy beside a float
+    if too_large or natural_type(left.type, right.type) != signature.return_type:
+        return tuple(wanted if must_cast(value, wanted) else None for value, wanted in zip((left, right), wide_arguments(signature)))
+    return tuple(value.type if value.wide else None for value in (left, right))
+
+
+def wide_arguments(signature):
+    """The argument types of a signature; floats for the quotient of two integers."""
+    return [signature.return_type if is_integer(wanted) and signature.return_type == types.float64 else wanted for wanted in signature.args]
+
+
+def natural_type(left, right):
+    """The type that NumPy's scalars and Python's ints give by themselves, None for Python's float."""
+    floats = [kind for kind in (left, right) if is_float(kind)]
+    if len(floats) < 2:
+        return floats[0] if floats else None
+    if types.bfloat16 in floats:
+        other = floats[floats[0] == types.bfloat16]
+        return other if other in (types.bfloat16, types.float32, types.float64) else types.float32
+    return max(floats)
+
+
+def integer_result(operation, left, right, result):
+    """The integer result of an operator, as a Value: its size, and whether Python's result may have to wrap."""
+    bits = result_bits(operation, left, right)
+    negative = operation in (operator.sub, operator.neg, operator.invert) or any(map(may_be_negative, (left, right)))
+    if operation is operator.and_ and not all(map(may_be_negative, (left, right))):
+        negative = False
+    wide = operation in WRAPS_LATER and (left.wide or right.wide)
+    wide = wide or bits > range_bits(result) or (negative and not result.signed)
+    return folded(operation, (left, right), Value(result, min(bits, 64), wide))
+
+
+def result_bits(operation, left, right):
+    """Bits of an operator's exact result."""
+    largest = max(left.bits, right.bits)
+    if operation in (operator.add, operator.sub):
+        return largest + 1
+    if operation is operator.mul:
+        return left.bits + right.bits
+    if operation is operator.pow:
+        return left.bits * right.constant.value if right.constant is not None else 65
+    if operation is operator.lshift:
+        return left.bits + (right.constant.value if right.constant is not None else 63)
+    if operation is operator.rshift:
+        return max(left.bits - right.constant.value, 1) if right.constant is not None else left.bits
+    if operation is operator.floordiv:
+        return left.bits
+    if operation is operator.mod:
+        return right.bits
+    if operation is operator.and_:
+        return min((value.bits for value in (left, right) if not may_be_negative(value)), default=largest)
+    return largest
+
+
+def folded(operation, operands, result):
+    """The result as a constant, if the operands are known integers or booleans and nothing wraps."""
+    if any(value.constant is None or type(value.constant.value) not in (int, bool) for value in operands):
+        return result
+    if is_integer(result.type) and (result.wide or result.bits > 62):
+        return result
+    try:
+        exact = operation(*(value.constant.value for value in operands))
+    except (ArithmeticError, ValueError):
+        return result
+    if type(exact) not in (int, bool):
+        return result
+    return result._replace(constant=Constant(exact), bits=int(exact).bit_length())
+
+
+def unary(operation, value):
+    """(the result of -x, +x, ~x or not x; the type to which x is cast, and the type to which the result is cast, or None).
+
+    Numba negates and inverts in the type of x, and then converts to a type of 64 bits.
+    """
+    if operation is operator.not_:
+        known = value.constant is not None
+        result = Value(types.boolean, 1, constant=Constant(not value.constant.value) if known else None)
+        return result, value.type if value.wide else None, None
+    signature = call_signature(operation, (value.type,)) if is_scalar(value.type) else None
+    if signature is None:
+        return UNKNOWN, None, None
+    result = signature.return_type
+    if is_integer(result):
+        if value.type == types.boolean:
+            return Value(result, 2), result, None
+        leaves = value.wide or operation is operator.neg and (not value.type.signed or value.bits >= range_bits(value.type))
+        wraps = operation is not operator.pos and (leaves or not value.type.signed) and value.constant is None
+        bits = range_bits(value.type) if wraps else value.bits
+        return folded(operation, (value,), Value(result, bits)), None, value.type if wraps else None
+    return of_type(result), result if must_cast(value, result) else None, None
+
+
+def comparison(operation, left, right):
+    """(the result of a comparison, the types to which its operands are cast)."""
+    result = Value(types.boolean, 1)
+    if not (is_scalar(left.type) and is_scalar(right.type)):
+        return result, (None, None)
+    canonical = tuple(value.type if value.wide else None for value in (left, right))
+    if is_integer(left.type) != is_integer(right.type):  # a boolean beside an integer
+        canonical = tuple(types.int64 if value.type == types.boolean else cast for value, cast in zip((left, right), canonical))
+    signature = call_signature(operation, (left.type, right.type))
+    if signature is None:
+        return result, canonical
+    if is_float(signature.args[0]) and not exact(left, right):
+        return result, tuple(wanted if must_cast(value, wanted) else None for value, wanted in zip((left, right), signature.args))
+    return folded(operation, (left, right), result), canonical
+
+
+def exact(left, right):
+    """Whether Python and NumPy compare two numbers exactly, as Numba's wider type does."""
+    floats = [value.type for value in (left, right) if is_float(value.type)]
+    largest = max((value.bits for value in (left, right) if not is_float(value.type)), default=0)
+    if len(floats) == 1:
+        return largest <= {types.float64: 53, types.float32: FLOAT32_BITS}.get(floats[0], 0) or left.type == types.boolean
+    return bool(floats) or largest <= 53
+
+
+def float_max(first, second, *others):
+    """max of floats on a GPU: NaN only if all of them are NaN."""
+    greatest = second if not first >= second and second == second else first
+    return float_max(greatest, *others) if others else greatest
+
+
+def float_min(first, second, *others):
+    """min of floats on a GPU: NaN only if all of them are NaN."""
+    least = second if not first <= second and second == second else first
+    return float_min(least, *others) if others else least
+
+
+MAXIMA = {max: float_max, min: float_min}
+NUMPY_SCALARS = (np.number, np.bool_)

@@ -1,0 +1,408 @@
+"""The types of a function's expressions, and the casts that they need."""
+
+import ast
+import operator
+import types as python_types
+
+import numba.cuda
+import numpy as np
+from numba.cuda import types
+from numba.cuda.extending import _Intrinsic
+
+from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, UNARY, binary, comparison, unary
+from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, overload_of
+from minllm.sim.typing.values import (
+    AXIS_BITS,
+    NOTHING,
+    UNKNOWN,
+    Constant,
+    Value,
+    changes_type,
+    is_float,
+    is_integer,
+    is_scalar,
+    literal_type,
+    merge,
+    must_cast,
+    numba_type,
+    of_constant,
+    of_type,
+    range_bits,
+    steps,
+)
+
+INDICES = [getattr(numba.cuda, name) for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")]
+ARRAYS = [numba.cuda.shared.array, numba.cuda.local.array]
+WIDTHS = [getattr(numba.cuda, name) for name in ("popc", "clz", "ffs", "brev")]
+AXIS = Value(types.intp, AXIS_BITS)
+
+
+class Width(int):
+    """Bits of the operand of an integer intrinsic."""
+
+
+class Method:
+    """A method of an array."""
+
+    def __init__(self, array, name):
+        self.array, self.name = array, name
+
+
+def among(value, group):
+    """Whether a constant is one of `group`."""
+    return any(value is one for one in group)
+
+
+class Expressions:
+    """Finds the Value of every expression of one function; notes in `self.found` the casts and replaced calls.
+
+    A subclass keeps `variables`, {name: Value}, and implements `outer(name)` and `call_device(node, function, arguments)`.
+    """
+
+    def value(self, node):
+        """The Value of an expression as it stands."""
+        self.found.casts.pop(node, None)
+        visit = getattr(self, node.__class__.__name__, None)
+        return UNKNOWN if visit is None else visit(node)
+
+    def settled(self, node):
+        """The Value of an expression that is wrapped into its type's range, if it may lie outside."""
+        value = self.value(node)
+        return self.cast(node, value, value.type) if value.wide else value
+
+    def cast(self, node, value, wanted):
+        """Note a cast of an expression to the type `wanted`, None for none; returns its Value."""
+        if wanted is None:
+            return value
+        self.found.casts[node] = steps(value, wanted)
+        return of_type(wanted)._replace(constant=value.constant if is_integer(wanted) and not value.wide else None)
+
+    def to_type(self, node, value, wanted):
+        """Note a cast if the value has another type in the simulator than `wanted`."""
+        return self.cast(node, value, wanted if changes_type(value, wanted) else None)
+
+    # Names and constants
+
+    def Constant(self, node):
+        return of_constant(node.value)
+
+    def Name(self, node):
+        return self.variables[node.id] if node.id in self.variables else self.outer(node.id)
+
+    def Tuple(self, node):
+        items = []
+        for element in node.elts:
+            if isinstance(element, ast.Starred):
+                inner = self.value(element.value).items
+                if inner is None:
+                    return UNKNOWN
+                items += inner
+            else:
+                items.append(self.value(element))
+        return Value(items=tuple(items))
+
+    def Attribute(self, node):
+        owner, name = self.value(node.value), node.attr
+        if owner.fields is not None and name in owner.fields:
+            return owner.items[owner.fields.index(name)]
+        if owner.constant is not None and owner.type is None:
+            if among(owner.constant.value, INDICES):
+                return Value(types.int32, 31)
+            if owner.constant.value is numba.cuda and name in ("laneid", "warpsize"):
+                return Value(types.int32, 6)
+            try:
+                return of_constant(getattr(owner.constant.value, name))
+            except AttributeError:
+                return UNKNOWN
+        if isinstance(owner.type, types.Array):
+            return self.array_attribute(owner, name)
+        found = None if owner.type is None else attribute_type(owner.type, name)
+        return UNKNOWN if found is None else of_type(found)
+
+    def array_attribute(self, array, name):
+        if name in ("shape", "strides"):
+            return Value(items=(AXIS,) * array.type.ndim)
+        if name == "ndim":
+            return of_constant(array.type.ndim)
+        if name in ("size", "nbytes", "itemsize"):
+            return AXIS
+        if name == "dtype":
+            return Value(constant=Constant(array.type.dtype))
+        return array if name == "T" else Value(constant=Constant(Method(array, name)))
+
+    def Subscript(self, node):
+        owner, index = self.value(node.value), self.value(node.slice)
+        if owner.items is not None:
+            return item(owner, index, node.slice)
+        if isinstance(owner.type, types.Array):
+            positions = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            kept = owner.type.ndim - sum(not isinstance(position, ast.Slice) for position in positions)
+            if isinstance(node.slice, ast.Name) and index.items is not None:
+                kept = owner.type.ndim - len(index.items)
+            return of_type(owner.type.dtype) if kept == 0 else Value(types.Array(owner.type.dtype, kept, owner.type.layout))
+        kinds = numba_type(owner), numba_type(index)
+        found = None if None in kinds else call_signature(operator.getitem, kinds)
+        return UNKNOWN if found is None else of_type(found.return_type)
+
+    def Slice(self, node):
+        for bound in (node.lower, node.upper, node.step):
+            if bound is not None:
+                self.value(bound)
+        return UNKNOWN
+
+    # Operators
+
+    def BinOp(self, node):
+        left, right = self.value(node.left), self.value(node.right)
+        result, casts = binary(BINARY[type(node.op)], left, right) if type(node.op) in BINARY else (UNKNOWN, (None, None))
+        self.cast(node.left, left, casts[0])
+        self.cast(node.right, right, casts[1])
+        return result
+
+    def UnaryOp(self, node):
+        operand = self.value(node.operand)
+        result, cast, wrap = unary(UNARY[type(node.op)], operand)
+        self.cast(node.operand, operand, cast)
+        self.found.wraps[node] = wrap
+        if result.type == types.boolean and isinstance(node.op, ast.Invert):
+            self.found.calls[node] = ast.Not()
+        return result
+
+    def Compare(self, node):
+        if len(node.ops) > 1:
+            for operand in (node.left, *node.comparators):
+                self.settled(operand)
+            return Value(types.boolean, 1)
+        left, right, operation = self.value(node.left), self.value(node.comparators[0]), type(node.ops[0])
+        if operation in (ast.Is, ast.IsNot):
+            known = left.constant is not None or left.type is not None
+            constant = Constant((left == NOTHING) == (operation is ast.Is)) if right == NOTHING and known else None
+            return Value(types.boolean, 1, constant=constant)
+        if operation not in COMPARISONS:
+            return Value(types.boolean, 1)
+        result, casts = comparison(COMPARISONS[operation], left, right)
+        self.cast(node.left, left, casts[0])
+        self.cast(node.comparators[0], right, casts[1])
+        return result
+
+    def BoolOp(self, node):
+        stop = isinstance(node.op, ast.Or)
+        result = None
+        for operand in node.values:
+            value = self.settled(operand)
+            if value.constant is not None and bool(value.constant.value) == stop:
+                return value if result is None else result
+            result = value if result is None else merge(result, value)
+        return result
+
+    def IfExp(self, node):
+        test = self.settled(node.test)
+        if test.constant is not None:
+            return self.value(node.body if test.constant.value else node.orelse)
+        body, other = self.value(node.body), self.value(node.orelse)
+        merged = merge(body, other)
+        if is_scalar(merged.type):
+            self.to_type(node.body, body, merged.type)
+            self.to_type(node.orelse, other, merged.type)
+        return merged
+
+    # Calls
+
+    def Call(self, node):
+        self.found.calls.pop(node, None)
+        function = self.value(node.func)
+        arguments = self.arguments(node)
+        named = {keyword.arg: self.settled(keyword.value) for keyword in node.keywords}
+        if function.constant is None or arguments is None:
+            return self.unknown_call(node, arguments or ())
+        called = function.constant.value
+        if isinstance(called, Method):
+            return self.method(called.array, called.name, arguments, named)
+        if isinstance(called, types.Type) or (isinstance(called, type) and issubclass(called, NUMPY_SCALARS)):
+            return self.conversion(node, called, arguments)
+        if isinstance(called, type) and issubclass(called, tuple) and hasattr(called, "_fields"):
+            items = [*arguments, *(named[field] for field in called._fields[len(arguments) :] if field in named)]
+            return Value(items=tuple(items), fields=called._fields) if len(items) == len(called._fields) else UNKNOWN
+        if hasattr(called, "py_func"):
+            return self.call_device(node, called, arguments, named)
+        if isinstance(called, _Intrinsic):
+            return self.intrinsic(node, called, arguments)
+        if among(called, ARRAYS):
+            return self.new_array(arguments, named)
+        return self.known_function(node, called, arguments, named)
+
+    def arguments(self, node):
+        """The Values of a call's positional arguments; None if there is an unknown number of them."""
+        found = []
+        for argument in node.args:
+            if isinstance(argument, ast.Starred):
+                items = self.value(argument.value).items
+                if items is None:
+                    return None
+                found += items
+            else:
+                found.append(self.value(argument))
+        return found
+
+    def positional(self, node, values):
+        """The expressions of positional arguments with their Values; none if a tuple is unpacked among them."""
+        return () if any(isinstance(argument, ast.Starred) for argument in node.args) else zip(node.args, values)
+
+    def unknown_call(self, node, arguments):
+        """A call of which nothing is known."""
+        self.settle(node, arguments)
+        return UNKNOWN
+
+    def settle(self, node, arguments):
+        """Wrap all arguments of a call into the ranges of their types."""
+        for argument, value in self.positional(node, arguments):
+            if value.wide:
+                self.cast(argument, value, value.type)
+
+    def cast_arguments(self, node, arguments, wanted):
+        """Cast arguments to the types of a signature."""
+        for (argument, value), kind in zip(self.positional(node, arguments), wanted):
+            if is_float(kind) and is_scalar(value.type):
+                self.to_type(argument, value, kind)
+            elif value.wide and not (is_integer(kind) and kind == types.int64):  # an index: bounds are checked for any size
+                self.cast(argument, value, value.type)
+
+    def conversion(self, node, wanted, arguments):
+        """float32(x), int32(x), numpy.uint8(x)."""
+        wanted = wanted if isinstance(wanted, types.Type) else element_type(np.dtype(wanted))
+        if len(arguments) != 1 or not is_scalar(wanted):
+            return UNKNOWN
+        value = arguments[0]
+        if is_float(wanted):
+            if value.wide and node.args:
+                self.cast(node.args[0], value, value.type)
+            return Value(wanted)
+        result = of_type(wanted)
+        if is_integer(value.type) and not value.wide and not must_cast(value, wanted):
+            return result._replace(bits=value.bits, constant=value.constant)
+        return result
+
+    def intrinsic(self, node, called, arguments):
+        kinds = tuple(map(numba_type, arguments))
+        literals = tuple(map(literal_type, arguments))
+        signature = None if None in kinds else intrinsic_signature(called, kinds, literals)
+        if signature is None:
+            return self.unknown_call(node, arguments)
+        self.cast_arguments(node, arguments, signature.args)
+        return of_type(signature.return_type)
+
+    def new_array(self, arguments, named):
+        """cuda.shared.array and cuda.local.array."""
+        shape = arguments[0] if arguments else named.get("shape", UNKNOWN)
+        element = arguments[1] if len(arguments) > 1 else named.get("dtype", UNKNOWN)
+        dtype = element.constant and dtype_of_constant(element.constant.value)
+        if dtype is None:
+            return UNKNOWN
+        return Value(types.Array(dtype, 1 if shape.items is None else len(shape.items), "C"))
+
+    def method(self, array, name, arguments, named):
+        """A method of an array: view and reshape; others are unknown."""
+        if name == "view" and arguments and arguments[0].constant is not None:
+            dtype = dtype_of_constant(arguments[0].constant.value)
+            return Value(types.Array(dtype, array.type.ndim, array.type.layout)) if dtype is not None else UNKNOWN
+        if name == "reshape":
+            shape = arguments[0].items if len(arguments) == 1 and arguments[0].items is not None else arguments
+            return Value(types.Array(array.type.dtype, len(shape), array.type.layout))
+        return UNKNOWN
+
+    def known_function(self, node, called, arguments, named):
+        """A builtin, or a function of math, libdevice or numba.cuda."""
+        if called is range:
+            return self.range(node, arguments)
+        if called is enumerate and arguments and (inner := iterated(arguments[0])) is not UNKNOWN:
+            return Value(element=Value(items=(AXIS, inner)))
+        if called is zip:
+            return Value(element=Value(items=tuple(map(iterated, arguments))))
+        if called is len and arguments[0].items is not None:
+            return of_constant(len(arguments[0].items))
+        if called is numba.cuda.const.array_like:
+            return arguments[0]
+        kinds = tuple(map(numba_type, arguments))
+        if None in kinds or named:
+            return self.unknown_call(node, arguments)
+        own = isinstance(called, python_types.FunctionType) and not called.__module__.startswith("numba.")
+        if own and (implementation := overload_of(called, kinds)) is not None:
+            return self.call_device(node, implementation, arguments, named)
+        signature = call_signature(called, kinds)
+        if signature is None:
+            return self.unknown_call(node, arguments)
+        return self.typed_call(node, called, arguments, signature)
+
+    def range(self, node, arguments):
+        self.settle(node, arguments)
+        kinds = tuple(value.type for value in arguments)
+        signature = call_signature(range, kinds) if all(map(is_integer, kinds)) else None
+        if signature is None:
+            return UNKNOWN
+        return Value(element=Value(signature.return_type.dtype, max(value.bits for value in arguments)))
+
+    def typed_call(self, node, called, arguments, signature):
+        """A call whose signature is known: with its arguments and result cast where Python's types differ."""
+        result = signature.return_type
+        if among(called, (max, min)):
+            return self.extremum(node, called, arguments, result)
+        self.cast_arguments(node, arguments, signature.args)
+        if among(called, WIDTHS) and is_integer(signature.args[0]) and signature.args[0].bitwidth == 64:
+            self.found.calls[node] = Width(64)
+        if among(called, (round, float)) and is_float(result):
+            self.found.calls[node] = result
+        value = of_type(result)
+        if called is abs and is_integer(result):
+            bits = arguments[0].bits
+            return value._replace(bits=bits, wide=result.signed and bits >= range_bits(result))
+        return value
+
+    def extremum(self, node, called, arguments, result):
+        """max or min."""
+        if not is_float(result):
+            self.settle(node, arguments)
+            known = [value.bits for value in arguments]
+            return of_type(result)._replace(bits=min(max(known), range_bits(result))) if is_integer(result) else of_type(result)
+        for argument, value in zip(node.args, arguments):
+            self.to_type(argument, value, result)
+        if all(is_float(value.type) for value in arguments) and types.float16 not in [value.type for value in arguments]:
+            self.found.calls[node] = MAXIMA[called]
+        return Value(result)
+
+
+def item(owner, index, node):
+    """An element of a tuple, or a slice of it."""
+    if isinstance(node, ast.Slice):
+        try:
+            bounds = [None if bound is None else ast.literal_eval(bound) for bound in (node.lower, node.upper, node.step)]
+        except ValueError:
+            return UNKNOWN
+        return Value(items=owner.items[slice(*bounds)])
+    if index.constant is not None and -len(owner.items) <= index.constant.value < len(owner.items):
+        return owner.items[index.constant.value]
+    return iterated(owner)
+
+
+def iterated(value):
+    """What a for loop takes from a value."""
+    if value.element is not None:
+        return value.element
+    if value.items:
+        found = value.items[0]
+        for other in value.items[1:]:
+            found = merge(found, other)
+        return found
+    if isinstance(value.type, types.Array):
+        kept = value.type.ndim - 1
+        return Value(types.Array(value.type.dtype, kept, value.type.layout)) if kept else of_type(value.type.dtype)
+    return UNKNOWN
+
+
+def dtype_of_constant(value):
+    """The Numba type of a dtype argument, or None."""
+    if isinstance(value, types.Type):
+        return value
+    try:
+        return element_type(np.dtype(value))
+    except TypeError:
+        return None

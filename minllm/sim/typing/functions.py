@@ -1,0 +1,321 @@
+"""The types of a whole function: statements, branches, loops and calls of device functions.
+
+A variable has the type of its last assignment. Where two branches meet, or a loop returns to its beginning, Numba gives a variable one type
+for both (the "phi" of static single assignment); a cast is noted at the end of the branch that has another.
+"""
+
+import ast
+import builtins
+import inspect
+
+import numpy as np
+from numba.cuda import types
+
+from minllm.errors import SimulationError
+from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
+from minllm.sim.typing.expressions import Expressions, iterated
+from minllm.sim.typing.source import function_tree
+from minllm.sim.typing.values import (
+    NOTHING,
+    UNKNOWN,
+    Value,
+    changes_type,
+    is_integer,
+    is_scalar,
+    merge,
+    must_cast,
+    of_constant,
+    of_type,
+    range_bits,
+    steps,
+)
+
+KEPT_BITS = (8, 16, 31, 32, 48, COUNTER_BITS, 63, 64)  # device functions are inferred once for all arguments up to these sizes
+PASSES = 8  # through a loop, until the types of its variables stay
+
+
+class Inference:
+    """The casts of one function for one tuple of argument types.
+
+    casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
+    devices: {call: Inference of a device function that has casts itself}.
+    edges: {end of a branch: [(variable, type)]}. names: the globals and closure of the function when it was inferred. result: a Value.
+    """
+
+    def __init__(self, function, tree):
+        self.function, self.tree = function, tree
+        self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
+        self.result = UNKNOWN
+
+    @property
+    def edited(self):
+        """Whether the function needs another code, or constants of its own."""
+        arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
+        return arrays or bool(self.casts or self.calls or self.devices or any(self.wraps.values()) or any(self.edges.values()))
+
+
+def infer_kernel(function, argument_types):
+    """The Inference of a kernel, made once for each tuple of argument types; None if its source is not available."""
+    return inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types))
+
+
+def inference(function, arguments):
+    """The Inference of a function for the Values of its arguments; None if there is none, or while it is being made (recursion)."""
+    made = function.__dict__.setdefault("simulator_inferences", {})
+    if arguments not in made:
+        made[arguments] = None
+        tree = function_tree(function)
+        bound = None if tree is None else bind(tree, function, arguments)
+        if bound is not None:
+            made[arguments] = Walk(function, tree, bound).run()
+    return made[arguments]
+
+
+def bind(tree, function, arguments):
+    """{parameter: Value}, or None if the arguments do not fit."""
+    names = [parameter.arg for parameter in (*tree.args.posonlyargs, *tree.args.args)]
+    bound = dict(zip(names, arguments))
+    if len(arguments) > len(names):
+        if tree.args.vararg is None:
+            return None
+        bound[tree.args.vararg.arg] = Value(items=tuple(arguments[len(names) :]))
+    elif tree.args.vararg is not None:
+        bound[tree.args.vararg.arg] = Value(items=())
+    defaults = function.__defaults__ or ()
+    for name, default in zip(names[len(names) - len(defaults) :], defaults):
+        bound.setdefault(name, of_constant(default))
+    return bound if set(names) <= set(bound) else None
+
+
+def coarse(value):
+    """A Value as a device function is inferred for it: no known integer, and a size out of KEPT_BITS."""
+    if value.items is not None:
+        items = tuple(map(coarse, value.items))
+        return value._replace(items=items, constant=value.constant if items == value.items else None)
+    if is_integer(value.type):
+        return Value(value.type, next(bits for bits in KEPT_BITS if bits >= value.bits), value.wide)
+    return value._replace(constant=None) if is_scalar(value.type) else value
+
+
+class Walk(Expressions):
+    """One walk over a function's statements; `variables` is None after a return, break or continue."""
+
+    def __init__(self, function, tree, arguments):
+        self.found = Inference(function, tree)
+        self.function, self.variables = function, arguments
+        self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
+        self.returns = []
+        self.closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+
+    def run(self):
+        """Walk, and return the Inference."""
+        self.block(self.found.tree.body)
+        if self.variables is not None:
+            self.returns.append((None, NOTHING))
+        if self.returns:
+            self.found.result = self.result()
+        return self.found
+
+    def result(self):
+        """The merged result of all return statements, with casts to its type."""
+        merged = self.returns[0][1]
+        for _, value in self.returns[1:]:
+            merged = merge(merged, value)
+        for node, value in self.returns:
+            if node is not None and is_scalar(merged.type):
+                self.to_type(node, value, merged.type)
+            if isinstance(node, ast.Tuple) and merged.items is not None and len(node.elts) == len(merged.items):
+                for element, one, wanted in zip(node.elts, value.items, merged.items):
+                    if is_scalar(wanted.type):
+                        self.to_type(element, one, wanted.type)
+        return merged._replace(constant=None) if is_scalar(merged.type) else merged
+
+    def outer(self, name):
+        """A name of the closure, the globals or the builtins."""
+        if name not in self.found.names:
+            if name in self.closure:
+                value = self.closure[name].cell_contents
+            elif name in self.function.__globals__:
+                value = self.function.__globals__[name]
+            else:
+                return of_constant(getattr(builtins, name)) if hasattr(builtins, name) else UNKNOWN
+            self.found.names[name] = frozen(value)
+        return of_constant(self.found.names[name])
+
+    def call_device(self, node, called, arguments, named):
+        """A call of a device function."""
+        function = getattr(called, "py_func", called)
+        if named:
+            try:
+                arguments = list(inspect.signature(function).bind(*arguments, **named).arguments.values())
+            except TypeError:
+                return UNKNOWN
+        found = inference(function, tuple(map(coarse, arguments)))
+        self.found.devices.pop(node, None)
+        if found is None:
+            return UNKNOWN
+        if getattr(called, "emulation", None) is None and (found.edited or called is function):
+            self.found.devices[node] = found
+        return found.result
+
+    # Statements
+
+    def block(self, statements):
+        """Statements in turn, up to one after which none is reached."""
+        for statement in statements:
+            if self.variables is None:
+                return
+            visit = getattr(self, "do_" + statement.__class__.__name__, None)
+            if visit is not None:
+                visit(statement)
+
+    def do_Expr(self, node):
+        self.value(node.value)
+
+    def do_Assert(self, node):
+        self.settled(node.test)
+
+    def do_Raise(self, node):
+        self.variables = None
+
+    def do_FunctionDef(self, node):
+        self.variables[node.name] = UNKNOWN
+
+    def do_Return(self, node):
+        self.returns.append((node.value, NOTHING if node.value is None else self.value(node.value)))
+        self.variables = None
+
+    def do_Assign(self, node):
+        value = self.value(node.value)
+        if value.wide and any(isinstance(target, ast.Subscript) for target in node.targets):
+            value = self.cast(node.value, value, value.type)
+        for target in node.targets:
+            self.assign(target, value)
+
+    def do_AnnAssign(self, node):
+        if node.value is not None:
+            self.assign(node.target, self.value(node.value))
+
+    def do_AugAssign(self, node):
+        left, right = self.value(node.target), self.value(node.value)
+        result, casts = binary(BINARY[type(node.op)], left, right)
+        self.cast(node.value, right, casts[1])
+        if isinstance(node.target, ast.Name):
+            self.cast(node.target, left, casts[0])
+            self.variables[node.target.id] = result
+
+    def assign(self, target, value):
+        """Give a target a value."""
+        if isinstance(target, ast.Name):
+            self.variables[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            known = value.items is not None and len(value.items) == len(target.elts)
+            for number, element in enumerate(target.elts):
+                self.assign(element, value.items[number] if known else iterated(value))
+        elif isinstance(target, ast.Subscript):
+            array = self.value(target.value)
+            self.value(target.slice)
+            if isinstance(array.type, types.Array) and value == NOTHING:
+                where = f"{self.function.__code__.co_filename}:{target.lineno} in {self.function.__name__}"
+                raise SimulationError(f"None, the result of a function that returns nothing, is stored in an array ({where})")
+
+    def do_If(self, node):
+        test = self.settled(node.test)
+        if test.constant is not None:
+            self.block(node.body if test.constant.value else node.orelse)
+            return
+        start = dict(self.variables)
+        self.block(node.body)
+        body = self.variables
+        self.variables = start
+        self.block(node.orelse)
+        self.variables = self.join([(body, (node, "body")), (self.variables, (node, "orelse"))])
+
+    def do_With(self, node):
+        self.block(node.body)
+
+    def do_While(self, node):
+        self.loop(node, lambda: self.settled(node.test))
+
+    def do_For(self, node):
+        element = iterated(self.value(node.iter))
+        self.loop(node, lambda: self.assign(node.target, element))
+
+    def loop(self, node, begin):
+        """A loop: walk its body until the types at its beginning stay; `begin` is the test, or assigns the loop's variable."""
+        entry = self.variables
+        header = widen(dict(entry), entry, 0)
+        for number in range(PASSES):
+            self.variables, paths = dict(header), ([], [])
+            self.loops.append(paths)
+            test = begin()
+            self.block(node.body)
+            self.loops.pop()
+            back = [(self.variables, (node, "body")), *paths[1]]
+            widened = header
+            for state, _ in back:
+                widened = widen(widened, state, number) if state is not None else widened
+            if widened == header:
+                break
+            header = widened
+        for state, edge in [(entry, (node, "before")), *back]:
+            if state is not None:
+                self.found.edges[edge] = casts_between(state, header, must_cast)
+        endless = test is not None and test.constant is not None and test.constant.value
+        self.variables = None if endless else dict(header)
+        if self.variables is not None:
+            self.block(node.orelse)
+        self.variables = self.join([(self.variables, (node, "orelse")), *paths[0]])
+
+    def do_Break(self, node):
+        self.loops[-1][0].append((self.variables, (node, "before")))
+        self.variables = None
+
+    def do_Continue(self, node):
+        self.loops[-1][1].append((self.variables, (node, "before")))
+        self.variables = None
+
+    def join(self, paths):
+        """The variables after several paths meet; notes the casts at the end of each."""
+        reached = [(state, edge) for state, edge in paths if state is not None]
+        if not reached:
+            return None
+        merged = dict(reached[0][0])
+        for state, _ in reached[1:]:
+            for name, value in state.items():
+                merged[name] = merge(merged[name], value) if name in merged else value
+        for state, edge in reached:
+            self.found.edges[edge] = casts_between(state, merged, changes_type)
+        return merged
+
+
+def widen(header, back, number):
+    """The variables at a loop's beginning, given those at its end; an integer that only counts keeps its size."""
+    widened = dict(header)
+    for name, value in back.items():
+        if name not in header:
+            continue
+        old = header[name]
+        merged = merge(old, value)
+        if merged.wide:  # wraps before every iteration
+            merged = merged._replace(wide=False, bits=range_bits(merged.type))
+        if number and is_integer(merged.type) and merged.bits > old.bits:
+            counts = merged.bits <= old.bits + 1 and merged.bits <= COUNTER_BITS
+            merged = merged._replace(bits=old.bits if counts else range_bits(merged.type))
+        widened[name] = merged
+    return widened
+
+
+def casts_between(state, merged, must):
+    """[(variable, type)] of the variables of `state` that have to be cast to their type in `merged`, by the rule `must`."""
+    both = [(name, value, merged[name].type) for name, value in state.items() if name in merged and is_scalar(merged[name].type)]
+    return [(name, step) for name, value, wanted in both if must(value, wanted) for step in steps(value, wanted)]
+
+
+def frozen(value):
+    """A global as Numba's compiled code has it: arrays as they are now."""
+    if not isinstance(value, np.ndarray):
+        return value
+    copy = np.array(value, order="C")
+    copy.flags.writeable = False
+    return copy

@@ -1,0 +1,93 @@
+"""What Numba's typing context says: the types of arguments, calls and attributes, and the common type of two."""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+from numba.cuda import types
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.np.numpy_support import from_dtype
+from numba.cuda.typing.typeof import Purpose, typeof
+from numba.cuda.utils import numba_target_override
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@functools.cache
+def context():
+    """Numba's typing context for CUDA, with all its registries loaded."""
+    cuda_target.typing_context.refresh()
+    return cuda_target.typing_context
+
+
+def argument_type(value):
+    """The type of an argument of a `@cuda.jit` kernel: int64 for an int, float64 for a float; None if Numba has no type for it."""
+    if hasattr(value, "numba_type"):  # an object that states its own type: a tensor map
+        return value.numba_type
+    if isinstance(value, np.ndarray):
+        element = types.bfloat16 if value.dtype == BFLOAT16 else element_type(value.dtype)
+        return element and types.Array(element, value.ndim, "C" if value.flags.c_contiguous else "A")
+    try:
+        return typeof(value, Purpose.argument)
+    except Exception:  # a typing function may raise anything
+        return None
+
+
+@functools.cache
+def element_type(dtype):
+    """The Numba type of a NumPy dtype, or None."""
+    try:
+        return types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
+    except Exception:  # a typing function may raise anything
+        return None
+
+
+@functools.cache
+def call_signature(function, arguments):
+    """The Numba signature of a call, or None. function: an operator, a builtin, a function of math, libdevice or numba.cuda."""
+    try:
+        with numba_target_override():
+            return context().resolve_function_type(function, arguments, {})
+    except Exception:  # a typing function may raise anything
+        return None
+
+
+@functools.cache
+def attribute_type(owner, name):
+    """The type of an attribute of a value of type `owner`, or None."""
+    try:
+        return context().resolve_getattr(owner, name)
+    except Exception:  # a typing function may raise anything
+        return None
+
+
+@functools.cache
+def common_type(first, second):
+    """The type of a variable that is assigned values of both types, or None."""
+    return context().unify_types(first, second)
+
+
+def intrinsic_signature(intrinsic, arguments, literals):
+    """The signature of a call of a Numba intrinsic, or None. literals: the argument types with IntegerLiteral for known integers."""
+    for candidates in (arguments, literals):
+        try:
+            found = intrinsic._defn(context(), *candidates)
+        except Exception:  # a typing function may raise anything
+            continue
+        if found is not None:
+            return found[0]
+    return None
+
+
+def overload_of(function, arguments):
+    """The implementation that `@overload` registered for a Python function and these argument types, or None."""
+    context().refresh()  # overloads that were registered since
+    try:
+        templates = context().resolve_value_type(function).templates
+    except Exception:  # a typing function may raise anything
+        return None
+    for template in templates:
+        implement = getattr(template, "_overload_func", None)
+        if implement is not None and (found := implement(*arguments)) is not None:
+            return found
+    return None

@@ -1,0 +1,165 @@
+"""The syntax tree of a function, and its code with casts."""
+
+import ast
+import functools
+import linecache
+import types as python_types
+
+import numpy as np
+
+
+@functools.lru_cache(256)
+def functions_of(source, filename):
+    """{(first line, name): (syntax tree, code object)} of all functions of a file's text."""
+    try:
+        tree = ast.parse(source)
+        codes = codes_in(compile(source, filename, "exec", dont_inherit=True))
+    except SyntaxError:
+        return {}
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            place = min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name
+            found[place] = node, codes.get(place)
+    return found
+
+
+def codes_in(code):
+    """{(first line, name): code object} of the functions inside a code object."""
+    found = {}
+    for inner in code.co_consts:
+        if isinstance(inner, python_types.CodeType):
+            found |= {(inner.co_firstlineno, inner.co_name): inner} | codes_in(inner)
+    return found
+
+
+def function_tree(function):
+    """The syntax tree of a function; None if its source is not available, or has been edited since."""
+    code, filename = function.__code__, function.__code__.co_filename
+    linecache.checkcache(filename)
+    tree, compiled = functions_of("".join(linecache.getlines(filename)), filename).get((code.co_firstlineno, code.co_name), (None, None))
+    return tree if compiled == code else None
+
+
+@functools.lru_cache(4096)
+def with_numba_constants(code, filename):
+    """A code object whose float literals are float64, as Numba's are, and not Python floats, which adapt to a float32 beside them."""
+    constants = tuple(numba_constant(constant) for constant in code.co_consts)
+    return code if all(new is old for new, old in zip(constants, code.co_consts)) else code.replace(co_consts=constants)
+
+
+def numba_constant(constant):
+    if type(constant) is float:
+        return np.float64(constant)
+    if type(constant) is tuple:
+        changed = tuple(map(numba_constant, constant))
+        return constant if all(new is old for new, old in zip(changed, constant)) else changed
+    return constant
+
+
+def edited_code(found):
+    """(the code object of an Inference with its casts, {name: what its casts and calls refer to}); made once."""
+    if not hasattr(found, "made"):
+        editor = Editor(found)
+        found.made = editor.code(), editor.injected
+    return found.made
+
+
+def compile_definition(definition, original):
+    """The code object of a function definition, with the place and the closure of the original code."""
+    empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    outer = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in original.co_freevars]
+    holder = ast.FunctionDef(name="holder", args=empty, body=[*outer, definition], decorator_list=[], returns=None)
+    module = ast.fix_missing_locations(ast.copy_location(ast.Module([holder], []), definition))
+    compiled = compile(module, original.co_filename, "exec", dont_inherit=True)
+    for name in ("holder", original.co_name):
+        compiled = next(one for one in compiled.co_consts if isinstance(one, python_types.CodeType) and one.co_name == name)
+    return compiled.replace(co_qualname=original.co_qualname)
+
+
+class Editor:
+    """Copies a function's syntax tree, with the casts of an Inference."""
+
+    def __init__(self, found):
+        self.found, self.injected = found, {}
+
+    def code(self):
+        """The new code object, with the line numbers of the old one."""
+        return compile_definition(self.copy(self.found.tree), self.found.function.__code__)
+
+    def name(self, thing, location):
+        """An expression that refers to an object, by a name that no source can contain."""
+        name = next((name for name, known in self.injected.items() if known is thing), f"${len(self.injected)}")
+        self.injected[name] = thing
+        return ast.copy_location(ast.Name(name, ast.Load()), location)
+
+    def call(self, thing, argument):
+        """The call thing(argument)."""
+        return ast.copy_location(ast.Call(self.name(thing, argument), [argument], []), argument)
+
+    def copy(self, node):
+        """A copy of a node with the casts inside it and around it."""
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            new = self.copy_augmented(node)
+        else:
+            new = self.copy_fields(node)
+        if isinstance(node, ast.Call):
+            new = self.copy_call(node, new)
+        if isinstance(node, ast.UnaryOp):
+            new.op = self.found.calls.get(node, new.op)
+            if (wrap := self.found.wraps.get(node)) is not None:
+                new = self.call(wrap, new)
+        if isinstance(node, ast.expr) and node in self.found.casts:
+            for wanted in self.found.casts[node]:
+                new = self.call(wanted, new)
+        return new
+
+    def copy_fields(self, node):
+        fields = {}
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                fields[field] = self.copy_list(node, field, value)
+            else:
+                fields[field] = self.copy(value) if isinstance(value, ast.AST) else value
+        return ast.copy_location(type(node)(**fields), node)
+
+    def copy_list(self, node, field, values):
+        """A list of nodes; statements with the assignments at the beginning of a loop and at the end of a branch."""
+        copied = []
+        for value in values:
+            copied += self.assignments((value, "before"), value)
+            copied.append(self.copy(value) if isinstance(value, ast.AST) else value)
+        return copied + self.assignments((node, field), node)
+
+    def assignments(self, edge, location):
+        """name = type(name), for all variables that are cast at a place."""
+        made = []
+        for name, wanted in self.found.edges.get(edge, ()):
+            cast = self.call(wanted, ast.copy_location(ast.Name(name, ast.Load()), location))
+            made.append(ast.copy_location(ast.Assign([ast.copy_location(ast.Name(name, ast.Store()), location)], cast), location))
+        return made
+
+    def copy_augmented(self, node):
+        """x += y as x = x + y with its casts."""
+        casts = self.found.casts
+        if node.target not in casts:
+            return self.copy_fields(node)
+        left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+        for wanted in casts[node.target]:
+            left = self.call(wanted, left)
+        value = ast.copy_location(ast.BinOp(left, node.op, self.copy(node.value)), node)
+        return ast.copy_location(ast.Assign([ast.copy_location(ast.Name(node.target.id, ast.Store()), node)], value), node)
+
+    def copy_call(self, node, new):
+        """A call with another function, a cast of its result, or the width of its operand."""
+        if node in self.found.devices:
+            new.func = self.name(self.found.devices[node], node)
+        if node in self.found.calls:
+            replacement = self.found.calls[node]
+            if isinstance(replacement, int):
+                new.keywords.append(ast.keyword("bits", ast.copy_location(ast.Constant(int(replacement)), node)))
+            elif isinstance(replacement, python_types.FunctionType):
+                new.func = self.name(replacement, node)
+            else:
+                new = self.call(replacement, new)
+        return new

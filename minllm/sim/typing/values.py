@@ -1,0 +1,154 @@
+"""What inference knows of a value: its type, its size, and the value itself if it is a constant."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from minllm.sim.typing.rules import argument_type, common_type, context, element_type
+
+AXIS_BITS = 31  # an axis of an array in the simulator is shorter than 2**31
+
+
+class Constant:
+    """An object that inference knows: a function, a module, a number of a closure."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        same_type = type(self) is type(other) and type(self.value) is type(other.value)
+        return same_type and (self.value is other.value or (type(self.value) in (int, bool, float) and self.value == other.value))
+
+    def __hash__(self):
+        return hash(self.value) if type(self.value) in (int, bool, float) else id(self.value)
+
+
+class Value(NamedTuple):
+    """type: the Numba type, None if unknown. bits: an integer's magnitude is below 2**bits. wide: an integer of the simulator that may be
+    outside its type's range, because Python's integers do not wrap. items and fields: of a tuple. element: of an iterator."""
+
+    type: Any = None
+    bits: int = 0
+    wide: bool = False
+    constant: Constant | None = None
+    items: tuple | None = None
+    fields: tuple | None = None
+    element: Any = None
+
+
+UNKNOWN = Value()
+NOTHING = Value(types.none, constant=Constant(None))
+
+
+def is_integer(type):
+    return isinstance(type, types.Integer)
+
+
+def is_float(type):
+    return isinstance(type, (types.Float, types.bfloat16.__class__))
+
+
+def is_scalar(type):
+    """Whether a Numba type is a number or a boolean that inference follows."""
+    return is_integer(type) or is_float(type) or type == types.boolean
+
+
+def range_bits(type):
+    """Bits of the magnitude of an integer type's values."""
+    return 1 if type == types.boolean else type.bitwidth - type.signed
+
+
+def of_type(type):
+    """A value of which only the Numba type is known."""
+    if isinstance(type, types.Literal):
+        return of_constant(type.literal_value)
+    if is_integer(type) or type == types.boolean:
+        return Value(type, range_bits(type))
+    if isinstance(type, types.NoneType):
+        return NOTHING
+    if isinstance(type, types.BaseTuple):
+        return Value(type, items=tuple(map(of_type, type)), fields=getattr(type, "fields", None))
+    return Value(type)
+
+
+def of_constant(value):
+    """An object of a closure, a module or the code."""
+    known = Constant(value)
+    if value is None:
+        return NOTHING
+    if isinstance(value, (bool, int, np.integer)):
+        type = element_type(value.dtype) if isinstance(value, np.integer) else argument_type(value)
+        return Value(type, int(value).bit_length(), constant=Constant(value if isinstance(value, bool) else int(value)))
+    if isinstance(value, tuple):
+        return Value(items=tuple(map(of_constant, value)), fields=getattr(value, "_fields", None), constant=known)
+    if isinstance(value, (float, complex, np.generic, np.ndarray)):
+        return Value(argument_type(value), constant=None if isinstance(value, np.ndarray) else known)
+    return Value(constant=known)
+
+
+def numba_type(value):
+    """The Numba type of a value, for questions to Numba; None if unknown."""
+    if value.type is not None:
+        return value.type
+    if value.items is not None:
+        found = tuple(map(numba_type, value.items))
+        return None if None in found else types.Tuple(found)
+    if value.constant is not None:
+        try:
+            return context().resolve_value_type(value.constant.value)
+        except Exception:
+            return None
+    return None
+
+
+def literal_type(value):
+    """Like numba_type, with an IntegerLiteral for a known integer."""
+    if value.constant is not None and type(value.constant.value) is int:
+        return types.literal(value.constant.value)
+    return numba_type(value)
+
+
+def may_be_negative(value):
+    if value.constant is not None:
+        return value.constant.value < 0
+    return is_integer(value.type) and value.type.signed
+
+
+def must_cast(value, wanted):
+    """Whether a value of the simulator has to be cast to become one of the type `wanted`."""
+    given = value.type
+    if not (is_scalar(given) and is_scalar(wanted)):
+        return False
+    if is_float(given) or is_float(wanted) or wanted == types.boolean:
+        return given != wanted
+    if given == types.boolean or value.wide:
+        return True
+    return value.bits > range_bits(wanted) or (not wanted.signed and may_be_negative(value))
+
+
+def steps(value, wanted):
+    """The casts that make a value one of the type `wanted`: an integer that becomes a float wraps first."""
+    return (value.type, wanted) if value.wide and not is_integer(wanted) else (wanted,)
+
+
+def changes_type(value, wanted):
+    """Whether a variable's value has to be cast because the variable has another type elsewhere."""
+    return value.type != wanted and must_cast(value, wanted)
+
+
+def merge(first, second):
+    """What is known of a variable that has either value."""
+    if first == second:
+        return first
+    constant = first.constant if first.constant == second.constant else None
+    if is_scalar(first.type) and is_scalar(second.type):
+        type = common_type(first.type, second.type)
+        if not is_scalar(type):
+            return UNKNOWN
+        return Value(type, max(first.bits, second.bits), first.wide or second.wide, constant)
+    if first.items is not None and second.items is not None and len(first.items) == len(second.items) and first.fields == second.fields:
+        return Value(items=tuple(map(merge, first.items, second.items)), fields=first.fields, constant=constant)
+    return Value(first.type) if first.type == second.type and first.type is not None else UNKNOWN

@@ -1,0 +1,22 @@
+"""Loops that are unrolled before the compiler sees them, so that arrays indexed by their counter stay in registers."""
+
+from numba import cuda
+
+
+def unrolled(body, count: int):
+    """The device function that calls body(0, ...), body(1, ...) to body(count - 1, ...).
+
+    The compiler does not unroll a loop with a body this long, and sums that are not indexed by constants would leave registers.
+    """
+    last, before = count - 1, unrolled(body, count - 1) if count > 1 else None
+
+    @cuda.jit(device=True, forceinline=True)
+    def only(*arguments):
+        body(0, *arguments)
+
+    @cuda.jit(device=True, forceinline=True)
+    def all_of_them(*arguments):
+        before(*arguments)
+        body(last, *arguments)
+
+    return all_of_them if count > 1 else only
