@@ -58,16 +58,28 @@ guess
 #     kernels --> back["tokens in<br/>page-locked memory"] --> piece["a piece of text"]
 # ```
 #
-# | floor | page | lesson |
-# | --- | --- | --- |
-# | text and tokens | [prompts.py](../minllm/engine/prompts.py), [incremental_decoder.py](../minllm/models/incremental_decoder.py) | [1](01_what_a_language_model_computes.py) |
-# | the plan of a step | [scheduler.py](../minllm/engine/scheduling/scheduler.py), [step.py](../minllm/engine/scheduling/step.py) | [14](14_batching.py) |
-# | memory | [kv_cache_manager.py](../minllm/engine/scheduling/kv_cache_manager.py), [paged.py](../minllm/cache/paged.py) | [10](10_paged_blocks_and_shared_prefixes.py) |
-# | launch | [model_runner.py](../minllm/engine/running/model_runner.py), [step_graphs.py](../minllm/engine/running/step_graphs.py) | [13](13_launch_overhead_and_cuda_graphs.py) |
-# | forward | [decoder.py](../minllm/models/decoder.py) | [6](06_norms_rope_swiglu_fusion.py) |
-# | matrices | [matmul](../minllm/kernels/matmul/__init__.py) | [5](05_the_ladder_of_matrix_products.py) |
-# | attention | [attention](../minllm/kernels/attention/__init__.py) | [7](07_prefill_and_flash_attention.py), [9](09_decode_attention.py) |
-# | next token | [sample.py](../minllm/kernels/sampling/sample.py) | [12](12_choosing_the_next_token.py) |
+# Each floor has its pages, and had its lesson:
+#
+# - text and tokens ([1](01_what_a_language_model_computes.py)):
+#   [prompts.py](../minllm/engine/prompts.py),
+#   [incremental_decoder.py](../minllm/models/incremental_decoder.py)
+# - the plan of a step (14):
+#   [scheduler.py](../minllm/engine/scheduling/scheduler.py),
+#   [step.py](../minllm/engine/scheduling/step.py)
+# - its memory ([10](10_paged_blocks_and_shared_prefixes.py)):
+#   [kv_cache_manager.py](../minllm/engine/scheduling/kv_cache_manager.py),
+#   [paged.py](../minllm/cache/paged.py)
+# - its launch ([13](13_launch_overhead_and_cuda_graphs.py)):
+#   [model_runner.py](../minllm/engine/running/model_runner.py),
+#   [step_graphs.py](../minllm/engine/running/step_graphs.py)
+# - the forward ([6](06_norms_rope_swiglu_fusion.py)): [decoder.py](../minllm/models/decoder.py)
+# - matrices ([5](05_the_ladder_of_matrix_products.py)):
+#   [matmul](../minllm/kernels/matmul/__init__.py); attention
+#   ([7](07_prefill_and_flash_attention.py), [9](09_decode_attention.py)):
+#   [attention](../minllm/kernels/attention/__init__.py)
+# - the next token ([12](12_choosing_the_next_token.py)):
+#   [sample.py](../minllm/kernels/sampling/sample.py),
+#   [host_copies.py](../minllm/engine/running/host_copies.py)
 #
 # Two requests of the bundled model, the second of which arrives two steps later:
 
@@ -134,8 +146,13 @@ show_source(
 
 # %%
 from minllm.course import recorded, timeline
-from minllm.course.host_and_gpu import READ_COLOUR, HostAndGpu, StepTimes
-from minllm.course.host_and_gpu import TimedRunner, TimedScheduler
+from minllm.course.host_and_gpu import (
+    READ_COLOUR,
+    HostAndGpu,
+    StepTimes,
+    TimedRunner,
+    TimedScheduler,
+)
 
 (step_row,) = recorded("decode step", "llama-3.2-1b", "graph replay")
 STEP_US, PROMPT_US = step_row.value, 3  # per step, and more per token of a prompt (assumed)
@@ -302,7 +319,7 @@ except LessonError:
 
 # %% [markdown]
 # The batch changes the price by a factor of dozens, the last tenth of a kernel's speed by a
-# tenth, idle nights by three. Scheduling comes first, which is why [lesson 14](14_batching.py)
+# tenth, idle nights by three. Scheduling comes first, which is why lesson 14
 # stands before this one.
 #
 # ## Which chip?
@@ -361,8 +378,6 @@ for name, config in shapes.items():
         )
 
 # %% tags=["fold"]
-from minllm.course import curves
-
 chips = ["v100-16gb", "a100-80gb", "h100-sxm", "h200", "b200"]
 bars(
     [

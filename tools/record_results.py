@@ -5,8 +5,8 @@
     python tools/record_results.py /tmp/1b.json             record what `minllm bench ... --json /tmp/1b.json` measured earlier
 
 New measurements replace old rows; all others stay. A part that fails is reported, the others are recorded, and the exit
-code is 1. The tables in README.md, docs/results.md and docs/frameworks.md follow the record of the H200. Run it from a clean checkout: the commit is part of
-the record. Without git, name the commit with --commit.
+code is 1. The tables in README.md, docs/results.md and docs/frameworks.md follow the record of the H200. Run it from a clean checkout:
+the commit is part of the record. Without git, name the commit with --commit.
 """
 
 import argparse
