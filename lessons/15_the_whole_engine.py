@@ -154,7 +154,8 @@ from minllm.course.host_and_gpu import (
     TimedScheduler,
 )
 
-(step_row,) = recorded("decode step", "llama-3.2-1b", "graph replay")
+ONE_USER = "(random weights), batch 1, "
+(step_row,) = recorded("decode step", f"llama-3.2-1b {ONE_USER}context 1024", "graph replay")
 STEP_US, PROMPT_US = step_row.value, 3  # per step, and more per token of a prompt (assumed)
 HOST = dict(schedule=60, upload=30, replay=40, take=50)  # µs, assumed
 DETOKENISE_US = 170  # assumed
@@ -209,7 +210,8 @@ timeline(
 #
 # ## Where the time of a step goes
 #
-# The floors of a decode step, stage by stage, at the bandwidth of a copy:
+# A stage takes at least as long as its bytes, at the bandwidth of a copy. Here is a decode
+# step of the 8B shape, kernel by kernel:
 
 # %%
 from minllm import costs
@@ -217,47 +219,39 @@ from minllm.course import Bar, bars, load_record
 from minllm.models.shapes import find_config
 
 shapes = {name: find_config(f"llama-3.{name}")[1] for name in ("2-1b", "1-8b", "1-70b")}
-tb_s = load_record()["ceilings"]["copy_tb_s"]
-config_8b = shapes["1-8b"]
-BATCHES = ((1, 1024), (256, 1024))
-
-
-def stage_ms(batch, context):
-    """{kind of stage: milliseconds to move its bytes} of the 8B shape."""
-    found = {"weights of matrices": 0.0, "keys and values": 0.0, "activations": 0.0}
-    for stage in costs.decode_stages(config_8b, batch, context):
-        found["weights of matrices"] += stage.weight_bytes / tb_s / 1e9
-        found["keys and values"] += stage.kv_bytes / tb_s / 1e9
-        found["activations"] += stage.activation_bytes / tb_s / 1e9
-    return found
-
-
+config_8b, tb_s = shapes["1-8b"], load_record()["ceilings"]["copy_tb_s"]
+stages = {batch: costs.decode_stages(config_8b, batch, context=1024) for batch in (1, 256)}
 weights_percent = {}
-for batch, context in BATCHES:
-    found = stage_ms(batch, context)
-    read = found["weights of matrices"] + found["keys and values"]
-    weights_percent[batch] = 100 * found["weights of matrices"] / read
-    parts = ", ".join(f"{name} {ms:.2f} ms" for name, ms in found.items())
-    print(f"batch {batch:3}, context {context}: {parts}")
+for batch, found in stages.items():
+    weights, cache = (sum(getattr(one, f"{kind}_bytes") for one in found) for kind in ("weight", "kv"))
+    weights_percent[batch] = 100 * weights / (weights + cache)
+    print(f"batch {batch:3}: weights {weights / 1e9:.1f} GB, keys and values {cache / 1e9:.1f} GB")
 assert weights_percent[1] > 99 and weights_percent[256] < 35
 
 # %% tags=["fold"]
+
+
+def milliseconds(stage):
+    """All bytes of a stage at the rate of a copy."""
+    return (stage.weight_bytes + stage.kv_bytes + stage.activation_bytes) / tb_s / 1e9
+
+
 bars(
     [
-        Bar(f"batch {batch}: {name}", ms, "", colour)
-        for batch, context in BATCHES
-        for colour, (name, ms) in enumerate(stage_ms(batch, context).items())
+        Bar(f"{one.name}, batch {batch}", milliseconds(one), "", colour)
+        for pair in zip(*stages.values())
+        for colour, (batch, one) in enumerate(zip(stages, pair))
+        if milliseconds(pair[1]) > 0.05
     ],
     unit="ms",
-    title="8B shape, context 1,024: what a decode step moves",
-    caption=f"Computed by minllm.costs at {tb_s:.2f} TB/s, measured by a copy on an H200.",
+    title="Floor of every stage of a decode step, all layers together",
+    caption=f"Computed by minllm.costs: 8B shape, context 1,024, {tb_s:.2f} TB/s as a copy on an H200.",
 )
 
 # %% [markdown]
 # Surprised? With 256 sequences two thirds of the bytes are keys and values. Whoever quantises
 # only weights gains little there; [lesson 11](11_quantised_kv_cache.py) is worth more.
-#
-# Measured steps against these floors:
+# `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
 
 # %%
 for row in recorded("decode step", "", "graph replay"):
@@ -297,8 +291,8 @@ def dollars_per_million(price, tokens_per_s, utilisation=1.0):
     return 1e6 * price / (3600 * tokens_per_s * utilisation)
 
 
-(rate_1b,) = recorded("decode", "llama-3.2-1b", "bfloat16")
-(rate_8b,) = recorded("decode", "llama-3.1-8b", "bfloat16")
+(rate_1b,) = recorded("decode", f"llama-3.2-1b {ONE_USER}prompt 512", "bfloat16")
+(rate_8b,) = recorded("decode", f"llama-3.1-8b {ONE_USER}prompt 512", "bfloat16")
 (batched,) = recorded("batch", "batch 256", record="lessons/h200")
 for name, rate in (
     ("1B shape, one user", rate_1b.value),
@@ -319,8 +313,8 @@ except LessonError:
 
 # %% [markdown]
 # The batch changes the price by a factor of dozens, the last tenth of a kernel's speed by a
-# tenth, idle nights by three. Scheduling comes first, which is why lesson 14
-# stands before this one.
+# tenth, idle nights by three. Scheduling comes first, which is why lesson 14 stands before
+# this one.
 #
 # ## Which chip?
 #

@@ -50,8 +50,8 @@ def generate(
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         lines = [PromptLine(text, {}, "")] if prompts is None else read_prompts(prompts)
         llm = load(options)
-        if max_tokens is None:
-            max_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
+        usual_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
+        max_tokens = usual_tokens if max_tokens is None else max_tokens
         params = request_params(llm, options, max_tokens=max_tokens, n=options["n"])
         is_shown = "-" not in (str(json_file), str(jsonl_file))
         if prompts is None and params.n == 1:

@@ -69,6 +69,15 @@ class LLMEngine:
         moved = dict.fromkeys(sequence.request_id for sequence in self.core.step())
         return [self._output(request_id) for request_id in moved if request_id in self._requests]
 
+    def advance(self) -> list[Sequence]:
+        """The same, without outputs, which take longer to make than a step of a small model: returns the sequences."""
+        moved = self.core.step()
+        for sequence in moved:
+            others = self._requests.get(sequence.request_id, ()) if sequence.is_finished else ()
+            if others and all(other.is_finished for other in others):
+                del self._requests[sequence.request_id]
+        return moved
+
     def has_unfinished_requests(self) -> bool:
         """Whether a request has not ended."""
         return bool(self._requests)
