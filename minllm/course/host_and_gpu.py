@@ -41,7 +41,7 @@ class HostAndGpu:
         return self.gpu_ends
 
     def wait(self, until: float, name: str = "wait") -> None:
-        """The host waits, if it is not later already."""
+        """The host waits until then, unless that time has passed."""
         if until > self.now:
             self.work(name, until - self.now, WAIT_COLOUR)
 
@@ -110,7 +110,7 @@ class TimedRunner:
 
 
 class TimedResult:
-    """The results of a forward, which the host has from `done` on."""
+    """The results of a forward, which reach the host at `done`."""
 
     def __init__(self, result: Any, done: float, machine: HostAndGpu):
         self._result, self._done, self._machine = result, done, machine

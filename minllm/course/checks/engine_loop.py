@@ -7,7 +7,7 @@ from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
 from minllm.course.host_and_gpu import HostAndGpu, StepTimes, TimedRunner, TimedScheduler
 
-CALLS = 20  # of EngineCore.step at most, for a loop that makes no progress
+CALLS = 20  # limit for calls of EngineCore.step, for a loop that makes no progress
 BUBBLE = "the GPU had nothing to do while the host read results"
 
 

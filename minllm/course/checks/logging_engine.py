@@ -20,10 +20,10 @@ class NumberedStep(Step):
 
 
 class LoggingEngine:
-    """A scheduler and a runner in one. They compute nothing and log what the loop asks of them, as (verb, number of the step).
+    """A scheduler and a runner in one. It computes nothing and logs every call of the loop as (verb, number of the step).
 
-    steps: as many are planned. blocked: a step that cannot be planned before all launched ones are read. broken: one that cannot be
-    launched.
+    steps: the number of steps to plan. blocked: a step that cannot be planned before all launched ones are read. broken: a step that
+    cannot be launched.
     """
 
     def __init__(self, steps: int, steps_ahead: int, blocked: int = 0, broken: int = 0):
