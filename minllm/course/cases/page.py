@@ -17,7 +17,6 @@ class CasePage:
     def _repr_markdown_(self) -> str:
         case = self.case
         found = finding(case, case.broken).message
-        noun = "kernel" if isinstance(case.broken, Kernel) else "function"
         parts = [
             f"**{case.title}.** {case.story}",
             show_source(case.broken)._repr_markdown_(),
