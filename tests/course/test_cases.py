@@ -21,6 +21,7 @@ FOUND = {
     "lagging_rows": (r"a bulk store .* reads tile\[0\] .* no fence\.proxy\.async", "cp_async_bulk_wait_group_read_0()"),
     "long_batch": (r"array allowed has overflowed: it is 4294967296 without the 32-bit cast", "first = int32("),
     "too_early": (r"reads the global array hidden, which hidden_kernel wrote, before griddepcontrol\.wait", "scaled = hidden[i]"),
+    "slow_company": (r"with wants_logprobs=True the GPU is idle between steps\n.*host  copy logprobs\n", ""),
     "every_fourth_token": (r"nobody wrote: the global array key_cache, element \[5, 3, 0\]", "total += query[i] * key_cache"),
     "someone_elses_answer": (r"the token that is continued\[request 1\]: expected 28, got 15", ""),
     "two_stories": (r"the text that is read back\[continuation 0, token 6\]: expected 71, got 81", ""),

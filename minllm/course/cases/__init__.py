@@ -31,6 +31,7 @@ NAMES = (
     "long_silence",
     "fewer_every_day",
     "echo",
+    "slow_company",
 )  # fmt: skip
 
 

@@ -21,9 +21,9 @@ class Case:
     """A bug.
 
     lesson: the lesson that shows it. title: its heading. story: the symptom on a GPU. hint: where to look, without the answer. broken,
-    mended: kernels of one signature, or functions or classes of the host's. examine(broken): runs it in the simulator, and raises
-    SimulationError or Mismatch if it is wrong. guilty: part of the line to blame, or of the line beside which something is missing.
-    solution: the cause, why it shows this symptom, and the fix.
+    mended: kernels of one signature, or functions or classes of the host's. examine(broken): runs it in the simulator, or on a simulated
+    clock, and raises SimulationError or Mismatch if it is wrong. guilty: part of the line to blame, or of the line beside which something
+    is missing. solution: the cause, why it shows this symptom, and the fix.
     """
 
     name: str
