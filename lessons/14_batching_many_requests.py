@@ -204,7 +204,7 @@ def under_load(metric, equation, title, **options):
     for name in shown:
         means = [getattr(one, metric).mean for one in found[name]]
         lines[name] = list(zip(shares, means))
-    labels = "offered load, as a share of the knee's", f"mean {metric.upper()}, ms", title
+    labels = "load, as a share of the knee's", f"mean {metric.upper()}, ms", title
     caption = "Simulated: the 8B shape on an H200; the law is computed by minllm.costs"
     return curves(lines, *labels, caption=caption, **options)
 
@@ -338,7 +338,8 @@ for policy in shown:
 # %% [markdown]
 # "Not recorded" means that the record of the GPU has no such row yet. A simulated rate is an upper
 # bound: launches, activations and the host take no time in it. The smaller the model, the more they
-# weigh. `minllm bench serve MODEL --compare-policies` measures your machine.
+# weigh. `minllm bench serve --model MODEL --compare-policies` measures your machine, and simulates
+# one with `--simulate h200`.
 #
 # ## Exercises
 
@@ -350,7 +351,7 @@ show_exercises(14)
 # %% [markdown]
 # ## Detective cases
 #
-# Nothing here is a kernel, and all tests of kernels pass.
+# None of these is a kernel.
 
 # %% tags=["hide-input"]
 from minllm.course import show_case

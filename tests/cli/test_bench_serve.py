@@ -135,6 +135,10 @@ REFUSED = {
     ("--kv-cache-dtype", "int3"): "kv_cache_dtype='int3'",
     ("--variant", "matmul"): "--variant matmul",
     ("--plot", __file__): "is a file",
+    ("--simulate", "h2000"): "no data sheet of a GPU 'h2000'",
+    ("--simulate", "h200", "--dtype", "float16"): "--dtype does not go with --simulate",
+    ("--simulate", "h200", "--preemption", "swap"): "--preemption swap does not go with --simulate",
+    ("--simulate", "h200", "--against", "transformers"): "--against does not go with --simulate",
 }
 
 
@@ -176,3 +180,22 @@ def test_the_engine_itself_serves(model_directory, tmp_path):
     assert result.stdout.count("5 of 5") == 2
     rows = json.loads(path.read_text())["rows"]
     assert all(row["value"] > 0 for row in rows if row["benchmark"] != "serving preemptions")
+
+
+def test_a_gpu_is_simulated(opened, tmp_path):
+    path = tmp_path / "rows.json"
+    sizes = ("--num-prompts", 12, "--input-len", 500, "--output-len", 8, "--json", path)
+    result = run("--model", "llama-3.1-8b", "--simulate", "h200", "--compare-policies", *sizes)
+    assert result.exit_code == 0, result.output
+    record = json.loads(path.read_text())
+    assert record["device"] == "NVIDIA H200, simulated" and not opened
+    assert {row["variant"] for row in record["rows"]} == {"static", "in_flight", "split_fuse", "prefill_first"}
+    assert all(row["case"].startswith("llama-3.1-8b, simulated, 12 requests") for row in record["rows"])
+    again = run("--model", "llama-3.1-8b", "--simulate", "h200", "--compare-policies", *sizes)
+    assert again.output == result.output, "the same every time"
+
+
+def test_a_simulated_cache_can_be_small():
+    full = ("--model", "llama-3.1-8b", "--simulate", "h200", "--num-prompts", 20, "--input-len", 100, "--output-len", 100)
+    line = run(*full, "--kv-cache-memory-bytes", 131072 * 1000, "--preemption", "drop").stdout.splitlines()[-1]
+    assert json.loads(line)["failed"] > 0

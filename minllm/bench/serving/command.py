@@ -20,6 +20,8 @@ from minllm.bench.serving.metrics import calculate_metrics, parse_goodput
 from minllm.bench.serving.plots import checked_folder, write_plots
 from minllm.bench.serving.report import COLUMNS, HEADINGS, Result, detail_table, json_line, rows, summary_line
 from minllm.bench.serving.run import Engine
+from minllm.bench.serving.simulated import VirtualClock
+from minllm.bench.serving.simulated_gpu import check_simulation, simulated_gpu
 from minllm.bench.serving.workload import longest
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
@@ -44,12 +46,13 @@ def run(
     seed: int = 0,
     compare: str | None = None,
     against: str | None = None,
+    simulate: str | None = None,
     plot: Path | None = None,
     json_file: Path | None = None,
 ) -> None:
     """Measure, print tables and a line of JSON per run, draw into `plot`, write the record. `options` are those of LLM().
 
-    Wrong values are refused before a model is loaded.
+    simulate: a GPU whose step times are computed; then no model is loaded. Wrong values are refused before a model is loaded.
     """
     check_model(model)
     if compare and against:
@@ -59,13 +62,19 @@ def run(
     chosen = chosen_requests(request_list, dataset_path, num_prompts, input_len, output_len, seed)
     rates = checked_rates(request_rates, chosen.has_arrivals, compare == "policies")
     check_engine_options(options, compare)
+    if simulate is not None:
+        check_simulation(options, chosen.requests, compare, against)
     peer = load_peer(against)
     folder = None if plot is None else checked_folder(plot)
     device = EngineOptions(device=options.get("device", "auto")).resolved_device()
+    machine = clock = None
+    if simulate is not None:
+        clock = VirtualClock()
+        machine, open_engine = simulated_gpu(model, simulate, clock)
 
-    weights = " (random weights)" if model in SHAPES else ""
+    weights = ", simulated" if simulate else " (random weights)" if model in SHAPES else ""
     bench = ServingBench(
-        lambda tried: opened_engine(model, options | tried, longest(chosen.requests)),
+        lambda tried: open_engine(options | tried) if simulate else opened_engine(model, options | tried, longest(chosen.requests)),
         f"{model}{weights}, {chosen.description}",
         chosen.requests,
         seed=seed,
@@ -73,8 +82,9 @@ def run(
         max_concurrency=max_concurrency,
         num_warmups=num_warmups,
         limits=limits,
+        clock=clock,
     )
-    report = Report(device, json_file)
+    report = Report(device, json_file, machine)
     for result in measure(bench, compare, rates, options):
         report.add(result)
     if peer is not None:
@@ -109,8 +119,9 @@ def measure(bench: ServingBench, compare: str | None, rates: Sequence[float | No
 class Report:
     """Prints a line per run as soon as it is measured, so that an interrupt loses nothing; the rest at the end."""
 
-    def __init__(self, device: str, json_file: Path | None):
+    def __init__(self, device: str, json_file: Path | None, machine: str | None = None):
         self.device, self.json_file, self.results = device, json_file, []
+        self.machine = machine  # in words, if it is not this one
         is_piped = str(json_file) == "-"  # then only the record goes to standard output
         self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
 
@@ -129,7 +140,7 @@ class Report:
 
     def write(self) -> None:
         """Write the record."""
-        name = driver.device_name() if self.device == "cuda" else "cpu"
+        name = self.machine or (driver.device_name() if self.device == "cuda" else "cpu")
         write_json(self.json_file, new_record(name, {}, [row for result in self.results for row in rows(result)]))
 
     def finish(self, folder: Path | None) -> None:

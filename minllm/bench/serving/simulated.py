@@ -7,6 +7,7 @@ peak, without launches and without the host. `minllm bench serve` measures the s
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from math import inf, nextafter
 
 from minllm.bench.serving.metrics import ServedRun
 from minllm.bench.serving.run import serve
@@ -42,8 +43,8 @@ class VirtualClock:
         return self.time
 
     def sleep(self, seconds: float) -> None:
-        """Let this time pass."""
-        self.time += seconds
+        """Let this time pass; a little always passes, so that waiting for a moment ends even if the sum is rounded."""
+        self.time = max(self.time + seconds, nextafter(self.time, inf))
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,9 @@ class SimulatedEngine:
     def __init__(
         self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048, kv_cache_tokens: int = 1 << 20, preemption: str = "recompute", prediction: str = "none",
-        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler,
+        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler, clock: VirtualClock | None = None,
     ):  # fmt: skip
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.runner = SimulatedRunner(costs, self.clock, steps_ahead)
         memory = KVCacheManager(PagedPolicy(max(1, kv_cache_tokens // BLOCK_SIZE), BLOCK_SIZE), LENGTH_PREDICTIONS[prediction]())
         policy = POLICIES[policy]() if isinstance(policy, str) else policy
