@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minllm import errors
+    from minllm.engine.async_llm import AsyncLLM
     from minllm.engine.beam_search_params import BeamSearchParams
     from minllm.engine.llm import LLM
+    from minllm.engine.llm_engine import LLMEngine
     from minllm.engine.outputs import CompletionOutput, RequestOutput
     from minllm.engine.prompts import TextPrompt, TokensPrompt
     from minllm.engine.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "LLMEngine",
     "RequestOutput",
     "SamplingParams",
     "TextPrompt",
@@ -30,8 +34,10 @@ __all__ = [
 
 _HOMES = {
     "LLM": "minllm.engine.llm",
+    "AsyncLLM": "minllm.engine.async_llm",
     "BeamSearchParams": "minllm.engine.beam_search_params",
     "CompletionOutput": "minllm.engine.outputs",
+    "LLMEngine": "minllm.engine.llm_engine",
     "RequestOutput": "minllm.engine.outputs",
     "SamplingParams": "minllm.engine.sampling_params",
     "TextPrompt": "minllm.engine.prompts",

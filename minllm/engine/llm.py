@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
@@ -12,7 +13,7 @@ from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
-from minllm.engine.prompts import Prompt, TokensPrompt, check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
+from minllm.engine.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
@@ -129,9 +130,8 @@ class LLM:
         functions, and chat_template_kwargs: more names and values, for templates that read them. sampling_params and cache_salt: as in
         generate().
         """
-        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
-        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
-        return self.generate(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
+        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self.generate(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
 
     def stream_chat(
         self,
@@ -146,9 +146,8 @@ class LLM:
         cache_salt: str | None = None,
     ) -> TextStream:
         """Like chat() with one conversation, piece by piece as stream() does it."""
-        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
-        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
-        return self.stream(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
+        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self.stream(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
@@ -202,16 +201,13 @@ class LLM:
         salts = checked_salts(cache_salt, parsed)
         return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)))
 
-    def _chat_tokens(self, messages: Any, template: dict[str, Any]) -> list[TokensPrompt]:
-        """The prompt of each conversation; the template itself writes the tokens that begin a text."""
-        tokenizer = self.tokenizer
+    def _chat_tokens(self, messages: Any, options: ChatOptions) -> list[TokensPrompt]:
+        """The prompt of each conversation."""
         conversations = [messages] if is_one_conversation(messages) else messages
         prompts = []
         for index, conversation in enumerate(conversations):
             with naming_the_prompt(index, len(conversations)):
-                text = tokenizer.apply_chat_template(conversation, **template)
-                check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
-                prompts.append(TokensPrompt(prompt=text, prompt_token_ids=tokenizer.encode(text, add_special_tokens=False)))
+                prompts.append(chat_prompt(conversation, options, self.tokenizer, self.max_model_len))
         return prompts
 
     def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:

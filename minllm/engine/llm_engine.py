@@ -1,5 +1,6 @@
 """LLMEngine: requests come and go while others run. Its interface is vLLM's; `LLM` and `AsyncLLM` are made of it."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 from minllm.engine.core import EngineCore
 from minllm.engine.loading import Engine
 from minllm.engine.outputs import RequestOutput
+from minllm.engine.parameter_checks import integer, real
 from minllm.engine.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError
+
+MOST_PRIORITY = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -43,21 +47,35 @@ class LLMEngine:
     ) -> None:  # fmt: skip
         """Queue a request: a text, token ids, or a dictionary with one of them.
 
-        priority: lower runs earlier. deadline: seconds from now after which the request ends with an error. Raises InvalidRequestError or
-        OutOfMemoryError, and then nothing has changed.
+        priority: lower runs earlier. deadline: seconds from arrival after which the request ends with an error. Raises
+        InvalidRequestError or OutOfMemoryError, and then nothing has changed.
         """
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id={request_id!r} is running already: give every request an id of its own.")
+        sequences = self.prepare(
+            request_id, prompt, params, priority=priority, deadline=deadline, cache_salt=cache_salt, arrival_time=arrival_time
+        )
+        self.core.add(sequences[0])
+        self._requests[request_id] = sequences
+
+    def prepare(
+        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
+        cache_salt: str | None = None, arrival_time: float | None = None,
+    ) -> list[Sequence]:  # fmt: skip
+        """The sequences of a request, checked and not queued; another thread may be in `step`. The arguments are those of add_request."""
+        priority = integer("priority", priority, -MOST_PRIORITY, MOST_PRIORITY, "an integer; lower runs earlier")
+        if deadline is not None:
+            deadline = real("deadline", deadline, 0.0, math.inf, "None or a number of seconds, at least 0")
+        arrival_time = arrival_time or time.perf_counter()
         engine, tokenizer = self.engine, self.engine.tokenizer
         vocab_size, most_tokens = engine.model.config.vocab_size, engine.max_model_len
         [parsed] = parse_prompts(prompt, tokenizer.encode, vocab_size, most_tokens, tokenizer.most_chars_per_token)
         [salt] = checked_salts(cache_salt, [parsed])
         [sequences] = self.make_requests([(parsed, params or self.default_params, salt)], request_id)
         for sequence in sequences:
-            sequence.priority, sequence.arrival_time = priority, arrival_time or sequence.arrival_time
-            sequence.deadline = None if deadline is None else time.perf_counter() + deadline
-        self.core.add(sequences[0])
-        self._requests[request_id] = sequences
+            sequence.priority, sequence.arrival_time = priority, arrival_time
+            sequence.deadline = None if deadline is None else arrival_time + deadline
+        return sequences
 
     def abort_request(self, request_id: str) -> None:
         """End a request, whatever it is doing; its memory is free for the next step. Ids of requests that have ended are ignored."""

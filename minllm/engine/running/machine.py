@@ -24,6 +24,9 @@ class HostMachine:
 
     steps_ahead = 0  # a step is complete when it returns, so nothing is gained by planning the next one earlier
 
+    def use_in_this_thread(self) -> None:
+        """Nothing has to be done."""
+
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Host memory for `read_later` and `write_later`."""
         return np.empty(shape, dtype)
@@ -54,6 +57,12 @@ class CudaMachine:
         self.stream, self.memory, self.is_pinned = ops.core_stream, ops.memory, ops.pinned
         self.graph_memory = GraphBlocks()  # temporaries of all graphs, one of which runs at a time
         weakref.finalize(self, self.memory.release, self.graph_memory).atexit = False
+
+    def use_in_this_thread(self) -> None:
+        """Make the GPU's context current; required once per thread."""
+        from minllm.runtime.device import current_device
+
+        current_device()
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A page-locked host array, or a pageable one if the engine measures those."""
