@@ -403,8 +403,8 @@ guess.against(
 )
 
 # %% [markdown]
-# What frameworks make of the same chips is on [the page that compares them](../docs/frameworks.md).
-# Plan your own model with [the calculator](../docs/calculator.md), or `minllm plan`.
+# [Another page](../docs/frameworks.md) compares what frameworks make of the same chip. Plan
+# your own model with [the calculator](../docs/calculator.md).
 #
 # ## Five worked problems
 #
@@ -415,7 +415,7 @@ guess.against(
 #
 #     22.2 ms at 900 GB/s are 20 GB of weights: 10 billion parameters in float16. 720 tokens
 #     per second at 22.2 ms per step are 16 tokens per step: batch 16. Its multiplications
-#     take 2 x 10e9 x 16 / 112e12 = 2.9 ms; the note's 3.3 ms include some attention.
+#     take 2 x 10e9 x 16 / 112e12 = 2.9 ms; 3.3 ms would be 11.6 billion parameters.
 #
 # **2.** The host needs 0.4 ms per step and 2 µs per row for text. From which batch on does it
 # hold up the 1B shape on an H200, with steps of about 1.1 ms at 64 rows and 2.0 ms at 256?
