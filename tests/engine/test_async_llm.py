@@ -121,7 +121,9 @@ def test_an_invalid_request_is_told_its_caller_alone(engine, prompt, params, err
     assert run(both()).outputs[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("options", [dict(priority="high"), dict(deadline=-1), dict(deadline="soon"), dict(request_id=7), dict(cache_salt=1)])
+@pytest.mark.parametrize(
+    "options", [dict(priority="high"), dict(deadline=-1), dict(deadline="soon"), dict(request_id=7), dict(cache_salt=1)]
+)
 def test_invalid_options(engine, options):
     async def generate():
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
