@@ -114,6 +114,7 @@ class Scheduler:
         unless it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
         self._copies += self.memory.policy.take_copies()  # what is shared from now on is computed by this step, and copied before the next
+        # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
             if budget:
@@ -125,6 +126,7 @@ class Scheduler:
                 break
             if not sequence.is_prefilled:
                 budget -= self._add_chunk(sequence, budget, step)
+        # end exercise
 
     def take(self, step: Step, token_ids: list[int], logprobs: list[dict | None] | None = None) -> list[Sequence]:
         """Give a step's sequences their tokens, in the order of `step.sampled`; returns those that got one or have ended."""
