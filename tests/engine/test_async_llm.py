@@ -460,6 +460,16 @@ def test_soak(engine, llm, seed):
     run(generate())
 
 
+def test_threads_switch_often_while_a_pipeline_runs(engine):
+    short = sys.getswitchinterval()
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2) as other:
+        second = AsyncLLM.of(other)
+        engine.shutdown()
+        assert sys.getswitchinterval() == short < 1e-3
+        second.shutdown()
+        assert sys.getswitchinterval() == pytest.approx(5e-3) and other.generate("def", GREEDY)[0].finished
+
+
 def test_a_dropped_engine_ends_its_threads():
     engine = AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2)
     threads, alive = engine._pipeline._threads, weakref.ref(engine)
