@@ -1,7 +1,7 @@
 """How long a thread keeps the interpreter while others wait for it: 5 ms by default, which is longer than a step.
 
 Every call of the driver gives the interpreter up and needs it back. With the default, a thread that tokenises or reads outputs could delay
-each of a step's calls by 5 ms. While pipelines run the interval is 0.1 ms, for the whole process; `minllm bench pipeline` measures the gain.
+each of a step's calls by 5 ms. While pipelines run, the interval of the process is 0.1 ms; `minllm bench pipeline` measures the gain.
 """
 
 import sys
