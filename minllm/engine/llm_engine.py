@@ -30,6 +30,8 @@ class EngineStats:
     prefix_cache_queries: int  # prompt tokens
     prefix_cache_hits: int  # those of them that were found in the cache
     num_steps: int
+    num_graphs: int = 0  # CUDA graphs captured so far
+    graph_memory_bytes: int = 0  # of their temporaries and results, which they share
 
 
 class LLMEngine:
@@ -107,7 +109,7 @@ class LLMEngine:
         return EngineStats(
             num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
             num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-            num_steps=self.core.num_steps,
+            num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
         )  # fmt: skip
 
     def make_requests(self, given: list[tuple[PromptTokens, SamplingParams, str]], request_id: str | None = None) -> list[list[Sequence]]:
