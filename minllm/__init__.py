@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from minllm import errors
     from minllm.engine.beam_search_params import BeamSearchParams
     from minllm.engine.llm import LLM
-    from minllm.engine.outputs import CompletionOutput, RequestOutput
+    from minllm.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
     from minllm.engine.prompts import TextPrompt, TokensPrompt
     from minllm.engine.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "RequestOutput",
     "SamplingParams",
@@ -30,7 +32,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "minllm.engine.llm",
+    "BeamSearchOutput": "minllm.engine.outputs",
     "BeamSearchParams": "minllm.engine.beam_search_params",
+    "BeamSearchSequence": "minllm.engine.outputs",
     "CompletionOutput": "minllm.engine.outputs",
     "RequestOutput": "minllm.engine.outputs",
     "SamplingParams": "minllm.engine.sampling_params",

@@ -4,12 +4,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from minllm.engine.beam_search_params import BeamSearchParams
 from minllm.engine.core import EngineCore
 from minllm.engine.loading import Engine
 from minllm.engine.outputs import RequestOutput
 from minllm.engine.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
-from minllm.engine.requests.requests import make_sequences
+from minllm.engine.requests.requests import make_beams, make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError
@@ -83,7 +84,9 @@ class LLMEngine:
             num_steps=self.core.num_steps,
         )  # fmt: skip
 
-    def make_requests(self, given: list[tuple[PromptTokens, SamplingParams, str]], request_id: str | None = None) -> list[list[Sequence]]:
+    def make_requests(
+        self, given: list[tuple[PromptTokens, SamplingParams | BeamSearchParams, str]], request_id: str | None = None
+    ) -> list[list[Sequence]]:
         """The sequences of each request, (prompt, parameters, salt), all checked and none queued. The ids are numbers unless one is given.
 
         Raises InvalidRequestError or OutOfMemoryError, and then the seeds of later requests are unchanged.
@@ -92,7 +95,8 @@ class LLMEngine:
         for index, one in enumerate(given):
             number = self._num_requests + index
             with naming_the_prompt(index, len(given)):
-                requests.append(make_sequences(self.engine, request_id or str(number), number, *one, self.seed))
+                make = make_beams if isinstance(one[1], BeamSearchParams) else make_sequences
+                requests.append(make(self.engine, request_id or str(number), number, *one, self.seed))
             self.core.scheduler.memory.check_fits(requests[-1][0])
         self._num_requests += len(requests)
         return requests
