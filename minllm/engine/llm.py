@@ -242,8 +242,8 @@ class LLM:
         many = given if isinstance(given, list | tuple) else [given] * count
         if len(many) != count:
             raise InvalidRequestError(f"{len(many)} {kind.__name__} were given for {count} prompts: give one for all, or one for each.")
+        first = "temperature=..." if kind is SamplingParams else "beam_width=..."
         for params in many:
             if not isinstance(params, kind):
-                example = "SamplingParams(temperature=..., max_tokens=...)" if kind is SamplingParams else "BeamSearchParams(4, max_tokens=...)"
-                raise InvalidRequestError(f"{params!r} is not a {kind.__name__}: write {example}.")
+                raise InvalidRequestError(f"{params!r} is not a {kind.__name__}: write {kind.__name__}({first}, max_tokens=...).")
         return many

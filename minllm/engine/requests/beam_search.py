@@ -7,11 +7,11 @@
     score = Σ log p / length ** length_penalty        length: tokens of prompt and output, without one that ends the text
 
 A beam is a sequence of the scheduler. A step computes all beams, and each then waits (`is_held`) until the search has the candidates of
-all. A beam that has several children among the next beams is forked, and they share its blocks; a beam without one is freed. Beams that find
-no room wait like other sequences, and the search waits for them.
+all. A beam that has several children among the next beams is forked, and they share its blocks; a beam without one is freed. Beams that
+find no room wait like other sequences, and the search waits for them.
 
-The search ends after max_tokens, or when no beam can still beat the beam_width completed ones: a sum of log-probabilities only falls, so the
-bound divides today's sum by the length, now or at the end, that gives the higher score.
+The search ends after max_tokens, or when no beam can still beat the beam_width completed sequences: a sum of log-probabilities only falls,
+so no score exceeds the present sum over the shortest or the longest possible length, whichever gives more.
 
 Sources: Lowerre, "The HARPY speech recognition system", 1976; the score and the results are those of vLLM (vllm/beam_search.py).
 """
@@ -43,7 +43,7 @@ class Completed(NamedTuple):
     finish_reason: FinishReason
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Beam(Sequence):
     """A sequence whose tokens its `search` chooses."""
 
@@ -66,7 +66,6 @@ class BeamSearch:
 
     def advance(self, scheduler: Any) -> None:
         """Choose the next beams, once all have their candidates."""
-        # exercise: engine.beam_search
         if not all(beam.is_held for beam in self.live) or self.beams[0].is_finished:
             return
         found = [
@@ -83,7 +82,6 @@ class BeamSearch:
             scheduler.end(self.beams[0], self.completed[0].finish_reason)
         else:
             self._extend(chosen, scheduler)
-        # end exercise
 
     def output(self, tokenizer: Any) -> BeamSearchOutput:
         """The best completed sequences, best first."""

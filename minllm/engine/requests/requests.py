@@ -68,7 +68,8 @@ def make_beams(
 ) -> list[Beam]:
     """The beams of a search; the first computes the prompt.
 
-    A step reads the 2 * beam_width likeliest tokens of each beam, more if that many could all end the text, so that beam_width of them go on.
+    A step reads the 2 * beam_width likeliest tokens of each beam, and more if the model has so many that end the text that fewer than
+    beam_width might go on.
     """
     vocab_size = engine.model.config.vocab_size
     candidates = min(MAX_LOGPROBS, vocab_size, params.beam_width + max(params.beam_width, len(engine.eos_token_ids)))

@@ -86,6 +86,8 @@ class Scheduler:
     def take_ended(self) -> list[Sequence]:
         """The sequences that have ended without a result since the last call: past their deadline, or dropped for want of memory."""
         ended, self._ended = self._ended, []
+        for sequence in ended:
+            self._end_peers(sequence)
         return ended
 
     # A step
@@ -227,7 +229,6 @@ class Scheduler:
             self._num_unfinished -= 1
             self._ended.append(sequence)
             self._push_siblings(sequence)
-            self._end_peers(sequence)
         elif not sequence.is_held:
             self._push(sequence)
 
