@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minllm import errors
     from minllm.engine.beam_search_params import BeamSearchParams
+    from minllm.engine.contrastive_search import ContrastiveSearchParams
     from minllm.engine.llm import LLM
     from minllm.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
     from minllm.engine.prompts import TextPrompt, TokensPrompt
@@ -22,6 +23,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "ContrastiveSearchParams",
     "RequestOutput",
     "SamplingParams",
     "TextPrompt",
@@ -36,6 +38,7 @@ _HOMES = {
     "BeamSearchParams": "minllm.engine.beam_search_params",
     "BeamSearchSequence": "minllm.engine.outputs",
     "CompletionOutput": "minllm.engine.outputs",
+    "ContrastiveSearchParams": "minllm.engine.contrastive_search",
     "RequestOutput": "minllm.engine.outputs",
     "SamplingParams": "minllm.engine.sampling_params",
     "TextPrompt": "minllm.engine.prompts",

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from minllm.engine.beam_search_params import BeamSearchParams
+from minllm.engine.contrastive_search import ContrastiveSearch, ContrastiveSearchParams
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
@@ -110,6 +111,20 @@ class LLM:
         requests = self._requests(prompts, params, cache_salt, BeamSearchParams)
         self._run(requests)
         return [beams[0].search.output(self.tokenizer) for beams in requests]
+
+    def contrastive_search(
+        self, prompts: Prompt | list[Prompt], params: ContrastiveSearchParams | None = None
+    ) -> list[RequestOutput]:  # fmt: skip
+        """Continues each prompt by contrastive search, one after the other: slow, see engine/contrastive_search.py. prompts: as in
+        generate()."""
+        params = ContrastiveSearchParams() if params is None else params
+        if not isinstance(params, ContrastiveSearchParams):
+            raise InvalidRequestError(f"{params!r} is not a ContrastiveSearchParams: write ContrastiveSearchParams(max_tokens=...).")
+        requests, engine = self._requests(prompts, params.request()), self.engine
+        search = ContrastiveSearch(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens)
+        for [sequence] in requests:
+            search.run(sequence, params)
+        return [output_of(sequences) for sequences in requests]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None) -> TextStream:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.

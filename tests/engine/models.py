@@ -59,3 +59,17 @@ def transformers_greedy(family: str, token_ids: list[int], new_tokens: int, stop
             max_new_tokens=new_tokens, eos_token_id=list(stop_ids) or None, pad_token_id=0,
         )  # fmt: skip
     return out[0, len(token_ids) :].tolist()
+
+
+def transformers_beams(
+    family: str, token_ids: list[int], width: int, new_tokens: int, stop_id: int | None = None, **options
+) -> list[list[int]]:  # fmt: skip
+    """The sequences of transformers' beam search, with the prompt, best first; token 1002 pads them and does not count."""
+    import torch
+
+    with torch.no_grad():
+        out = transformers_model(family).generate(
+            torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False, num_beams=width,
+            num_return_sequences=width, max_new_tokens=new_tokens, eos_token_id=stop_id, pad_token_id=1002, **options,
+        )  # fmt: skip
+    return [[token_id for token_id in row if token_id != 1002] for row in out.tolist()]

@@ -10,7 +10,8 @@ import transformers
 
 from minllm import LLM, BeamSearchParams, SamplingParams
 from minllm.errors import InvalidRequestError, OutOfMemoryError
-from tests.engine.models import byte_level_tokenizer, model_directory, transformers_model
+from tests.engine.checks import check_beam_search_equals_transformers
+from tests.engine.models import byte_level_tokenizer, model_directory, transformers_beams
 from tests.models.random_models import prompt
 
 PARAMS = BeamSearchParams(4, max_tokens=12)
@@ -97,16 +98,7 @@ def test_wide_beams_find_the_best_of_all_sequences(tiny, length_penalty):
 @pytest.mark.parametrize("width", [1, 2, 5])
 @pytest.mark.parametrize("family", ["llama3", "mistral", "gpt2"])
 def test_without_an_end_of_text_it_is_transformers_beam_search(family, width):
-    prompts = [prompt(length) for length in (3, 17, 40)]
-    with LLM(model_directory(family), device="cpu", dtype="float32", max_model_len=128) as llm:
-        outputs = llm.beam_search(prompts, BeamSearchParams(width, max_tokens=10, ignore_eos=True))
-    for token_ids, output in zip(prompts, outputs, strict=True):
-        with torch.no_grad():
-            found = transformers_model(family).generate(
-                torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False, num_beams=width,
-                num_return_sequences=width, max_new_tokens=10, eos_token_id=None, pad_token_id=0, length_penalty=1.0,
-            )  # fmt: skip
-        assert [sequence.tokens for sequence in output.sequences] == found.tolist()
+    check_beam_search_equals_transformers(family, width, device="cpu")
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])
@@ -118,14 +110,8 @@ def test_it_ends_as_transformers_does_where_the_two_agree(llm, monkeypatch, earl
     monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset([eos]))
     params = BeamSearchParams(3, max_tokens=10, length_penalty=0.0, early_stopping=early_stopping)
     [output] = llm.beam_search(prompt(17), params)
-    with torch.no_grad():
-        found = transformers_model("llama3").generate(
-            torch.tensor([prompt(17)]), attention_mask=torch.ones(1, 17, dtype=torch.long), do_sample=False, num_beams=3,
-            num_return_sequences=3, max_new_tokens=10, eos_token_id=eos, pad_token_id=1002, length_penalty=0.0,
-            early_stopping=True if early_stopping else "never",
-        )  # fmt: skip
-    expected = [[token_id for token_id in row if token_id != 1002] for row in found.tolist()]
-    assert [sequence.tokens for sequence in output.sequences] == expected
+    found = transformers_beams("llama3", prompt(17), 3, 10, eos, length_penalty=0.0, early_stopping=early_stopping or "never")
+    assert [sequence.tokens for sequence in output.sequences] == found
     assert output.sequences[0].finish_reason == "stop"
 
 
