@@ -417,7 +417,8 @@ for words, step in {
     "8, and a prompt of 300 tokens": (8, 1, 308, 1000, RANDOM),
 }.items():
     key = graphs.key(*step)
-    print(f"{words:30} {key.tokens:3} tokens, {key.decodes} + {key.prompts} rows, {key.columns:4} columns, {key.kind.name}")
+    rows = f"{key.decodes} + {key.prompts} rows"
+    print(f"{words:30} {key.tokens:3} tokens, {rows}, {key.columns:4} columns, {key.kind.name}")
 assert graphs.key(5, 0, 5, 100, GREEDY) == graphs.key(8, 0, 8, 1000, GREEDY)
 
 # %% [markdown]

@@ -62,6 +62,10 @@ class EngineBusyError(MinLLMError):
     """A generation was started after the LLM was closed, or while another thread was in it."""
 
 
+class EngineDeadError(MinLLMError):
+    """The engine's threads have ended, because of an error or because it was shut down; the message says which."""
+
+
 class DeadlineError(MinLLMError, TimeoutError):
     """A request was not finished before its deadline."""
 

@@ -5,8 +5,8 @@
     python tools/record_results.py /tmp/1b.json             record what `minllm bench ... --json /tmp/1b.json` measured earlier
 
 New measurements replace old rows; all others stay. A part that fails is reported, the others are recorded, and the exit
-code is 1. The tables in README.md and docs/results.md follow the record of the H200. Run it from a clean checkout: the commit is part of
-the record. Without git, name the commit with --commit.
+code is 1. The tables in README.md, docs/results.md and docs/frameworks.md follow the record of the H200. Run it from a clean checkout:
+the commit is part of the record. Without git, name the commit with --commit.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from minllm.bench.frameworks_table import frameworks_table
 from minllm.bench.record import Record, Row, file_name, merged
 from minllm.bench.results_table import full_table, replace_between_markers, short_table
 
@@ -81,9 +82,10 @@ def record(measured: dict, results: Path = RESULTS) -> Path:
 
 
 def write_tables(shown: dict) -> None:
-    """Write the record's tables into the README and the page of results."""
+    """Write the record's tables into the README, the page of results and the page that compares frameworks."""
     replace_between_markers(ROOT / "README.md", short_table(shown))
     replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
+    replace_between_markers(ROOT / "docs" / "frameworks.md", frameworks_table(shown))
 
 
 def write_what_follows() -> None:

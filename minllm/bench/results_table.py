@@ -13,6 +13,8 @@ PROMPTS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
     ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
     ("decode step", "llama-3.1-8b", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
+    ("serving throughput", "llama-3.2-1b (random weights), mixed-prompts", "split_fuse", "256 requests at once, 128 tokens each, 1B shape"),
+    ("serving throughput", "llama-3.1-8b (random weights), mixed-prompts", "split_fuse", "the same, 8B shape"),
     ("whole prefill", "llama-3.1-8b", "bfloat16", "a whole prefill, Llama 3.1 8B shape, 2,048 tokens"),
     ("matmul", "8192x8192x8192", "wgmma", "8192x8192x8192 (`wgmma`)"),
     ("matmul", "2048x28672x4096", "wgmma", "2048 rows x 28672x4096 (`wgmma`)"),

@@ -38,7 +38,7 @@ class PartTime(NamedTuple):
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Find the layers by a kernel that is launched once in each. They begin where launches begin to repeat; the first is the embedding's.
+    """Find the layers by a kernel that is launched once in each. They begin where launches begin to repeat; the embedding comes before.
 
     The last layer may end with another kernel than the others: its residual stream has no next layer.
     """

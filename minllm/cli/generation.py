@@ -53,8 +53,8 @@ def generate(
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         lines = [PromptLine(text, {}, "")] if prompts is None else read_prompts(prompts)
         llm = load(options)
-        if max_tokens is None:
-            max_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
+        usual_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
+        max_tokens = usual_tokens if max_tokens is None else max_tokens
         is_shown = "-" not in (str(json_file), str(jsonl_file))
         if options["beam_width"] is not None:
             found = search_beams(llm, lines, beam_search_params(options, max_tokens, lines), is_shown)

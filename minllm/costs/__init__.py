@@ -10,6 +10,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
     residual_window.py what a residual window of unquantised tokens adds
     cache_policies.py  the memory that each policy sets aside for a sequence, and how much of it holds no token
+    serving.py         a mixed step of decodes and prompts, and from it the load that a server bears: utilisation, TPOT, waiting, the knee
     swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
 
@@ -31,13 +32,16 @@ from minllm.costs.parameters import (
     widest_activation,
 )
 from minllm.costs.residual_window import coded_tokens, ring_tokens
+from minllm.costs.serving import Load, StepCosts
 from minllm.costs.stages import Stage, decode_stages, prefill_stages
 from minllm.costs.steps import Cost, decode_step, prefill
 
 __all__ = [
     "AllocationPolicy",
     "Cost",
+    "Load",
     "Stage",
+    "StepCosts",
     "all_reduce_bytes",
     "batch_bytes",
     "coded_tokens",

@@ -20,6 +20,7 @@ from minllm.course.checks import (
     cache,
     decode_attention,
     decode_step,
+    engine_loop,
     first_kernels,
     language_model,
     matmul,
@@ -27,6 +28,7 @@ from minllm.course.checks import (
     paging,
     quantization,
     sampling,
+    scheduling,
 )
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
@@ -34,7 +36,7 @@ from minllm.errors import ExerciseError
 LADDERS = (
     language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, paging, quantization, decode_attention,
     sampling,
-    decode_step,
+    decode_step, scheduling, engine_loop,
 )  # fmt: skip
 EXERCISES: tuple[Exercise, ...] = tuple(
     sorted((exercise for module in LADDERS for exercise in module.EXERCISES), key=lambda exercise: exercise.lesson)

@@ -65,6 +65,7 @@ class EngineCore:
 
     def _launch_ahead(self) -> list[Sequence]:
         """Launch steps until one more is launched than may be unread; returns the sequences of steps that could not be launched."""
+        # exercise: engine.launch_ahead
         failed = []
         while len(self._launched) <= self.runner.steps_ahead and (step := self.scheduler.schedule()) is not None:
             self.num_steps += 1
@@ -73,6 +74,7 @@ class EngineCore:
             except Exception as error:  # noqa: BLE001 - whatever it is, it ends the sequences of this step, and the others go on
                 failed += self.scheduler.fail(step, error)
         return failed
+        # end exercise
 
     def _take(self, step, results: list[ForwardResult]) -> list[Sequence]:
         token_ids = [token_id for result in results for token_id in result.token_ids]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from minllm.engine.beam_search_params import BeamSearchParams
+from minllm.engine.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.contrastive_search import ContrastiveSearch, ContrastiveSearchParams
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
@@ -14,8 +15,9 @@ from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.outputs import BeamSearchOutput, RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
-from minllm.engine.prompts import Prompt, TokensPrompt, check_chars, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
+from minllm.engine.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.requests import make_beams, make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
@@ -158,9 +160,8 @@ class LLM:
         functions, and chat_template_kwargs: more names and values, for templates that read them. sampling_params and cache_salt: as in
         generate().
         """
-        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
-        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
-        return self.generate(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
+        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self.generate(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
 
     def stream_chat(
         self,
@@ -175,9 +176,8 @@ class LLM:
         cache_salt: str | None = None,
     ) -> TextStream:
         """Like chat() with one conversation, piece by piece as stream() does it."""
-        template = dict(chat_template=chat_template, tools=tools, template_kwargs=chat_template_kwargs)
-        template |= dict(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
-        return self.stream(self._chat_tokens(messages, template), sampling_params, cache_salt=cache_salt)
+        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self.stream(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
@@ -236,18 +236,16 @@ class LLM:
         parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
         params = self._params_for(len(parsed), params, kind)
         salts = checked_salts(cache_salt, parsed)
-        return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)))
+        make = make_beams if kind is BeamSearchParams else make_sequences
+        return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)), make=make)
 
-    def _chat_tokens(self, messages: Any, template: dict[str, Any]) -> list[TokensPrompt]:
-        """The prompt of each conversation; the template itself writes the tokens that begin a text."""
-        tokenizer = self.tokenizer
+    def _chat_tokens(self, messages: Any, options: ChatOptions) -> list[TokensPrompt]:
+        """The prompt of each conversation."""
         conversations = [messages] if is_one_conversation(messages) else messages
         prompts = []
         for index, conversation in enumerate(conversations):
             with naming_the_prompt(index, len(conversations)):
-                text = tokenizer.apply_chat_template(conversation, **template)
-                check_chars(text, tokenizer.most_chars_per_token, self.max_model_len)
-                prompts.append(TokensPrompt(prompt=text, prompt_token_ids=tokenizer.encode(text, add_special_tokens=False)))
+                prompts.append(chat_prompt(conversation, options, self.tokenizer, self.max_model_len))
         return prompts
 
     def _params_for(self, count: int, given: Any, kind: type) -> list[Any]:

@@ -1,19 +1,23 @@
 """LLMEngine: requests come and go while others run. Its interface is vLLM's; `LLM` and `AsyncLLM` are made of it."""
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minllm.engine.beam_search_params import BeamSearchParams
 from minllm.engine.core import EngineCore
 from minllm.engine.loading import Engine
 from minllm.engine.outputs import RequestOutput
+from minllm.engine.parameter_checks import integer, real
 from minllm.engine.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
-from minllm.engine.requests.requests import make_beams, make_sequences
+from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError
+
+MOST_PRIORITY = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class EngineStats:
     prefix_cache_queries: int  # prompt tokens
     prefix_cache_hits: int  # those of them that were found in the cache
     num_steps: int
+    num_graphs: int = 0  # CUDA graphs captured so far
+    graph_memory_bytes: int = 0  # of their temporaries and results, which they share
 
 
 class LLMEngine:
@@ -44,21 +50,35 @@ class LLMEngine:
     ) -> None:  # fmt: skip
         """Queue a request: a text, token ids, or a dictionary with one of them.
 
-        priority: lower runs earlier. deadline: seconds from now after which the request ends with an error. Raises InvalidRequestError or
-        OutOfMemoryError, and then nothing has changed.
+        priority: lower runs earlier. deadline: seconds from arrival after which the request ends with an error. Raises
+        InvalidRequestError or OutOfMemoryError, and then nothing has changed.
         """
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id={request_id!r} is running already: give every request an id of its own.")
+        sequences = self.prepare(
+            request_id, prompt, params, priority=priority, deadline=deadline, cache_salt=cache_salt, arrival_time=arrival_time
+        )
+        self.core.add(sequences[0])
+        self._requests[request_id] = sequences
+
+    def prepare(
+        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
+        cache_salt: str | None = None, arrival_time: float | None = None,
+    ) -> list[Sequence]:  # fmt: skip
+        """The sequences of a request, checked and not queued; another thread may be in `step`. The arguments are those of add_request."""
+        priority = integer("priority", priority, -MOST_PRIORITY, MOST_PRIORITY, "an integer; lower runs earlier")
+        if deadline is not None:
+            deadline = real("deadline", deadline, 0.0, math.inf, "None or a number of seconds, at least 0")
+        arrival_time = arrival_time or time.perf_counter()
         engine, tokenizer = self.engine, self.engine.tokenizer
         vocab_size, most_tokens = engine.model.config.vocab_size, engine.max_model_len
         [parsed] = parse_prompts(prompt, tokenizer.encode, vocab_size, most_tokens, tokenizer.most_chars_per_token)
         [salt] = checked_salts(cache_salt, [parsed])
         [sequences] = self.make_requests([(parsed, params or self.default_params, salt)], request_id)
         for sequence in sequences:
-            sequence.priority, sequence.arrival_time = priority, arrival_time or sequence.arrival_time
-            sequence.deadline = None if deadline is None else time.perf_counter() + deadline
-        self.core.add(sequences[0])
-        self._requests[request_id] = sequences
+            sequence.priority, sequence.arrival_time = priority, arrival_time
+            sequence.deadline = None if deadline is None else arrival_time + deadline
+        return sequences
 
     def abort_request(self, request_id: str) -> None:
         """End a request, whatever it is doing; its memory is free for the next step. Ids of requests that have ended are ignored."""
@@ -69,6 +89,15 @@ class LLMEngine:
         """Compute the next step; returns the outputs so far of the requests that got a token or ended."""
         moved = dict.fromkeys(sequence.request_id for sequence in self.core.step())
         return [self._output(request_id) for request_id in moved if request_id in self._requests]
+
+    def advance(self) -> list[Sequence]:
+        """The same, without outputs, which take longer to make than a step of a small model: returns the sequences."""
+        moved = self.core.step()
+        for sequence in moved:
+            others = self._requests.get(sequence.request_id, ()) if sequence.is_finished else ()
+            if others and all(other.is_finished for other in others):
+                del self._requests[sequence.request_id]
+        return moved
 
     def has_unfinished_requests(self) -> bool:
         """Whether a request has not ended."""
@@ -81,21 +110,21 @@ class LLMEngine:
         return EngineStats(
             num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
             num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-            num_steps=self.core.num_steps,
+            num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
         )  # fmt: skip
 
     def make_requests(
-        self, given: list[tuple[PromptTokens, SamplingParams | BeamSearchParams, str]], request_id: str | None = None
+        self, given: list[tuple[PromptTokens, Any, str]], request_id: str | None = None, make: Callable = make_sequences
     ) -> list[list[Sequence]]:
         """The sequences of each request, (prompt, parameters, salt), all checked and none queued. The ids are numbers unless one is given.
 
+        make: makes the sequences of one request; for BeamSearchParams it is make_beams.
         Raises InvalidRequestError or OutOfMemoryError, and then the seeds of later requests are unchanged.
         """
         requests = []
         for index, one in enumerate(given):
             number = self._num_requests + index
             with naming_the_prompt(index, len(given)):
-                make = make_beams if isinstance(one[1], BeamSearchParams) else make_sequences
                 requests.append(make(self.engine, request_id or str(number), number, *one, self.seed))
             self.core.scheduler.memory.check_fits(requests[-1][0])
         self._num_requests += len(requests)

@@ -21,10 +21,14 @@ FOUND = {
     "lagging_rows": (r"a bulk store .* reads tile\[0\] .* no fence\.proxy\.async", "cp_async_bulk_wait_group_read_0()"),
     "long_batch": (r"array allowed has overflowed: it is 4294967296 without the 32-bit cast", "first = int32("),
     "too_early": (r"reads the global array hidden, which hidden_kernel wrote, before griddepcontrol\.wait", "scaled = hidden[i]"),
+    "slow_company": (r"with wants_logprobs=True the GPU is idle between steps\n.*host  copy logprobs\n", ""),
     "every_fourth_token": (r"nobody wrote: the global array key_cache, element \[5, 3, 0\]", "total += query[i] * key_cache"),
     "someone_elses_answer": (r"the token that is continued\[request 1\]: expected 28, got 15", ""),
     "two_stories": (r"the text that is read back\[continuation 0, token 6\]: expected 71, got 81", ""),
     "louder_and_louder": (r"nobody wrote: the global array scales, element \[3, 0\]", "total += query[i] * (float32(codes"),
+    "long_silence": (r"request \d+ has \d+ of 60 tokens .* requests that arrived after it have ended", ""),
+    "fewer_every_day": (r"request c of 300 tokens was aborted after 2 steps, nobody runs, and 19 blocks are held", ""),
+    "echo": (r"0 steps ahead, request b: right\n1 steps ahead, request a: expected \[11, 12, .*got \[11, 11, 12, 12", ""),
     "short_neighbour": (r"nobody wrote: the global array maxima, element \[1, 1\]", "maximum = max(maximum, maxima[sequence, split])"),
 }
 

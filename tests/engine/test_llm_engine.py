@@ -179,6 +179,9 @@ class Unlucky:
             raise UnicodeError("no such character")
         return self.decoder.push(token_id)
 
+    def push_all(self, token_ids):
+        return "".join(map(self.push, token_ids))
+
     def finish(self):
         raise UnicodeError("no such end")
 

@@ -93,12 +93,18 @@ def test_preempted_requests_get_the_same_tokens(policy, preemption):
 
 @pytest.mark.parametrize("name, window", [("int8", 0), ("int8", 32), ("fp8", 32), ("kivi_int4", 64)])
 def test_quantised_caches_give_the_same_tokens_with_and_without_graphs(name, window):
-    prompts, params = crowd(20)
-    found = {}
+    """A graph is padded, so that its products are rounded otherwise: tokens may part where the best two are as good as equal."""
+    prompts, _ = crowd(20)
+    params = SamplingParams(temperature=0, max_tokens=16, logprobs=5, ignore_eos=True)
+    options, found = SMALL | dict(dtype="float16", kv_cache_dtype=name, kv_cache_residual_window=window), []
     for runner in ("graphs", "eager"):
-        with LLM(model_directory("llama3"), **SMALL, **RUNNERS[runner], kv_cache_dtype=name, kv_cache_residual_window=window) as llm:
-            found[runner] = completions(llm.generate(prompts, params))
-    assert found["graphs"] == found["eager"]
+        with LLM(model_directory("llama3"), **options, **RUNNERS[runner]) as llm:
+            found.append([output.outputs[0] for output in llm.generate(prompts, params)])
+    for one, other in zip(*found, strict=True):
+        parted = next((i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b), None)
+        if parted is not None:
+            chosen, instead = one.logprobs[parted][one.token_ids[parted]], one.logprobs[parted][other.token_ids[parted]]
+            assert chosen.logprob - instead.logprob < 0.02
 
 
 def test_log_probabilities_come_with_their_tokens():

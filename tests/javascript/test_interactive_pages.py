@@ -144,7 +144,7 @@ def test_flash_attention_steps_by_keyboard_to_the_plain_softmax(open_page):
     assert page.evaluate("document.activeElement.id") == "last"
 
 
-@pytest.mark.parametrize("name", ["calculator", "roofline", "flash-attention-tiles"])
+@pytest.mark.parametrize("name", ["calculator", "roofline", "flash-attention-tiles", "batching"])
 def test_every_field_has_a_label_and_a_phone_need_not_scroll_sideways(open_page, name):
     page = open_page(name)
     for field in page.locator("input, select, textarea").all():
@@ -174,3 +174,20 @@ def test_the_paged_cache_tells_its_story_and_can_be_played(open_page):
     for _ in range(10):
         page.click("#request")
     assert "more blocks" in page.inner_text(".verdict.bad")
+
+
+def test_policies_share_the_arrivals_of_the_page_about_batching(open_page):
+    page = open_page("batching")
+    before = page.inner_text(".verdict")
+    assert before.startswith("SplitFuse: ") and page.locator("rect.decode").count() > 100
+    page.select_option("#policy", "static")
+    assert page.inner_text(".verdict").startswith("static batching: ")
+    page.select_option("#policy", "split_fuse")
+    assert page.inner_text(".verdict") == before
+    page.fill("#rate", "")
+    assert "above 0" in page.inner_text(".verdict.bad")
+    page.fill("#rate", "200")
+    page.focus("#budget")
+    for _ in range(4):
+        page.keyboard.press("ArrowLeft")
+    assert page.inner_text("output[for=budget]") == "128" and page.inner_text(".verdict") != before

@@ -8,14 +8,15 @@ the moment when a place becomes free, as in vLLM's `bench serve`, whose clients 
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minllm.bench.serving.concurrency import Places
 from minllm.bench.serving.metrics import RequestTimes, ServedRun, StepSample
 from minllm.bench.serving.workload import BenchRequest, random_prompt
-from minllm.engine.outputs import RequestOutput
+from minllm.engine.requests.sequence import Sequence
 from minllm.engine.sampling_params import SamplingParams
 
 WARM_UP_TOKENS = 16  # output tokens of a warm-up request
@@ -31,8 +32,8 @@ class Engine(Protocol):
     def abort_request(self, request_id: str) -> None:
         """End a request before its time."""
 
-    def step(self) -> list[RequestOutput]:
-        """Compute one step; the requests that got a token or ended in it."""
+    def advance(self) -> list[Sequence]:
+        """Compute one step; the sequences that got a token or ended in it."""
 
     def has_unfinished_requests(self) -> bool:
         """Whether a request is waiting or running."""
@@ -71,7 +72,7 @@ class Progress:
 
 def greedy(output_len: int) -> SamplingParams:
     """Parameters of a request that generates exactly `output_len` tokens."""
-    return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False)
 
 
 class Driver:
@@ -80,7 +81,7 @@ class Driver:
     def __init__(
         self,
         engine: Engine,
-        requests: Sequence[BenchRequest],
+        requests: Many[BenchRequest],
         clock: Clock,
         max_concurrency: int | None,
         on_step: Callable[[Progress], None] | None,
@@ -103,7 +104,7 @@ class Driver:
                 if not self.running:
                     self.clock.sleep(max(0.0, self.requests[self.due[0]].arrival - self._now()))
                     continue
-                self._take(self.engine.step())
+                self._take(self.engine.advance())
                 if self.running and not self.engine.has_unfinished_requests():
                     self._give_up()
         finally:
@@ -134,20 +135,19 @@ class Driver:
             self.progress.ended += 1
         self.running.clear()
 
-    def _take(self, outputs: list[RequestOutput]) -> None:
-        """Note the outputs of a step and the engine's state after it."""
+    def _take(self, moved: list[Sequence]) -> None:
+        """Note the tokens of a step and the engine's state after it."""
         now, tokens = self._now(), 0
-        for output in outputs:
-            index = int(output.request_id)
-            times, completion = self.times[index], output.outputs[0]
-            new = len(completion.token_ids) - times.output_tokens
+        for sequence in moved:
+            index = int(sequence.request_id)
+            times, new = self.times[index], len(sequence.output_token_ids) - self.times[index].output_tokens
             if new > 0:
                 times.output_times.append(now)
                 times.output_tokens += new
                 tokens += new
-            if output.finished:
-                times.prompt_tokens = len(output.prompt_token_ids)
-                times.succeeded = bool(times.output_times) and completion.finish_reason in COMPLETE
+            if sequence.is_finished:
+                times.prompt_tokens = len(sequence.prompt_token_ids)
+                times.succeeded = bool(times.output_times) and sequence.finish_reason in COMPLETE
                 self.running.discard(index)
                 self.places.give_back(now)
                 self.progress.ended += 1
@@ -163,7 +163,7 @@ class Driver:
 
 def serve(
     engine: Engine,
-    requests: Sequence[BenchRequest],
+    requests: Many[BenchRequest],
     *,
     clock: Clock | None = None,
     max_concurrency: int | None = None,
@@ -173,7 +173,7 @@ def serve(
     return Driver(engine, requests, clock or WallClock(), max_concurrency, on_step).run()
 
 
-def warm_up(engine: Engine, requests: Sequence[BenchRequest], num_warmups: int, vocab_size: int, clock: Clock | None = None) -> None:
+def warm_up(engine: Engine, requests: Many[BenchRequest], num_warmups: int, vocab_size: int, clock: Clock | None = None) -> None:
     """Serve num_warmups requests that are not measured: prompts as long as the first ones, all at once, with a few tokens of output.
 
     Their token ids are others, so that they leave nothing in a prefix cache that a measured prompt would find.

@@ -1,9 +1,9 @@
-"""Detective cases: real bugs as small kernels, each with its symptom on a GPU, a fixed twin, and the simulator's diagnosis.
+"""Detective cases: real bugs as small kernels or classes, each with its symptom on a GPU, a fixed twin, and the simulator's diagnosis.
 
 One file per case, named for the symptom, so that the name gives nothing away. A lesson shows one with `show_case(name)`;
-`investigate(name)` runs its kernel in the simulator and reports what is wrong; `investigate(name, my_kernel)` tries a reader's fix.
+`investigate(name)` runs its code in the simulator and reports what is wrong; `investigate(name, mine)` tries a reader's fix.
 
-To add one: a module here with the broken kernel, the fixed one and `CASE`, and its name in NAMES. The tests prove that the bug is found
+To add one: a module here with the broken code, the fixed one and `CASE`, and its name in NAMES. The tests prove that the bug is found
 in the line that the case names, and that nothing is found in the twin.
 """
 
@@ -28,6 +28,10 @@ NAMES = (
     "louder_and_louder",
     "long_batch",
     "too_early",
+    "long_silence",
+    "fewer_every_day",
+    "echo",
+    "slow_company",
 )  # fmt: skip
 
 

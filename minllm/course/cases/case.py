@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import minllm
 from minllm.course.checks.mismatch import Mismatch
@@ -20,9 +21,9 @@ class Case:
     """A bug.
 
     lesson: the lesson that shows it. title: its heading. story: the symptom on a GPU. hint: where to look, without the answer. broken,
-    mended: kernels of one signature. examine(kernel): runs a kernel in the simulator, and raises SimulationError or Mismatch if it
-    is wrong. guilty: part of the line to blame, or of the line beside which something is missing. solution: the cause, why it
-    shows this symptom, and the fix.
+    mended: kernels of one signature, or functions or classes of the host's. examine(broken): runs it in the simulator, or on a simulated
+    clock, and raises SimulationError or Mismatch if it is wrong. guilty: part of the line to blame, or of the line beside which something
+    is missing. solution: the cause, why it shows this symptom, and the fix.
     """
 
     name: str
@@ -30,22 +31,31 @@ class Case:
     title: str
     story: str
     hint: str
-    broken: Kernel
-    mended: Kernel
-    examine: Callable[[Kernel], None]
+    broken: Kernel | Callable
+    mended: Kernel | Callable
+    examine: Callable[[Any], None]
     guilty: str
     solution: str
 
     @property
     def module_text(self) -> str:
         """The text of the case's file."""
-        return inspect.getsource(sys.modules[self.broken.function.__module__])
+        return inspect.getsource(sys.modules[self._code.__module__])
+
+    @property
+    def kind(self) -> str:
+        """What is broken, in a word: "kernel", "function" or "class"."""
+        return "kernel" if isinstance(self.broken, Kernel) else "class" if inspect.isclass(self.broken) else "function"
 
     @property
     def guilty_line(self) -> int:
         """The number of the line to blame, in the case's file."""
-        lines, first = inspect.getsourcelines(self.broken.function)
+        lines, first = inspect.getsourcelines(self._code)
         return next(first + number for number, line in enumerate(lines) if self.guilty in line)
+
+    @property
+    def _code(self) -> Callable:
+        return self.broken.function if isinstance(self.broken, Kernel) else self.broken
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,11 @@ class Finding:
         return self.message or "Nothing found: the results are right, and no detector complains."
 
 
-def finding(case: Case, kernel: Kernel) -> Finding:
-    """Run a kernel as the case does, with all detectors on."""
+def finding(case: Case, suspect: Any) -> Finding:
+    """Run a kernel, function or class as the case does, with all detectors on."""
     try:
         with detecting():
-            case.examine(kernel)
+            case.examine(suspect)
     except SimulationError as error:
         return Finding(case, f"The simulator stopped the kernel: {error}".replace(f"{ROOT}/", ""))
     except Mismatch as error:

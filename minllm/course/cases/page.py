@@ -1,10 +1,11 @@
-"""A detective case on a page: the story and the broken kernel; hint, finding and solution are collapsed."""
+"""A detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
+
+from typing import Any
 
 from minllm.course.cases import find
 from minllm.course.cases.case import Case, Finding, finding
 from minllm.course.exercise_page import closed
 from minllm.course.source import show_source
-from minllm.runtime.kernel import Kernel
 
 
 class CasePage:
@@ -24,7 +25,7 @@ class CasePage:
             closed("A hint", case.hint),
             closed("What the simulator finds", f"```text\n{found}\n```", "info"),
             closed("The solution", f"Line {case.guilty_line}. {case.solution}\n\n{show_source(case.mended)._repr_markdown_()}", "success"),
-            f'A kernel of your own is tried by `investigate("{case.name}", my_kernel)`.',
+            f'A {case.kind} of your own is tried by `investigate("{case.name}", my_{case.kind})`.',
         ]
         return "\n\n".join(parts)
 
@@ -37,7 +38,7 @@ def show_case(name: str) -> CasePage:
     return CasePage(find(name))
 
 
-def investigate(name: str, kernel: Kernel | None = None) -> Finding:
-    """The simulator's finding for the case's kernel, or for a reader's. Raises ExerciseError for an unknown name."""
+def investigate(name: str, mine: Any = None) -> Finding:
+    """The simulator's finding for the case's code, or for a reader's. Raises ExerciseError for an unknown name."""
     case = find(name)
-    return finding(case, case.broken if kernel is None else kernel)
+    return finding(case, case.broken if mine is None else mine)

@@ -186,8 +186,9 @@ class Sequence:
 
     def give_up(self, error: Exception) -> None:
         """End the sequence because of an error with its text, which stays as it is."""
+        with self._reading:
+            self._num_read, self.decoder = len(self.output_token_ids), None
         self.abort("error", error)
-        self._num_read, self.decoder = len(self.output_token_ids), None
 
     def take_text(self) -> str:
         """The text that became final since the last call."""

@@ -22,7 +22,11 @@ class Done:
 class HostMachine:
     """A CPU."""
 
+    graph_memory_bytes = 0
     steps_ahead = 0  # a step is complete when it returns, so nothing is gained by planning the next one earlier
+
+    def use_in_this_thread(self) -> None:
+        """Nothing has to be done."""
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Host memory for `read_later` and `write_later`."""
@@ -55,6 +59,12 @@ class CudaMachine:
         self.graph_memory = GraphBlocks()  # temporaries of all graphs, one of which runs at a time
         weakref.finalize(self, self.memory.release, self.graph_memory).atexit = False
 
+    def use_in_this_thread(self) -> None:
+        """Make the GPU's context current; required once per thread."""
+        from minllm.runtime.device import current_device
+
+        current_device()
+
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A page-locked host array, or a pageable one if the engine measures those."""
         from minllm.runtime.memory import pinned_empty
@@ -76,6 +86,11 @@ class CudaMachine:
     def write(self, array: Any, host: np.ndarray) -> None:
         """Overwrite a device array in stream order, and wait."""
         array.copy_from_host(host)
+
+    @property
+    def graph_memory_bytes(self) -> int:
+        """Bytes that all graphs share."""
+        return self.graph_memory.nbytes
 
     def capture(self, function) -> Any:
         """A graph of what `function` launches, with `launch()` and `result`. All graphs share the memory of temporaries and results, so

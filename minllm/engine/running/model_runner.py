@@ -85,6 +85,12 @@ class ModelRunner:
                 self.cache.copy_rings(self.ops, forks)
         return pending
 
+    def graph_counts(self) -> dict[str, int]:
+        """The number of captured graphs, and the bytes that they share."""
+        if self.graphs is None:
+            return {}
+        return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
+
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
         keys = [] if self.graphs is None else self.graphs.keys(kinds)

@@ -161,12 +161,13 @@ class StepGraphs:
     def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
 
-        They are those of prompts, and of decodes in short contexts; others are captured when they are first needed.
+        They are those of contexts of up to 4k tokens, and for other kinds than greedy up to 1k; others are captured when they are needed.
         """
         columns, kinds, most = self.widths[0], sorted(kinds), self.token_sizes[-1]
         together = [GraphKey(most, decodes, 8, width, kinds[0]) for width in self.widths[:2] for decodes in reversed(self.mixed_sizes)]
         prompts = [GraphKey(tokens, 0, 1, columns, kinds[0]) for tokens in reversed(self.token_sizes)]
-        decodes = [GraphKey(rows, rows, 0, columns, kind) for kind in kinds for rows in reversed(self.decode_sizes)]
+        widths = {kind: self.widths[: 2 if kind == kinds[0] else 1] for kind in kinds}
+        decodes = [GraphKey(n, n, 0, width, kind) for kind in kinds for width in widths[kind] for n in reversed(self.decode_sizes)]
         return ([] if self._recent else together + prompts) + decodes
 
     def batch(self, key: GraphKey) -> tuple[Any, Batch]:

@@ -119,20 +119,22 @@ class Scheduler:
         """Compute prompts up to the token budget: first those that have begun, then waiting ones as long as there are slots and memory.
 
         admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step,
-        unless this one is empty. Decodes leave at least one token of the budget, so that no prompt starves.
+        unless it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
         self._copies += self.memory.policy.take_copies()  # what is shared from now on is computed by this step, and copied before the next
+        # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
             if budget:
                 budget -= self._add_chunk(sequence, budget, step)
         admits = admits and not step.preempts
         while admits and budget and self._free_slots and (sequence := self._first_waiting()) is not None:
-            too_long = whole and budget < sequence.num_tokens and step.spans
+            too_long = whole and budget < sequence.num_tokens <= self.max_num_batched_tokens and step.spans
             if too_long or sequence.num_in_flight or not self._enter(sequence):
                 break
             if not sequence.is_prefilled:
                 budget -= self._add_chunk(sequence, budget, step)
+        # end exercise
 
     def take(self, step: Step, token_ids: list[int], logprobs: list[dict | None] | None = None) -> list[Sequence]:
         """Give a step's sequences their tokens, in the order of `step.sampled`; returns those that got one or have ended."""

@@ -14,5 +14,7 @@ class SplitFuse:
 
     def plan(self, scheduler, step) -> None:
         """See SchedulingPolicy."""
+        # exercise: scheduling.split_fuse
         scheduler.decode(step)
         scheduler.prefill(step)
+        # end exercise

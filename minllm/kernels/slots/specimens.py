@@ -8,6 +8,6 @@ def specimens():
     """A few bytes per row each: their time is that of a launch."""
     ints, rows = array(INT32, 1), array(INT32, 2)
     yield Specimen("slots/write_slots", write_slots.write_slots_kernel, (ints, rows), write_slots.THREADS, blocks=8)
-    arguments = (ints, ints, ints, rows, ints, ints, ints, ints, rows, INT32)
+    arguments = (ints, ints, ints, rows, ints, ints, ints, ints, rows, INT32, INT32)
     yield Specimen("slots/load_rows", load_rows.load_rows_kernel, arguments, load_rows.THREADS, blocks=8)
     yield Specimen("slots/advance", advance.advance_kernel, (ints, ints, ints, ints, ints, ints, rows), advance.THREADS, blocks=8)

@@ -3,8 +3,7 @@
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from types import SimpleNamespace
 
 VOCABULARY = 4096
 
@@ -59,14 +58,14 @@ class FakeEngine:
     def has_unfinished_requests(self):
         return bool(self.waiting or self.running)
 
-    def step(self):
+    def advance(self):
         self.clock.sleep(self.step_seconds)
         self.steps += 1
         while self.waiting and len(self.running) < self.max_num_seqs:
             request_id, prompt, length = self.waiting.pop(0)
             self.running[request_id] = (prompt, length, [])
         self.most_running = max(self.most_running, len(self.running))
-        outputs = []
+        moved = []
         for request_id, (prompt, length, tokens) in list(self.running.items()):
             if request_id in self.dropping:
                 del self.running[request_id]
@@ -76,10 +75,13 @@ class FakeEngine:
             reason = "abort" if fails else "length" if len(tokens) == length else None
             if reason:
                 del self.running[request_id]
-            completion = CompletionOutput(0, "", list(tokens), None, None, reason, None)
-            metrics = RequestMetrics(len(prompt), len(tokens), None, 0.0, None)
-            outputs.append(RequestOutput(request_id, None, list(prompt), [completion], reason is not None, metrics))
-        return outputs
+            moved.append(
+                SimpleNamespace(
+                    request_id=request_id, prompt_token_ids=prompt, output_token_ids=list(tokens), finish_reason=reason,
+                    is_finished=reason is not None,
+                )  # fmt: skip
+            )
+        return moved
 
     def stats(self):
         usage = min(1.0, len(self.running) / 10)

@@ -1,0 +1,404 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14. Batching many requests
+#
+# A decode step reads all weights, for one sequence or for a hundred. So a server computes many
+# requests together. But requests come when they like, and their answers end when they like. The
+# *scheduler* decides before every step whose tokens are computed next, and that decides who waits.
+#
+# **What you will be able to do**
+#
+# - say what each scheduling policy does to the first token, to the gaps between tokens, and to
+#   throughput;
+# - predict from a model's bytes and FLOPs how many requests per second a server bears;
+# - choose a token budget, and decide what to do when the cache is full.
+#
+# You need lessons [8](08_the_kv_cache.py), [10](10_paged_blocks_and_shared_prefixes.py) and
+# [13](13_launch_overhead_and_cuda_graphs.py). You need no GPU: this lesson runs the engine's own
+# scheduler on a *simulated server*, whose clock advances by what each step must take at least.
+#
+# ## Four policies, one trace
+#
+# A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one.
+
+# %% tags=["fold"]
+from minllm.bench.serving.simulated import simulate
+from minllm.bench.serving.workload import BenchRequest
+from minllm.costs import Load, StepCosts
+from minllm.course import Span, load_record, timeline
+from minllm.models.shapes import named_config
+
+ceilings = load_record()["ceilings"]  # a large copy and cuBLAS, measured on an H200
+rates = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
+costs = StepCosts.of(named_config("llama-3.1-8b"), *rates)
+trace = [(256, 24, 0.0), (256, 10, 0.0), (3000, 8, 0.018), (64, 8, 0.020)]
+trace = [BenchRequest([1] * prompt, output, at) for prompt, output, at in trace]
+budgets = {"static": 4096, "in_flight": 4096, "prefill_first": 4096, "split_fuse": 512}
+
+
+def drawn(policy, budget):
+    """A span per request and step: prompts in colour 1, decodes in colour 0."""
+    _, steps = simulate(costs, trace, policy, max_num_batched_tokens=budget, steps_ahead=0)
+    return [
+        Span(f"{policy} {'ABCD'[int(span.request_id)]}", 1e3 * step.begin, 1e3 * step.end,
+             colour=0 if span.decodes else 1)
+        for step in steps for span in step.spans
+    ]  # fmt: skip
+
+
+spans = [span for policy, budget in budgets.items() for span in drawn(policy, budget)]
+timeline(
+    sorted(spans, key=lambda span: ([*budgets].index(span.lane[:-2]), span.lane)),
+    "ms",
+    "Whose tokens are computed when: prompts orange, decodes blue",
+    caption="Simulated: the 8B shape on an H200. C arrives at 18 ms, D at 20 ms.",
+)
+
+# %% [markdown]
+# - **Static batching** starts a batch as a whole and ends it as a whole. C and D wait for A's last
+#   token. B's place stays empty after it has ended.
+# - **In-flight batching** (Orca's *iteration-level scheduling*) lets requests in and out between two
+#   steps. C's prompt makes one long step, in which A and B wait for their next token.
+# - **Prefill first** computes prompts by themselves. D's first token comes early; A pays.
+# - **Dynamic SplitFuse** (*chunked prefill*) gives every step the same budget of tokens: all decodes,
+#   and then as much of the prompts as fits. Nobody's gap is longer than a full step.
+#
+# On [this page](../docs/batching.md) you can change policy, load and budget and watch.
+#
+# ## Predict
+#
+# - At half of the load that a server bears, how many times as long does a token take as on an idle
+#   one?
+# - How many times as long does the first token take with static batching as with SplitFuse, at that
+#   load?
+# - The cache is too small for the batch. Server 1 keeps room for the longest possible answer of each
+#   request that it admits, and so never preempts one. Server 2 keeps none; it throws computed tokens
+#   away and computes them again. By what percentage is server 1 faster?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(token_at_half_load=2, static_first_token=3, never_preempting_percent=15)
+guess
+
+# %% [markdown]
+# ## What a step takes
+#
+# Kernels of a step run one after another. Linear layers take the tokens of all requests together;
+# attention reads each decode's own keys and values. With $W$ bytes of weights, $F$ FLOPs and $k$
+# cached bytes per token, bandwidth $B$ and peak $C$, a step of $n$ decodes and $T$ tokens in all
+# takes at least
+#
+# $$t = \max\left(\frac{W}{B}, \frac{F\,T}{C}\right) + \frac{k \sum \text{contexts}}{B}
+# + t_\text{prompts' attention}$$
+#
+# Below the ridge the first term is a constant: $t = \alpha + \beta n$.
+#
+# Let $\lambda$ requests per second arrive, whose prompts take $S$ seconds and whose answers have $o$
+# tokens. Prompts take the share $\lambda S$ of each second, decodes have the rest, so
+# $\text{TPOT} = (\alpha + \beta n) / (1 - \lambda S)$. By Little's law $n = \lambda\, o\, \text{TPOT}$.
+# Solve both:
+#
+# $$\rho = \lambda\,(S + o\,\beta), \qquad \text{TPOT} = \frac{\alpha}{1 - \rho}$$
+#
+# This is the law of *processor sharing* (Kleinrock): everyone is served at once, and everyone slows
+# down. $\rho$ is the utilisation; reading the weights is not in it, because all share that. Prompts,
+# in contrast, stand in line. Their mean wait is the Pollaczek-Khinchine formula:
+#
+# $$w = \frac{\lambda\, E[S^2]}{2\,(1 - \lambda S)}$$
+#
+# Long prompts enter squared: one of 4,000 tokens delays the others more than four of 1,000.
+#
+# The shared part runs out when $n$ reaches $N$: the slots, the sequences that the cache holds, or the
+# ridge. There lies the **knee**, at $\lambda = 1 / (S + o\,(\beta + \alpha / N))$.
+
+# %%
+from minllm.bench.serving.arrivals import arriving
+from minllm.bench.serving.metrics import calculate_metrics
+from minllm.bench.serving.workload import Lengths, Workload
+
+PROMPTS, OUTPUTS = Lengths((64, 256, 512, 1024)), Lengths((16, 240), is_range=True)
+requests = Workload(300, PROMPTS, OUTPUTS).requests()
+lengths = [(len(one.prompt), one.output_len) for one in requests]
+load = Load(costs, *zip(*lengths))  # prompts, outputs
+print(f"alpha {1e3 * load.empty_step:.2f} ms, beta {1e6 * load.per_decode:.1f} µs per sequence")
+print(f"S {1e3 * load.prefill_seconds:.1f} ms, N {load.most_decodes:.0f} sequences")
+print(f"the knee: {load.capacity:.0f} requests/s, {load.capacity * load.output:,.0f} tokens/s")
+
+# %% [markdown]
+# ## The scheduler
+#
+# Two verbs are enough. `decode` gives each running sequence its next token, `prefill` spends the rest
+# of the budget on prompts. A policy is the order in which it calls them. This is SplitFuse, and the
+# verb that does its work:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.split_fuse import SplitFuse
+
+show_source(SplitFuse)
+
+# %% tags=["hide-input"]
+show_source(
+    Scheduler.prefill,
+    docstring=False,
+    notes={
+        "budget = max(1": "Decodes come first. At least one token is left for prompts.",
+        "for sequence in": "A prompt that has begun is finished before another begins.",
+        "too_long =": "Whole prompts, for in-flight batching: this one waits, and all behind it.",
+        "self._enter": "A slot, and blocks for the whole prompt. First come, first served.",
+    },
+)
+
+# %% [markdown]
+# On a GPU the scheduler plans a step while the one before it is computed
+# ([lesson 13](13_launch_overhead_and_cuda_graphs.py)), so a request that arrives now joins the step
+# after next.
+#
+# ## The knee
+#
+# 300 requests arrive at random, at each rate under each policy. The law knows nothing of the
+# simulation.
+
+# %%
+def served(policy, share, wanted=requests, **options):
+    """Metrics at this share of the capacity."""
+    run, _ = simulate(costs, arriving(wanted, share * load.capacity), policy, **options)
+    return calculate_metrics(run)
+
+
+shares = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.3)
+shown = ("prefill_first", "split_fuse", "static")
+found = {policy: [served(policy, share) for share in shares] for policy in shown}
+below, half = [share for share in shares if share < 1], shares.index(0.5)
+token_ratio = found["prefill_first"][half].tpot.mean / (1e3 * load.empty_step)
+static_ratio = found["static"][half].ttft.mean / found["split_fuse"][half].ttft.mean
+
+# %% tags=["fold"]
+from minllm.course import curves
+
+
+def under_load(metric, equation, title, **options):
+    """The mean of a metric at each load, beside the law."""
+    lines = {"the law": [(share, 1e3 * equation(share * load.capacity)) for share in below]}
+    for name in shown:
+        means = [getattr(one, metric).mean for one in found[name]]
+        lines[name] = list(zip(shares, means))
+    caption = "Simulated: the 8B shape on an H200; the law is computed by minllm.costs.Load."
+    labels = "offered load, as a share of the knee's", f"mean {metric.upper()}, ms", title
+    return curves(lines, *labels, caption=caption, **options)
+
+
+under_load("tpot", load.tpot, "Time per output token under load")
+
+# %% tags=["hide-input"]
+under_load("ttft", load.ttft, "Time to first token under load", log_y=True)
+
+# %% tags=["hide"]
+for share, one in zip(below[:4], found["prefill_first"]):
+    assert abs(one.tpot.mean / (1e3 * load.tpot(share * load.capacity)) - 1) < 0.15
+assert 1.4 < token_ratio < 1.9 and static_ratio > 15
+for first, fused in zip(found["prefill_first"][:5], found["split_fuse"]):
+    assert abs(first.output_throughput / fused.output_throughput - 1) < 0.02
+assert all(one.tpot.mean < 14 for one in found["static"][:5])
+
+# %% [markdown]
+# Half load costs little, because most of a step is shared. Static batching has good gaps, and a first
+# token that takes 0.4 s even when the server is nearly idle.
+#
+# SplitFuse lies below the law: its prompts ride in steps that read the weights anyway, and cost up to
+# $\alpha$ less. But below the knee its *throughput* is the same as with prompts first: what arrives.
+# A policy mostly moves waiting from one user to another.
+#
+# ## The budget is a dial
+#
+# Now a third of the prompts have 4,096 tokens.
+
+# %%
+mixed = Workload(150, Lengths((64, 256, 4096)), OUTPUTS).requests()
+sizes = (128, 256, 512, 1024, 2048, 4096, 8192)
+dial = [served("split_fuse", 0.2, mixed, max_num_batched_tokens=size) for size in sizes]
+blocked = served("in_flight", 0.2, mixed, max_num_batched_tokens=4096)
+for size, one in zip(sizes, dial):
+    print(
+        f"{size:5} tokens: ITL p99 {one.itl.p99:5.1f} ms, "
+        f"TTFT p99 {one.ttft.p99:6,.0f} ms, {one.output_throughput:,.0f} tokens/s"
+    )
+print(f"whole prompts, 4096: {blocked.output_throughput:,.0f} tokens/s")
+assert dial[1].itl.p99 < 0.15 * dial[-1].itl.p99 and dial[1].ttft.p99 < 2 * dial[-1].ttft.p99
+assert dial[1].output_throughput > 0.98 * dial[-1].output_throughput
+assert blocked.output_throughput < 0.6 * dial[-1].output_throughput
+
+# %% [markdown]
+# Just above the ridge, at 256, a chunk already fills the tensor cores: gaps are a tenth, at hardly any
+# cost. Below it, slices are too thin to pay for the weights. (Launches, which this floor leaves out,
+# favour somewhat larger budgets.)
+#
+# The last line is *head-of-line blocking*. A whole prompt of 4,096 tokens fits a budget of 4,096 only
+# if nothing else is in the step. It waits until nobody decodes, and everyone behind it waits, too.
+#
+# ## When the cache is full
+#
+# Answers grow, and a block is needed that is not there. The scheduler **preempts** the newest
+# sequence. Then there are three ways: *recompute* its tokens later like a prompt, *swap* its keys and
+# values to the host and back, or *drop* the request.
+
+# %%
+from minllm.costs.swap import SwapRates, recompute_ms, swap_ms
+
+host_rates = SwapRates(50, *rates)  # 50 GB/s over PCIe 5, one way
+config = named_config("llama-3.1-8b")
+for tokens in (100, 1000, 8000):
+    back, again = swap_ms(config, tokens, host_rates), recompute_ms(config, tokens, host_rates)
+    print(f"{tokens:5} tokens: swap {back:5.1f} ms, recompute {again:6.1f} ms")
+
+# %%
+crowd = Workload(200, Lengths((256,)), Lengths((64, 960), is_range=True)).requests()
+room = 40_000  # tokens in the cache
+kinds = {
+    "keep the limit": dict(prediction="limit"),
+    "recompute": {},
+    "keep the mean": dict(prediction="mean"),
+    "drop": dict(preemption="drop"),
+}
+full = {
+    name: calculate_metrics(simulate(costs, crowd, kv_cache_tokens=room, **kind)[0])
+    for name, kind in kinds.items()
+}
+for name, one in full.items():
+    print(
+        f"{name:14} {one.output_throughput:6,.0f} tokens/s, at most {one.max_running} "
+        f"together, {one.num_preemptions} preemptions, {one.failed} failed"
+    )
+limit, recompute = (full[name].output_throughput for name in ("keep the limit", "recompute"))
+gain = 100 * (limit / recompute - 1)
+assert full["keep the limit"].num_preemptions == 0 and gain < -10
+
+# %%
+guess.against(
+    token_at_half_load=token_ratio, static_first_token=static_ratio, never_preempting_percent=gain
+)
+
+# %% [markdown]
+# Never preempting is *slower*. Room that is kept for answers which end early is a smaller batch, in
+# every step; a preemption costs one prefill, now and then. On an engine with a GPU,
+# `minllm bench serve --compare-preemption` measures all three.
+#
+# ## Measured against predicted
+
+# %%
+from minllm.bench.serving.workload import REQUEST_LISTS
+from minllm.course import recorded
+from minllm.errors import LessonError
+
+
+def measured(benchmark, model):
+    """Recorded rows of a model under load; none as long as the record has none."""
+    try:
+        return recorded(benchmark, model)
+    except LessonError:
+        return []
+
+
+for model in ("llama-3.1-8b", "llama-3.2-1b"):
+    own = StepCosts.of(named_config(model), *rates)
+    wanted = REQUEST_LISTS["mixed-prompts"].requests()
+    floor = calculate_metrics(simulate(own, wanted)[0]).output_throughput
+    print(f"{model}, 256 requests at once, 128 new: simulated {floor:,.0f} output tokens/s")
+    rows = measured("serving throughput", model)
+    for row in rows:
+        share = f", {100 * row.value / floor:.0f} % of it" if "mixed-prompts" in row.case else ""
+        print(f"  {row.value:,.0f} {row.unit}{share}: {row.case}, {row.variant} ({row.label})")
+    if not rows:
+        print("  nothing is recorded on a GPU yet: all figures of this page are simulated")
+
+# %% [markdown]
+# A simulated figure is an upper bound: launches, activations and the host take no time in it. The
+# smaller the model, the more they weigh. `minllm bench serve MODEL --compare-policies` measures the
+# policies on your machine, with the same driver and the same arrivals.
+#
+# ## Exercises
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(14)
+
+# %% [markdown]
+# ## Detective cases
+#
+# Nothing here is a kernel, and all tests of kernels pass.
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("long_silence")
+
+# %% tags=["hide-input"]
+show_case("fewer_every_day")
+
+# %% tags=["hide-input"]
+show_case("echo")
+
+# %% [markdown]
+# ## Problems
+#
+# All for the 8B shape on an H200, with $\alpha$, $\beta$ and $S$ from above.
+#
+# ??? question "1. Answers have 128 tokens, TPOT is 6 ms, and 40 requests arrive per second. How many decode at a time?"
+#     Little's law: 40 · 128 · 0.006 = 31. The policy does not matter.
+#
+# ??? question "2. 100 sequences decode. No gap may exceed 20 ms. How large may the token budget be?"
+#     Their keys and values take 100 β = 1.6 ms. The rest, 18.4 ms, is linear layers at 17 µs per token
+#     (14 GFLOP at 819 TFLOP/s): about 1,080 tokens. So 1,024, of which 924 are for prompts.
+#
+# ??? question "3. Weights in 4 bits, arithmetic still in bfloat16. Where is the ridge, and what becomes of TPOT on a nearly idle server?"
+#     A quarter of the bytes: α falls from 3.5 ms to about 0.9 ms, and TPOT with it. The ridge falls from
+#     192 sequences to about 48, so the knee hardly moves: arithmetic sets it, and has not changed.
+#
+# ??? question "4. Half of all prompts take twice as long as before, the other half next to nothing. What becomes of their wait?"
+#     E[S] is the same, E[S²] is twice as large, and so is the wait.
+#
+# ??? question "5. A sequence of 1,000 tokens is preempted. Over PCIe at 50 GB/s, should it be swapped?"
+#     Twice 131 MB take 5.4 ms; computing 1,000 tokens takes 17 ms of a step that others wait for. Swap it,
+#     if the host has room.
+
+# %% tags=["hide"]
+linear = costs.token_flops / costs.flops_per_s
+assert round(40 * 128 * 0.006) == 31
+assert 1000 < (0.020 - 100 * load.per_decode) / linear < 1100
+assert 185 < costs.ridge < 200 and 3.4 < 1e3 * load.empty_step < 3.6
+assert 5.2 < swap_ms(config, 1000, host_rates) < 5.5
+assert 16 < recompute_ms(config, 1000, host_rates) < 18
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# The knee is where linear layers stop being shared: at $N$ = 192 sequences it is arithmetic, and no
+# policy moves it. What is left is to ask less of the machine: fewer bits per weight, tokens that a
+# small model proposes, experts of which few are used, several GPUs. Lesson 15 puts the whole engine
+# together.
+#
+# ## Sources
+#
+# - G. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI
+#   2022, section 3.
+# - W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+#   SOSP 2023, sections 4.5 and 4.6.
+# - C. Holmes et al., "DeepSpeed-FastGen", 2024, section 3.
+# - A. Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI
+#   2024, section 4.
+# - L. Kleinrock, "Queueing Systems", volume 1 (1975), section 5.6; volume 2 (1976), section 4.4.
+# - J. Little, "A Proof for the Queuing Formula L = λW", Operations Research 9 (1961).

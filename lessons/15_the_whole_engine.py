@@ -1,0 +1,517 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 15. The whole engine, and which hardware for it
+#
+# Every part of the engine has had its lesson. Here they run together: one request goes from
+# text to text, a timeline shows who waits for whom, and the cost of a token follows from
+# bytes, FLOPs and a price per hour. At the end you choose a chip.
+#
+# **What you will be able to do**
+#
+# - read the timeline of an engine, and remove a bubble from it;
+# - say where the time of a step goes, and what changes with batch and context;
+# - compute the price of a million tokens, and compare chips for a model by it.
+#
+# You need [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for floors,
+# [lesson 13](13_launch_overhead_and_cuda_graphs.py) for replays and
+# [lesson 8](08_the_kv_cache.py) for the size of the cache. You need no GPU.
+#
+# ## Predict
+#
+# - The 8B shape decodes 256 sequences that see 1,024 tokens each, in bfloat16. What
+#   percentage of the bytes that a step reads are weights?
+# - A step takes the GPU 0.78 ms, and the host works 0.32 ms for it. If the two take turns,
+#   what percentage of the time does the GPU compute?
+# - A V100 is of 2017, a B200 of 2024. One can rent both. How many times as much does it cost
+#   to read a byte on the V100?
+
+# %%
+from minllm.course import Prediction
+
+guess = Prediction(
+    percent_of_bytes_weights=80,
+    percent_gpu_busy_in_turns=100 * 0.78 / (0.78 + 0.32),
+    byte_price_v100_over_b200=5,
+)
+guess
+
+# %% [markdown]
+# ## One token, through every floor
+#
+# A request falls through the engine's floors and comes back up as text:
+#
+# ```mermaid
+# flowchart LR
+#     text["text"] --> ids["token ids"] --> step["a Step of spans"] --> arrays["arrays,<br/>one replay"]
+#     arrays --> kernels["kernels:<br/>embed, layers, sample"]
+#     kernels --> back["tokens in<br/>page-locked memory"] --> piece["a piece of text"]
+# ```
+#
+# Each floor has its pages, and had its lesson:
+#
+# - text and tokens ([1](01_what_a_language_model_computes.py)):
+#   [prompts.py](../minllm/engine/prompts.py),
+#   [incremental_decoder.py](../minllm/models/incremental_decoder.py)
+# - the plan of a step (14):
+#   [scheduler.py](../minllm/engine/scheduling/scheduler.py),
+#   [step.py](../minllm/engine/scheduling/step.py)
+# - its memory ([10](10_paged_blocks_and_shared_prefixes.py)):
+#   [kv_cache_manager.py](../minllm/engine/scheduling/kv_cache_manager.py),
+#   [paged.py](../minllm/cache/paged.py)
+# - its launch ([13](13_launch_overhead_and_cuda_graphs.py)):
+#   [model_runner.py](../minllm/engine/running/model_runner.py),
+#   [step_graphs.py](../minllm/engine/running/step_graphs.py)
+# - the forward ([6](06_norms_rope_swiglu_fusion.py)): [decoder.py](../minllm/models/decoder.py)
+# - matrices ([5](05_the_ladder_of_matrix_products.py)):
+#   [matmul](../minllm/kernels/matmul/__init__.py); attention
+#   ([7](07_prefill_and_flash_attention.py), [9](09_decode_attention.py)):
+#   [attention](../minllm/kernels/attention/__init__.py)
+# - the next token ([12](12_choosing_the_next_token.py)):
+#   [sample.py](../minllm/kernels/sampling/sample.py),
+#   [host_copies.py](../minllm/engine/running/host_copies.py)
+#
+# Two requests of the bundled model, the second of which arrives two steps later:
+
+# %%
+from unittest.mock import patch
+
+from minllm import LLM, SamplingParams
+from minllm.engine.scheduling.scheduler import Scheduler
+
+llm = LLM(dtype="float32", device="cpu", max_num_seqs=4, max_model_len=128)
+engine = llm.llm_engine
+params = SamplingParams(temperature=0, max_tokens=4)
+schedule = Scheduler.schedule
+
+
+def noting(scheduler):
+    """Plan a step as ever, and print its spans."""
+    step = schedule(scheduler)
+    for span in step.spans if step else ():
+        kind = "decode" if span.decodes else "prefill"
+        print(f"  request {span.sequence.request_id}: {kind} of {span.length} tokens at {span.start}")
+    return step
+
+
+engine.add_request("A", "def add(a, b):", params)
+with patch.object(Scheduler, "schedule", noting):
+    for number in range(1, 7):
+        if number == 3:
+            engine.add_request("B", "import os", params)
+        print(f"step {number}")
+        for output in engine.step():
+            print(f"  request {output.request_id} so far: {output.outputs[0].text!r}")
+assert not engine.has_unfinished_requests()
+
+# %% [markdown]
+# ## The timeline of a step
+#
+# Between two replays the host works: it plans, uploads what has changed, reads tokens, and
+# turns them into text. If host and GPU take turns, each waits for the other. So the loop
+# launches a step before it reads the one before it:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.engine.core import EngineCore
+
+show_source(
+    EngineCore._launch_ahead,
+    notes={
+        "while len(self._launched)": "As long as no more than `steps_ahead` launched steps are unread: 1 on a GPU, 0 on a CPU.",
+        "self.runner.execute(step)": "Returns before the GPU has begun. The tokens that this step decodes lie on the GPU.",
+        "self.scheduler.fail": "One step's error ends its own sequences alone.",
+    },
+)
+
+# %% [markdown]
+# A token that nobody on the host has seen can be decoded because it never leaves the GPU:
+# the last kernel of step $n$ stores it in the sequence's slot, and the first kernel of step
+# $n + 1$ reads it there. The host learns it one step later. The price: a sequence that ends
+# with a stop token is computed one step too far, and the surplus token is dropped.
+#
+# Below, the engine's own loop, scheduler and model generate text, on a
+# [simulated clock](../minllm/course/host_and_gpu.py). The GPU's time for a decode step is
+# the recorded one of the 1B shape; the host's times are assumed.
+
+# %%
+from minllm.course import recorded, timeline
+from minllm.course.host_and_gpu import (
+    READ_COLOUR,
+    HostAndGpu,
+    StepTimes,
+    TimedRunner,
+    TimedScheduler,
+)
+
+ONE_USER = "(random weights), batch 1, "
+(step_row,) = recorded("decode step", f"llama-3.2-1b {ONE_USER}context 1024", "graph replay")
+STEP_US, PROMPT_US = step_row.value, 3  # per step, and more per token of a prompt (assumed)
+HOST = dict(schedule=60, upload=30, replay=40, take=50)  # µs, assumed
+DETOKENISE_US = 170  # assumed
+
+
+def gpu_time(step):
+    """Microseconds of the GPU for a step."""
+    return STEP_US + PROMPT_US * sum(span.length for span in step.spans if not span.decodes)
+
+
+def simulated(steps_ahead):
+    """(host and GPU after a run of three requests, their texts)."""
+    machine, times, texts = HostAndGpu(), StepTimes(gpu=gpu_time, **HOST), {}
+    timed = dict(
+        scheduler=TimedScheduler(engine.core.scheduler, machine, times),
+        runner=TimedRunner(engine.core.runner, machine, times, steps_ahead),
+    )
+    with patch.multiple(engine.core, **timed):
+        for number, prompt in enumerate(("def add(a, b):", "class Stack:", "import os")):
+            engine.add_request(f"{number}", prompt, params)
+        while engine.core.has_work:
+            if outputs := engine.step():
+                machine.work("detokenise", DETOKENISE_US, READ_COLOUR)
+            texts |= {output.request_id: output.outputs[0].text for output in outputs}
+    return machine, texts
+
+
+turns, texts = simulated(steps_ahead=0)
+overlapped, texts_overlapped = simulated(steps_ahead=1)
+assert texts == texts_overlapped and turns.bubbles() and not overlapped.bubbles()
+for name, machine in (("taking turns", turns), ("overlapped", overlapped)):
+    end = machine.spans[-1].end / 1e3
+    print(f"{name:13} {end:5.2f} ms, GPU busy {100 * machine.gpu_share:3.0f} %")
+
+# %% tags=["fold"]
+from dataclasses import replace
+
+both = [replace(span, lane=f"{span.lane}, in turns") for span in turns.spans]
+both += [replace(span, lane=f"{span.lane}, overlapped") for span in overlapped.spans]
+timeline(
+    both,
+    "µs",
+    "Four steps of three requests: in turns, and one step ahead",
+    caption=f"Simulated. Decode steps of {STEP_US:.0f} µs ({step_row.label}); host times assumed. "
+    "On the host: schedule, upload and replay; waiting; take and detokenise. Hover for names.",
+)
+
+# %% [markdown]
+# The texts are equal, the holes are gone (four steps had three), and the host waits instead:
+# its work is hidden as long as it takes less time than the step. A faster GPU, a smaller
+# model or a larger batch, whose rows all need text, brings the host back into view.
+#
+# ## Where the time of a step goes
+#
+# A stage takes at least as long as its bytes, at the bandwidth of a copy. Here is a decode
+# step of the 8B shape, kernel by kernel:
+
+# %%
+from minllm import costs
+from minllm.course import Bar, bars, load_record
+from minllm.models.shapes import find_config
+
+shapes = {name: find_config(f"llama-3.{name}")[1] for name in ("2-1b", "1-8b", "1-70b")}
+config_8b, tb_s = shapes["1-8b"], load_record()["ceilings"]["copy_tb_s"]
+stages = {batch: costs.decode_stages(config_8b, batch, context=1024) for batch in (1, 256)}
+weights_percent = {}
+for batch, found in stages.items():
+    weights, cache = (sum(getattr(one, f"{kind}_bytes") for one in found) for kind in ("weight", "kv"))
+    weights_percent[batch] = 100 * weights / (weights + cache)
+    print(f"batch {batch:3}: weights {weights / 1e9:.1f} GB, keys and values {cache / 1e9:.1f} GB")
+assert weights_percent[1] > 99 and weights_percent[256] < 35
+
+# %% tags=["fold"]
+
+
+def milliseconds(stage):
+    """All bytes of a stage at the rate of a copy."""
+    return (stage.weight_bytes + stage.kv_bytes + stage.activation_bytes) / tb_s / 1e9
+
+
+bars(
+    [
+        Bar(f"{one.name}, batch {batch}", milliseconds(one), "", colour)
+        for pair in zip(*stages.values())
+        for colour, (batch, one) in enumerate(zip(stages, pair))
+        if milliseconds(pair[1]) > 0.05
+    ],
+    unit="ms",
+    title="Floor of every stage of a decode step, all layers together",
+    caption=f"Computed by minllm.costs: 8B shape, context 1,024, {tb_s:.2f} TB/s as a copy on an H200.",
+)
+
+# %% [markdown]
+# Surprised? With 256 sequences two thirds of the bytes are keys and values. Whoever quantises
+# only weights gains little there; [lesson 11](11_quantised_kv_cache.py) is worth more.
+# `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
+
+# %%
+for row in recorded("decode step", "", "graph replay"):
+    limit = f"{100 * row.of_limit:.0f} % of the limit"
+    print(f"{row.case}: {row.value / 1e3:.2f} ms, {limit}")
+print(row.label)
+for row in recorded("batch", "llama-3.1-8b", record="lessons/h200")[::4]:
+    print(f"{row.case}: {row.value:.2f} ms per step")
+print(row.label)
+
+# %% [markdown]
+# ## What a million tokens cost
+#
+# A GPU costs $p$ dollars per hour, generates $r$ tokens per second under full load, and is
+# loaded for the share $u$ of the time that you pay for:
+#
+# $$\text{dollars per million tokens} = \frac{10^6 \, p}{3600 \, r \, u}$$
+#
+# Prices are inputs. Below are list prices of two providers, without commitment. **They are
+# assumptions**: other providers ask half or three times as much. Put in your own.
+
+# %%
+from minllm.errors import LessonError
+
+PRICES = {  # dollars per GPU and hour; Lambda, 8 GPUs, on demand, lambda.ai/instances, read 2026-09-20
+    "v100-16gb": 0.79,
+    "a100-40gb": 1.99,
+    "a100-80gb": 2.79,
+    "h100-sxm": 3.99,
+    "h200": 3.99,  # Hyperstack, on demand, hyperstack.cloud/gpu-pricing, read 2026-08-26
+    "b200": 6.69,
+}
+
+
+def dollars_per_million(price, tokens_per_s, utilisation=1.0):
+    """Dollars per million tokens."""
+    return 1e6 * price / (3600 * tokens_per_s * utilisation)
+
+
+(rate_1b,) = recorded("decode", f"llama-3.2-1b {ONE_USER}prompt 512", "bfloat16")
+(rate_8b,) = recorded("decode", f"llama-3.1-8b {ONE_USER}prompt 512", "bfloat16")
+(batched,) = recorded("batch", "batch 256", record="lessons/h200")
+for name, rate in (
+    ("1B shape, one user", rate_1b.value),
+    ("8B shape, one user", rate_8b.value),
+    ("8B shape, 256 users", 256e3 / batched.value),
+):
+    alone, idle = (dollars_per_million(PRICES["h200"], rate, u) for u in (1, 0.3))
+    print(f"{name:20} {rate:8,.0f} tokens/s: {alone:6.3f} $, at 30 % utilisation {idle:6.3f} $")
+print(f"an H200 at {PRICES['h200']} $/h; {rate_8b.label}")
+rate_factor = 256e3 / batched.value / rate_8b.value
+try:
+    for row in recorded("serving throughput", "llama-3.1-8b"):
+        if "all at once" in row.case:
+            loaded = dollars_per_million(PRICES["h200"], row.value)
+            print(f"{row.case.partition('), ')[2]}, {row.variant}: {loaded:.3f} $; {row.label}")
+except LessonError:
+    print("No run under load is recorded; the largest batches below are computed.")
+
+# %% [markdown]
+# The batch changes the price by a factor of dozens, the last tenth of a kernel's speed by a
+# tenth, idle nights by three. Scheduling comes first, which is why lesson 14 stands before
+# this one.
+#
+# ## Which chip?
+#
+# Three numbers of a data sheet decide, and each sets another floor:
+#
+# | number | sets |
+# | --- | --- |
+# | bandwidth | latency of one user: weights / bandwidth |
+# | memory | the batch: what the weights leave, divided by the bytes of a sequence |
+# | FLOP/s | prefill, and decode beyond the ridge, if memory allows so large a batch |
+#
+# [`make_plan`](../minllm/planning/plan.py), which `minllm plan` prints, knows all three. To
+# be fair to chips that nobody measured here, all take the rates of their data sheets. A model
+# is spread over the number of chips, up to 16, that makes its tokens cheapest.
+
+# %%
+from minllm.machine.hardware import gpu_named
+from minllm.planning.plan import Wishes, make_plan
+
+CONTEXT = 2048
+
+
+def plan_on(chip, config, batch, gpus):
+    """The plan of a decode step on this number of chips, by data sheet."""
+    _, gpu = gpu_named(chip)
+    sheet = replace(gpu, measured_copy_tb_s=None, measured_bf16_tflops=None)
+    dtype = "bfloat16" if gpu.bf16_tflops else "float16"  # a V100 has no bfloat16
+    wishes = Wishes(CONTEXT, batch, dtype, dtype, gpus, PRICES[chip])
+    return make_plan(config, sheet, wishes)
+
+
+def cheapest(chip, config):
+    """(number of chips, plan at batch 1, plan of the largest batch) with the cheapest tokens."""
+    options = []
+    for gpus in (1, 2, 4, 8, 16):
+        largest = plan_on(chip, config, 1, gpus).largest_batch
+        if largest:
+            full = plan_on(chip, config, largest, gpus)
+            dollars = full.cost_per_million(full.decode)
+            options.append((dollars, gpus, plan_on(chip, config, 1, gpus), full))
+    return min(options, key=lambda option: option[0])[1:]
+
+
+print("shape   chips            1 user     largest batch   tokens/s   $/M tokens  $/M prompt")
+dollars = {}
+for name, config in shapes.items():
+    for chip in PRICES:
+        gpus, one, full = cheapest(chip, config)
+        dollars[name, chip] = full.cost_per_million(full.decode)
+        prompt = full.cost_per_million(full.prefill)
+        rate = full.decode.tokens_per_s
+        print(
+            f"{name[2:]:>4} {gpus:3} x {chip:10} {one.decode.floor_ms:8.2f} ms "
+            f"{full.wishes.batch:8,} x {CONTEXT} {rate:11,.0f} {dollars[name, chip]:11.3f} {prompt:11.4f}"
+        )
+
+# %% tags=["fold"]
+chips = ["v100-16gb", "a100-80gb", "h100-sxm", "h200", "b200"]
+bars(
+    [
+        Bar(f"{name[2:].upper()} on {chip}", dollars[name, chip], "", index)
+        for index, name in enumerate(shapes)
+        for chip in chips
+    ],
+    unit="$",
+    title="Floor of the price of a million generated tokens, full batch",
+    log=True,
+    caption=f"Computed: data sheets, context {CONTEXT:,}, 16 bits, prices as assumed above, 100 % utilised.",
+)
+
+# %%
+byte_price = {}
+for chip, price in PRICES.items():
+    byte_price[chip] = price / 3600 / gpu_named(chip)[1].bandwidth_tb_s  # dollars per TB
+    print(f"{chip:10} {1e3 * byte_price[chip]:.3f} $ per 1,000 TB read, {gpu_named(chip)[1].memory_gb:3.0f} GB")
+assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(byte_price.values())
+
+# %% [markdown]
+# A V100, an H200 and a B200 read a byte for nearly the same money. New chips offer more
+# memory beside that bandwidth, and more FLOPs. The 1B shape leaves room everywhere, and an
+# old chip is as cheap as any. For the 8B shape eight V100s keep the weights once and come
+# within a third of the H200's price. For the 70B shape sixteen of them are nearly full of
+# weights: 61 sequences fit, and their tokens cost four times as much.
+#
+# All of these steps are bound by memory: at 2,048 tokens of context the cache is full long
+# before the ridge. FLOPs show in the last column, the price of prompts. And several chips
+# cost more than their link's bytes: synchronisation, which floors leave out.
+
+# %%
+guess.against(
+    percent_of_bytes_weights=weights_percent[256],
+    percent_gpu_busy_in_turns=100 * turns.gpu_share,
+    byte_price_v100_over_b200=byte_price["v100-16gb"] / byte_price["b200"],
+)
+
+# %% [markdown]
+# What frameworks make of the same chips is on [the page that compares them](../docs/frameworks.md).
+# Plan your own model with [the calculator](../docs/calculator.md), or `minllm plan`.
+#
+# ## Five worked problems
+#
+# **1.** An old note says of a V100, with 900 GB/s and 112 TFLOP/s: "memory 22.2 ms, compute
+# 3.3 ms, take the larger; 720 tokens per second". Which model, at which batch?
+#
+# ??? question "Answer"
+#
+#     22.2 ms at 900 GB/s are 20 GB of weights: 10 billion parameters in float16. 720 tokens
+#     per second at 22.2 ms per step are 16 tokens per step: batch 16. Its multiplications
+#     take 2 x 10e9 x 16 / 112e12 = 2.9 ms; the note's 3.3 ms include some attention.
+#
+# **2.** The host needs 0.4 ms per step and 2 µs per row for text. From which batch on does it
+# hold up the 1B shape on an H200, with steps of about 1.3 ms at 64 rows and 2.2 ms at 256?
+#
+# ??? question "Answer"
+#
+#     0.4 + 0.002 x 64 = 0.53 ms, and 0.4 + 0.002 x 256 = 0.91 ms: never up to 256 rows, if
+#     it overlaps. In turns the step would take 3.1 ms in place of 2.2, 41 % more. At 8 µs
+#     per row the overlapped host would need 2.4 ms: then it is the bottleneck.
+#
+# **3.** Somebody pays 3.99 dollars per hour for an H200 and sells a million tokens of the 8B
+# shape for 20 cents. At 14,000 tokens per second, how idle may it be?
+#
+# ??? question "Answer"
+#
+#     At full load a million tokens cost 1e6 x 3.99 / (3600 x 14,000) = 0.079 dollars. The
+#     price is met at u = 0.079 / 0.20 = 40 %: it may be idle for 60 % of the time, without
+#     a cent of profit.
+#
+# **4.** A Groq LPU has 230 MB of SRAM at 80 TB/s (published). How many hold Llama 2 70B in
+# float16, 138 GB? What is the floor of a token, if the chips work one after another?
+#
+# ??? question "Answer"
+#
+#     138 GB / 0.23 GB = 600 chips. Each reads its 230 MB in 2.9 µs, and as layers follow
+#     each other, so do their chips: 600 x 2.9 µs = 1.7 ms, 580 tokens per second. 300 were
+#     published, 52 % of that. An H200 could not hold the model; two need 14.4 ms. Bandwidth
+#     without capacity is bought in racks.
+#
+# **5.** Fp8 weights halve the bytes of the 8B shape's weights. What does that do to the floor
+# of a step at batch 1, and at batch 256 with a context of 1,024?
+#
+# ??? question "Answer"
+#
+#     The layers' matrices are 7.0 of the 7.5 billion numbers that a step reads. At batch 1
+#     the floor falls by 46 %. At batch 256 weights are 30 % of the bytes: 14 % less. But the
+#     freed 7.0 GB hold 26 more sequences of 2,048 tokens.
+
+# %% tags=["hide"]
+assert abs(20 / 0.9 - 22.2) < 0.1 and round(16 / 22.2e-3) == 721
+assert abs(dollars_per_million(3.99, 14_000) - 0.079) < 0.001
+assert round(138 / 0.23) == 600 and abs(600 * 0.23e3 / 80 / 1e3 - 1.725) < 0.01
+freed = config_8b.num_hidden_layers * costs.layer_matrix_parameters(config_8b)
+assert freed // (2048 * costs.kv_bytes_per_token(config_8b)) == 26
+for batch, percent in ((1, 46), (256, 14)):
+    half = 100 * freed / costs.decode_step(config_8b, batch, 1024).bytes
+    assert abs(half - percent) < 0.6
+assert 0.9 < dollars["2-1b", "v100-16gb"] / min(dollars["2-1b", c] for c in PRICES) < 1.3
+assert 1.2 < dollars["1-8b", "v100-16gb"] / dollars["1-8b", "h200"] < 1.4
+assert 3.5 < dollars["1-70b", "v100-16gb"] / dollars["1-70b", "h200"] < 4.5
+assert rate_factor > 24
+llm.close()
+
+# %% [markdown]
+# ## Exercises
+#
+# Write the loop of the engine. Yours generates text at the end of the check.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(15)
+
+# %% [markdown]
+# ## A detective case
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("slow_company")
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# The stages say it: at batch 1 weights are all, at batch 256 keys and values are two thirds.
+# Weights in four bits shorten the first bar, quantised keys and values the second, and drafts
+# that one step verifies divide both by the tokens that are accepted. Take the largest bar,
+# predict, measure.
+#
+# ## Sources
+#
+# - G. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative
+#   Models", OSDI 2022, section 3.
+# - R. Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023, sections 2 and 4.
+# - NVIDIA, "CUDA Driver API", section "API synchronization behavior": copies to pageable memory.
+# - NVIDIA, data sheets of V100, A100, H100, H200 and HGX B200, as in
+#   [hardware.py](../minllm/machine/hardware.py).
+# - Prices: Lambda, "On-demand GPU instances", read 2026-09-20; Hyperstack, "GPU pricing",
+#   read 2026-08-26.
+# - TechPowerUp, 2024, on the Groq LPU: 230 MB, 80 TB/s, 188 TFLOP/s in float16, 300 tokens
+#   per second for Llama 2 70B.

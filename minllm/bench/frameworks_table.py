@@ -1,0 +1,87 @@
+"""The recorded rows of docs/results/h200.json beside vLLM's figures on the same work, as the table of docs/frameworks.md.
+
+vLLM was measured by us: versions 0.22.0 and 0.25.1, one NVIDIA H200 (141 GB, driver 580), bfloat16, random weights, greedy, in process,
+November 2026; of 0.25.1 the better of its default mode and of one without prefix caching. A row is shown once ours is recorded.
+"""
+
+from typing import NamedTuple
+
+LARGE, SMALL = "llama-3.1-8b (random weights)", "llama-3.2-1b (random weights)"
+REQUESTS = "256 requests, all at once"
+MILLISECONDS = {"µs": 1e-3, "ms": 1.0}
+
+
+class Compared(NamedTuple):
+    """One piece of work: vLLM's figures by version, and the row that holds ours: benchmark, beginning of the case, variant (None: any)."""
+
+    name: str
+    vllm_0_22: float
+    vllm_0_25: float
+    benchmark: str
+    case: str
+    variant: str | None = None
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is tokens per second; otherwise milliseconds."""
+        return self.benchmark == "serving throughput"
+
+
+def decode_step(model: str, batch: int, vllm_0_22: float, vllm_0_25: float) -> Compared:
+    """A decode step: vLLM's after prompts of 128 tokens, ours as a graph replay in the shortest context that is recorded."""
+    size = "8B" if model == LARGE else "1B"
+    name, case = f"{size} shape, decode step, batch {batch}", f"{model}, batch {batch}, "
+    return Compared(name, vllm_0_22, vllm_0_25, "decode step", case, "graph replay")
+
+
+COMPARED = (
+    decode_step(LARGE, 1, 4.86, 4.87),
+    decode_step(LARGE, 16, 5.12, 5.12),
+    decode_step(LARGE, 64, 5.89, 5.92),
+    decode_step(LARGE, 256, 10.62, 10.63),
+    decode_step(SMALL, 1, 1.30, 2.18),
+    decode_step(SMALL, 16, 1.66, 2.49),
+    decode_step(SMALL, 64, 2.25, 2.40),
+    decode_step(SMALL, 256, 5.16, 4.89),
+    Compared("8B shape, prefill of 2,048 tokens", 48.6, 50.5, "whole prefill", f"{LARGE}, 2048 tokens"),
+    Compared("8B shape, 256 requests x 128 tokens", 10_600, 10_642, "serving throughput", f"{LARGE}, mixed-prompts, {REQUESTS}"),
+    Compared("1B shape, 256 requests x 128 tokens", 36_800, 40_000, "serving throughput", f"{SMALL}, mixed-prompts, {REQUESTS}"),
+    Compared("8B shape, nano-vllm's 256 requests", 9_915, 9_972, "serving throughput", f"{LARGE}, nano-vllm, {REQUESTS}"),
+    Compared("1B shape, nano-vllm's 256 requests", 31_700, 34_400, "serving throughput", f"{SMALL}, nano-vllm, {REQUESTS}"),
+)
+HEADER = "| | vLLM 0.22.0 | vLLM 0.25.1 | minllm | minllm over the faster vLLM | row |\n| --- | ---: | ---: | ---: | ---: | --- |"
+
+
+def frameworks_table(record: dict) -> str:
+    """The rows that the record holds, and where ours were measured."""
+    lines = [line(compared, row) for compared in COMPARED if (row := recorded_row(record, compared)) is not None]
+    return "\n".join([HEADER, *lines, "", f"minllm: one {record['device']}, {record['date']}, commit {record['commit'][:7]}."])
+
+
+def recorded_row(record: dict, compared: Compared) -> dict | None:
+    """Our row for some work, None if none is recorded: the fastest variant, at the shortest context."""
+    found = [
+        row
+        for row in record["rows"]
+        if row["benchmark"] == compared.benchmark
+        and row["case"].startswith(compared.case)
+        and compared.variant in (None, row["variant"])
+    ]
+    return (max if compared.is_rate else min)(found, key=lambda row: row["value"], default=None)
+
+
+def line(compared: Compared, row: dict) -> str:
+    """One row of the table; the ratio is one of speeds."""
+    unit = "tokens/s" if compared.is_rate else "ms"
+    ours = row["value"] if compared.is_rate else row["value"] * MILLISECONDS[row["unit"]]
+    theirs = (max if compared.is_rate else min)(compared.vllm_0_22, compared.vllm_0_25)
+    ratio = ours / theirs if compared.is_rate else theirs / ours
+    cells = " | ".join(f"{number(value)} {unit}" for value in (compared.vllm_0_22, compared.vllm_0_25, ours))
+    when = f" (measured {row['earlier']})" if row.get("earlier") else ""
+    place = row["case"].partition("), ")[2]
+    return f"| {compared.name} | {cells} | {ratio:.2f} | {place}, {row['variant']}{when} |"
+
+
+def number(value: float) -> str:
+    """Three digits, and integers from 100 on."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

@@ -1,0 +1,160 @@
+"""A simulated server: the package's own scheduler and engine loop on a virtual clock, where a step takes what costs/serving.py says.
+
+Nothing is computed and nobody sleeps, so a minute of a GPU takes seconds, on any machine, and comes out the same every time. What is
+simulated is the order of things: who waits, who is computed with whom, who is preempted. Times are floors: bytes over bandwidth, FLOPs over
+peak, without launches and without the host. `minllm bench serve` measures the same workloads on a real engine, with the same driver.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from minllm.bench.serving.metrics import ServedRun
+from minllm.bench.serving.run import serve
+from minllm.bench.serving.workload import BenchRequest
+from minllm.cache.paged import PagedPolicy
+from minllm.costs.serving import StepCosts
+from minllm.engine.core import EngineCore
+from minllm.engine.llm_engine import EngineStats
+from minllm.engine.requests.requests import NoText
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.running.model_runner import ForwardResult
+from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
+from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
+from minllm.engine.scheduling.policies import POLICIES
+from minllm.engine.scheduling.policy import SchedulingPolicy
+from minllm.engine.scheduling.preemption import Preemption
+from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.step import Step
+
+TOKEN = 7  # every sampled token; nobody reads it
+BLOCK_SIZE = 16
+
+
+@dataclass
+class VirtualClock:
+    """Seconds that pass when the simulation says so."""
+
+    time: float = 0.0
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        """Let this time pass."""
+        self.time += seconds
+
+
+@dataclass(frozen=True)
+class TimedSpan:
+    """A span of a step that was simulated: tokens `start` to `start + length` of a request."""
+
+    request_id: str
+    start: int
+    length: int
+    decodes: bool
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A step that was simulated, in seconds of the virtual clock."""
+
+    begin: float
+    end: float
+    spans: tuple[TimedSpan, ...]
+
+
+@dataclass
+class SimulatedRunner:
+    """Executes steps by letting time pass. steps_ahead: 1 as on a GPU, where a step is planned while the one before it is computed."""
+
+    costs: StepCosts
+    clock: VirtualClock
+    steps_ahead: int = 1
+    steps: list[TimedStep] = field(default_factory=list)
+
+    def execute(self, step: Step) -> list["PendingStep"]:
+        """See ModelRunner: a step begins when it is launched, or when the one before it has ended."""
+        contexts = [span.start + 1 for span in step.spans if span.decodes]
+        chunks = [(span.start, span.length) for span in step.spans if not span.decodes]
+        begin = max(self.clock.time, self.steps[-1].end if self.steps else 0.0)
+        end = begin + self.costs.seconds(contexts, chunks, len(step.sampled))
+        spans = tuple(TimedSpan(span.sequence.request_id, span.start, span.length, span.decodes) for span in step.spans)
+        self.steps.append(TimedStep(begin, end, spans))
+        return [PendingStep(self.clock, end, step.sampled)]
+
+
+@dataclass
+class PendingStep:
+    """Results of a step that ends at a second of the virtual clock."""
+
+    clock: VirtualClock
+    end: float
+    sampled: list[Sequence]
+
+    def wait(self) -> ForwardResult:
+        """See PendingForward: waiting lets the time pass."""
+        self.clock.time = max(self.clock.time, self.end)
+        return ForwardResult(self.sampled, [TOKEN] * len(self.sampled), None, [])
+
+
+class SimulatedEngine:
+    """What the driver (run.py) needs of an engine, around the real scheduler.
+
+    policy: a name of POLICIES, or a policy of one's own. kv_cache_tokens: what the cache holds. preemption: "recompute" or "drop"; a swap
+    copies real memory and is measured by `minllm bench serve --compare-preemption`.
+    """
+
+    def __init__(
+        self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048, kv_cache_tokens: int = 1 << 20, preemption: str = "recompute", prediction: str = "none",
+        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler,
+    ):  # fmt: skip
+        self.clock = VirtualClock()
+        self.runner = SimulatedRunner(costs, self.clock, steps_ahead)
+        memory = KVCacheManager(PagedPolicy(max(1, kv_cache_tokens // BLOCK_SIZE), BLOCK_SIZE), LENGTH_PREDICTIONS[prediction]())
+        policy = POLICIES[policy]() if isinstance(policy, str) else policy
+        self.scheduler = make_scheduler(policy, memory, Preemption(preemption), max_num_seqs, max_num_batched_tokens)
+        self.core = EngineCore(self.scheduler, self.runner, tokenizer=None)
+        self.sequences: dict[str, Sequence] = {}  # that have not ended, by request
+
+    def add_request(self, request_id: str, prompt: list[int], sampling_params: SamplingParams) -> None:
+        """Queue a request that generates max_tokens tokens."""
+        sequence = Sequence(request_id, None, prompt, sampling_params, sampling_params.max_tokens, frozenset(), NoText())
+        self.core.add(sequence)
+        self.sequences[request_id] = sequence
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; its memory is free for the next step."""
+        if request_id in self.sequences:
+            self.core.abort([self.sequences.pop(request_id)])
+
+    def advance(self) -> list[Sequence]:
+        """Let the time of one step pass; the sequences that got a token or ended."""
+        moved = self.core.step()
+        for sequence in moved:
+            if sequence.is_finished:
+                self.sequences.pop(sequence.request_id, None)
+        return moved
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a request has not ended."""
+        return bool(self.sequences)
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        scheduler, policy = self.scheduler, self.scheduler.memory.policy
+        usage, hits = policy.usage(), policy.prefix_hits
+        return EngineStats(
+            len(scheduler.running), scheduler.num_waiting, usage.allocated / usage.total, scheduler.num_preemptions, hits.tokens_asked,
+            hits.tokens_hit, self.core.num_steps,
+        )  # fmt: skip
+
+
+def simulate(
+    costs: StepCosts, requests: Many[BenchRequest], policy: str | SchedulingPolicy = "split_fuse", **options
+) -> tuple[ServedRun, list[TimedStep]]:
+    """Serve requests, sorted by arrival, on a simulated engine with these options: what clients saw, and every step."""
+    engine = SimulatedEngine(costs, policy, **options)
+    return serve(engine, requests, clock=engine.clock), engine.runner.steps

@@ -1,0 +1,185 @@
+"""How long a step of a busy engine takes, and what load a server bears: the arithmetic of batching.
+
+A step computes T tokens: one for each of n decodes, and chunks of prompts. Its kernels run one after another, so their floors add up.
+Linear layers take all tokens together, attention takes decodes and prompts apart. With W bytes of weights, F FLOPs per token, k bytes of
+keys and values per token, B bytes per second and C FLOPs per second:
+
+    t = max(W / B, F T / C)  +  k (sum of the decodes' contexts) / B  +  max(bytes / B, FLOPs / C) of the prompts' attention
+
+While F T / C < W / B this is t = alpha + beta n, with alpha = W / B and beta = k context / B. Let lambda requests per second arrive, each
+with a prompt that occupies the engine for S seconds, and an answer of o tokens. Of each second, lambda S are left to prompts, so a token
+takes TPOT = (alpha + beta n) / (1 - lambda S), and by Little's law n = lambda o TPOT sequences decode at a time. Solved for TPOT:
+
+    rho = lambda (S + o beta)                     utilisation: the seconds of work that arrive per second
+    TPOT = alpha / (1 - rho)                      all share the step: processor sharing
+    wait = lambda E[S^2] / (2 (1 - lambda S))     prompts wait in line for each other: the Pollaczek-Khinchine formula
+    TTFT = wait + S + what remains of the step that runs, and the step that is planned already
+
+It holds until n reaches N: the slots, the sequences for which the cache has room, or the tokens from which on arithmetic bounds linear
+layers, whichever is smallest. There lies the knee; the queue grows without end beyond lambda = 1 / (S + o (beta + alpha / N)).
+
+These are the equations of whole prompts that run by themselves. A prompt that shares its step with decodes costs less than S, by up to
+alpha, because the weights are read anyway. Activations, launches and the host are not counted. So it is a floor.
+
+Sources: Kleinrock, "Queueing Systems", volume 1 (1975), section 5.6 (Pollaczek-Khinchine), and volume 2 (1976), section 4.4 (processor
+sharing); Little, "A Proof for the Queuing Formula L = lambda W", 1961; Yu et al., "Orca", OSDI 2022, section 3.2 (attention apart).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+
+from minllm.costs.stages import forward_stages, visible_pairs
+from minllm.models.config import ModelConfig
+from minllm.models.parts.terms import Sizes
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """A step's seconds as a function of its tokens, for one model on one machine. The counts are those of costs/stages.py."""
+
+    fixed_bytes: int  # the weights
+    token_bytes: int  # of the linear layers, for each token: its embedding, and its key and value written
+    token_flops: int
+    row_flops: int  # for each token that is sampled from: the head
+    read_bytes: int  # per key and value that attention reads, in one layer
+    pair_flops: int  # per query and key, in one layer
+    windows: tuple[int, ...]  # of each layer: the sliding window, 0 for none
+    bytes_per_s: float
+    flops_per_s: float
+
+    @classmethod
+    def of(cls, config: ModelConfig, bandwidth_tb_s: float, tflops: float, itemsize: int = 2, kv_itemsize: float = 2) -> "StepCosts":
+        """The costs of a model, read off its stages, which are linear in the numbers of tokens, rows, pairs and keys."""
+
+        def counts(tokens: int = 0, rows: int = 0, visible: int = 0, read: int = 0) -> tuple[int, int]:
+            stages = forward_stages(config, Sizes(tokens, rows, visible, read, itemsize, itemsize, kv_itemsize))
+            return sum(stage.weight_bytes + stage.kv_bytes for stage in stages), sum(stage.flops for stage in stages)
+
+        fixed = counts()[0]
+        token_bytes, token_flops = counts(tokens=1)
+        return cls(
+            fixed, token_bytes - fixed, token_flops, counts(rows=1)[1], counts(read=1)[0] - fixed, counts(visible=1)[1],
+            tuple(config.sliding_windows), bandwidth_tb_s * 1e12, tflops * 1e12,
+        )  # fmt: skip
+
+    def seconds(self, contexts: Iterable[float] = (), chunks: Iterable[tuple[int, int]] = (), num_sampled: int | None = None) -> float:
+        """The floor of a step.
+
+        contexts: for each decode, the keys that it sees, its own included. chunks: (start, length) of parts of prompts. num_sampled: the
+        tokens that are sampled from, by default those of the decodes and one per chunk.
+        """
+        contexts, chunks = list(contexts), list(chunks)
+        tokens = len(contexts) + sum(length for _, length in chunks)
+        rows = len(contexts) + len(chunks) if num_sampled is None else num_sampled
+        linear = self.linear_seconds(tokens, rows)
+        keys = sum(self._keys(context) for context in contexts)
+        return linear + self._attention_seconds(keys, keys) + self._attention_seconds(*self._prompt_keys(chunks))
+
+    def linear_seconds(self, tokens: float, rows: float) -> float:
+        """The floor of everything but attention: the weights once, or the arithmetic of all tokens."""
+        moved = (self.fixed_bytes + tokens * self.token_bytes) / self.bytes_per_s
+        return max(moved, (tokens * self.token_flops + rows * self.row_flops) / self.flops_per_s)
+
+    @property
+    def ridge(self) -> float:
+        """The decodes of a step from which on arithmetic bounds the linear layers."""
+        arithmetic = (self.token_flops + self.row_flops) / self.flops_per_s
+        return self.fixed_bytes / self.bytes_per_s / (arithmetic - self.token_bytes / self.bytes_per_s)
+
+    def _keys(self, context: float) -> float:
+        """Keys that a query with `context` keys before and at it sees, over all layers."""
+        if not any(self.windows):
+            return len(self.windows) * context
+        return sum(min(context, window) if window else context for window in self.windows)
+
+    def _prompt_keys(self, chunks: list[tuple[int, int]]) -> tuple[int, int]:
+        """(keys read, pairs of a query and a key) of prompts' chunks, over all layers."""
+        read = pairs = 0
+        for start, length in chunks:
+            end = start + length
+            read += len(self.windows) * end
+            pairs += sum(visible_pairs(end, window) - visible_pairs(start, window) for window in self.windows)
+        return read, pairs
+
+    def _attention_seconds(self, read: int, pairs: int) -> float:
+        return max(read * self.read_bytes / self.bytes_per_s, pairs * self.pair_flops / self.flops_per_s)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What requests ask of a server, by the module's equations; `prompts` and `outputs` are samples of their lengths, in tokens.
+
+    max_num_seqs: the most sequences that decode at a time: the slots, or those for which the cache has room. steps_ahead: steps that are
+    planned before the one that runs has ended, in which a request that arrives now has no part.
+    """
+
+    step: StepCosts
+    prompts: tuple[int, ...]
+    outputs: tuple[int, ...]
+    max_num_seqs: int = 256
+    steps_ahead: int = 1
+
+    @property
+    def output(self) -> float:
+        """o: mean tokens of an answer."""
+        return fmean(self.outputs)
+
+    @property
+    def context(self) -> float:
+        """Mean keys that a decode sees: the prompt, and the answer up to it. Long answers decode more often."""
+        return fmean(self.prompts) + fmean(tokens**2 for tokens in self.outputs) / (2 * self.output)
+
+    @property
+    def empty_step(self) -> float:
+        """alpha: seconds of a step that only reads the weights."""
+        return self.step.linear_seconds(0, 0)
+
+    @property
+    def per_decode(self) -> float:
+        """beta: seconds that each decode adds to a step while memory bounds it."""
+        return self.step.seconds([self.context]) - self.empty_step
+
+    @property
+    def prefill_seconds(self) -> float:
+        """S: mean seconds of a step that computes one prompt."""
+        return fmean(self._prefills)
+
+    @property
+    def most_decodes(self) -> float:
+        """N: where a step's time stops being shared: the slots, or the ridge."""
+        return min(self.max_num_seqs, self.step.ridge)
+
+    @property
+    def capacity(self) -> float:
+        """Requests per second that the server can bear."""
+        return 1 / (self.prefill_seconds + self.output * (self.per_decode + self.empty_step / self.most_decodes))
+
+    def utilisation(self, rate: float) -> float:
+        """rho: seconds of work that arrive per second. Reading the weights is not counted: all share it."""
+        return rate * (self.prefill_seconds + self.output * self.per_decode)
+
+    def tpot(self, rate: float) -> float:
+        """Mean seconds per output token at `rate` requests per second; inf beyond the knee."""
+        return self.empty_step / (1 - self.utilisation(rate)) if rate < self.capacity else inf
+
+    def num_running(self, rate: float) -> float:
+        """n: mean number of sequences that decode at a time, by Little's law; inf beyond the knee."""
+        return rate * self.output * self.tpot(rate)
+
+    def wait(self, rate: float) -> float:
+        """Mean seconds that a prompt waits for earlier prompts; inf beyond the knee."""
+        squares = fmean(seconds**2 for seconds in self._prefills)
+        return rate * squares / (2 * (1 - rate * self.prefill_seconds)) if rate < self.capacity else inf
+
+    def ttft(self, rate: float) -> float:
+        """Mean seconds to the first token: half a step, the steps planned ahead, the prompts before, and its own prompt."""
+        if rate >= self.capacity:
+            return inf
+        decode_step = self.empty_step + self.per_decode * self.num_running(rate)
+        return (0.5 + self.steps_ahead) * decode_step + self.wait(rate) + self.prefill_seconds
+
+    @property
+    def _prefills(self) -> list[float]:
+        return [self.step.seconds(chunks=[(0, tokens)]) for tokens in self.prompts]

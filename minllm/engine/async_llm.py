@@ -1,0 +1,156 @@
+"""AsyncLLM: generation for many callers at a time, in event loops and threads. Its interface is vLLM's."""
+
+import asyncio
+import functools
+import itertools
+import time
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from minllm.engine.chat_prompts import ChatOptions, chat_prompt
+from minllm.engine.llm import LLM
+from minllm.engine.llm_engine import EngineStats
+from minllm.engine.option_help import shows_options
+from minllm.engine.outputs import RequestOutput
+from minllm.engine.pipeline.output_stream import OutputStream
+from minllm.engine.pipeline.pipeline import Pipeline
+from minllm.engine.pipeline.request import PipelineRequest
+from minllm.engine.progress import Progress
+from minllm.engine.prompts import Prompt
+from minllm.engine.sampling_params import SamplingParams
+from minllm.errors import InvalidRequestError, shown
+
+
+@shows_options
+class AsyncLLM:
+    """A language model on this machine, for many requests that come and go. `options` and `progress` are those of LLM().
+
+        async with AsyncLLM() as llm:
+            async for output in llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text)
+
+    Requests run in a pipeline of three threads; several event loops and threads may use it. Raises what LLM() raises.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
+        self._llm = LLM(model, progress=progress, **options)
+        self._pipeline = Pipeline(self._llm.llm_engine)
+        self._numbers = itertools.count()
+        self._shutdown = weakref.finalize(self, self._pipeline.shutdown)  # also at the interpreter's exit
+
+    @property
+    def tokenizer(self):
+        """encode(text) -> list[int], decode(token_ids) -> str."""
+        return self._llm.tokenizer
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda"."""
+        return self._llm.device
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of prompt and output together."""
+        return self._llm.max_model_len
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request that names none: those of the model's generation_config.json."""
+        return self._llm.get_default_sampling_params()
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0,
+        deadline: float | None = None, cache_salt: str | None = None, final_only: bool = False,
+    ) -> AsyncIterator[RequestOutput]:  # fmt: skip
+        """Continues one prompt, and yields its output so far whenever there are new tokens; the last output is `finished`.
+
+        A reader that is slower than the model gets several tokens at a time. Leaving the loop or cancelling its task ends the request
+        before the next step. final_only: yield only the last output, which costs less. The other arguments and errors are those of
+        add_request, which this raises when the iteration begins.
+        """
+        stream = await self.add_request(
+            request_id, prompt, sampling_params, priority=priority, deadline=deadline, cache_salt=cache_salt, final_only=final_only
+        )
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    def chat(
+        self, messages: list[dict[str, Any]], sampling_params: SamplingParams | None = None, *, request_id: str | None = None,
+        chat_template: str | None = None, add_generation_prompt: bool = True, continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None, chat_template_kwargs: dict[str, Any] | None = None, **request: Any,
+    ) -> AsyncIterator[RequestOutput]:  # fmt: skip
+        """Like `generate`, for a conversation; the options of the template are those of LLM.chat, `request` holds those of generate."""
+        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        prompt = functools.partial(chat_prompt, messages, options, self.tokenizer, self.max_model_len)
+        return self.generate(prompt, sampling_params, request_id=request_id, **request)
+
+    async def add_request(
+        self, request_id: str | None, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,
+        deadline: float | None = None, cache_salt: str | None = None, final_only: bool = False,
+    ) -> OutputStream:  # fmt: skip
+        """Queue a request and return its outputs, an asynchronous iterator. Waits while the engine's queues are full.
+
+        request_id: None makes one. priority: lower runs earlier. deadline: seconds from now after which the request ends with
+        DeadlineError. An invalid prompt or parameter raises InvalidRequestError, and a prompt that can never fit OutOfMemoryError, from
+        the iterator. Raises EngineDeadError if the engine has ended.
+        """
+        if not (sampling_params is None or isinstance(sampling_params, SamplingParams)):
+            raise InvalidRequestError(f"{shown(sampling_params)} is not a SamplingParams: write SamplingParams(max_tokens=...).")
+        if not (request_id is None or isinstance(request_id, str)):
+            raise InvalidRequestError(f"request_id={shown(request_id)} is not allowed: it is a text, or None to have one made.")
+        pipeline, arrival_time = self._pipeline, time.perf_counter()
+        request_id = self._new_id() if request_id is None else request_id
+        stream = OutputStream(lambda: pipeline.moved.add([request]), lambda: pipeline.abort(request))
+        request = PipelineRequest(
+            request_id, prompt, sampling_params, stream, arrival_time, priority=priority,
+            deadline=deadline, cache_salt=cache_salt, final_only=final_only,
+        )  # fmt: skip
+        has_room = asyncio.Event()
+        if not pipeline.admit(request, functools.partial(_call_soon, stream.loop, has_room.set)):
+            try:
+                await has_room.wait()
+            except asyncio.CancelledError:
+                stream.close()
+                raise
+        return stream
+
+    async def abort(self, request_id: str) -> None:
+        """End a request before the next step; its reader gets a last output with finish_reason "abort". Unknown ids are ignored."""
+        request = self._pipeline.find(request_id)
+        if request is not None:
+            self._pipeline.abort(request)
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        self._pipeline.check_alive()
+        return self._llm.llm_engine.stats()
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError if the engine cannot serve any more."""
+        self._pipeline.check_alive()
+
+    def shutdown(self) -> None:
+        """End all requests, which get EngineDeadError, and free the model. Calling it again does nothing."""
+        self._shutdown()
+        self._llm.close()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    def _new_id(self) -> str:
+        return next(name for name in map(str, self._numbers) if self._pipeline.find(name) is None)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function) -> None:
+    """Call a function in an event loop, unless the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        return

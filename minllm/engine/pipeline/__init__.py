@@ -1,0 +1,1 @@
+"""Three stages on threads of their own: tokenise, compute, detokenise."""

@@ -1,0 +1,86 @@
+"""Stage 2: the engine's loop. This thread alone touches the scheduler, the cache and the device."""
+
+from collections import deque
+
+from minllm.engine.core import EngineCore
+from minllm.engine.pipeline.bounded_queue import BoundedQueue
+from minllm.engine.pipeline.distinct_queue import DistinctQueue
+from minllm.engine.pipeline.request import PipelineRequest
+from minllm.engine.requests.sequence import Sequence
+
+MOST_WAITING = 4096  # sequences in the scheduler's queue; further requests wait in the stages before
+
+
+class ComputeStage:
+    """Steps while there is work, takes new requests and aborts between steps, and sleeps otherwise."""
+
+    def __init__(self, core: EngineCore, inbox: BoundedQueue, moved: DistinctQueue):
+        self.core, self.inbox, self.moved = core, inbox, moved
+        self.is_closed = False
+        self._requests: dict[str, PipelineRequest] = {}  # those that were added and have not ended
+        self._aborts: deque[PipelineRequest] = deque()
+
+    def run(self) -> None:
+        """Work until `close`; then all requests are aborted."""
+        self.core.runner.machine.use_in_this_thread()
+        while not self.is_closed:
+            self._take_requests()
+            self._take_aborts()
+            if self.core.has_work and not self.is_closed:
+                self._report(self.core.step())
+        for request in self._requests.values():
+            self.core.abort(request.sequences)
+
+    def abort(self, request: PipelineRequest) -> None:
+        """End a request before the next step, or when it arrives here."""
+        request.is_aborted = True
+        self._aborts.append(request)
+        self.inbox.wake()
+
+    def close(self) -> None:
+        """Let `run` return after the present step."""
+        self.is_closed = True
+        self.inbox.close()
+
+    def _take_requests(self) -> None:
+        room = max(0, MOST_WAITING - self.core.scheduler.num_waiting)
+        for request in self.inbox.take(room, wait=not self.core.has_work):
+            if request.is_aborted:
+                self._end_unseen(request)
+                continue
+            try:
+                self.core.add(request.sequences[0])
+                self._requests[request.request_id] = request
+            except Exception as error:  # noqa: BLE001 - a request that can never fit, for example; the others go on
+                request.error = error
+                self.moved.add([request])
+
+    def _take_aborts(self) -> None:
+        """End aborted requests. Those that are not here yet are ended when they arrive; those that have ended are left alone."""
+        while self._aborts:
+            request = self._aborts.popleft()
+            if self._requests.get(request.request_id) is request:
+                del self._requests[request.request_id]
+                self.core.abort(request.sequences)
+                self.moved.add([request])
+
+    def _end_unseen(self, request: PipelineRequest) -> None:
+        """End a request that was aborted before the scheduler saw it."""
+        for sequence in request.sequences:
+            sequence.abort()
+        self.moved.add([request])
+
+    def _report(self, moved: list[Sequence]) -> None:
+        """Tell the next stage which requests have new tokens that are read, or have ended."""
+        requests: dict[PipelineRequest, None] = {}
+        for sequence in moved:
+            request = self._requests.get(sequence.request_id)
+            if request is None:  # it was aborted
+                continue
+            if sequence.finish_reason is not None and request.is_finished:
+                del self._requests[sequence.request_id]
+            elif request.final_only:
+                continue
+            requests[request] = None
+        if requests:
+            self.moved.add(requests)

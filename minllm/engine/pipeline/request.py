@@ -1,0 +1,69 @@
+"""A request on its way through the pipeline, and who reads its outputs."""
+
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.sampling_params import SamplingParams
+
+Result = RequestOutput | Exception  # an exception if there is no output: the request was refused, or its text cannot be made
+
+
+class Reader(Protocol):
+    """Reads the outputs of one request."""
+
+    loop: AbstractEventLoop | None  # where `receive` is called; None for any thread
+
+    def wants(self, is_last: bool) -> bool:
+        """Whether it is given the request's present output; True for the last one."""
+
+    def receive(self, result: Result) -> None:
+        """Take the request's newest output, or the error that ends it."""
+
+
+@dataclass(eq=False)
+class PipelineRequest:
+    """What was asked for, and its sequences once they are made.
+
+    prompt: a prompt, or a function that makes one in the first stage. deadline: seconds from arrival_time, which is time.perf_counter's.
+    final_only: outputs before the last one are not read.
+    """
+
+    request_id: str
+    prompt: Any
+    params: SamplingParams | None
+    reader: Reader
+    arrival_time: float
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str | None = None
+    final_only: bool = False
+    sequences: list[Sequence] | None = None
+    error: Exception | None = None  # why it ended before it had sequences, or without a text
+    is_aborted: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more tokens will come."""
+        if self.error is not None or self.sequences is None:
+            return self.error is not None or self.is_aborted
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def result(self) -> Result:
+        """The output so far, or the error that ended the request."""
+        if self.error is not None:
+            return self.error
+        return self._output_without_tokens() if self.sequences is None else output_of(self.sequences)
+
+    def _output_without_tokens(self) -> RequestOutput:
+        """The output of a request that was aborted before its prompt was tokenised."""
+        prompt = self.prompt if isinstance(self.prompt, str) else None
+        completion = CompletionOutput(0, "", [], None, None, "abort", None)
+        return RequestOutput(self.request_id, prompt, [], [completion], True, RequestMetrics(0, 0, None, 0.0, None))
+
+
+Abort = Callable[[PipelineRequest], None]

@@ -1,0 +1,487 @@
+"""AsyncLLM: the same texts as LLM, whoever comes, goes, throws or reads slowly; and nothing ever hangs."""
+
+import asyncio
+import gc
+import random
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+from minllm import LLM, AsyncLLM, SamplingParams
+from minllm.errors import DeadlineError, EngineDeadError, InvalidRequestError, OutOfMemoryError
+from tests.engine.models import model_directory
+
+TIMEOUT = 60  # seconds; a test takes less than one
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+LONG = SamplingParams(temperature=0.0, max_tokens=200)
+PROMPTS = ["def f(x):", "import functools\n\ndef", "class A", [5, 6, 7], {"prompt": "return"}, {"prompt_token_ids": [1, 2]}]
+
+
+def run(coroutine):
+    """Run a coroutine; a hang is an error."""
+    return asyncio.run(asyncio.wait_for(coroutine, TIMEOUT))
+
+
+@pytest.fixture
+def engine():
+    """An AsyncLLM that leaves nothing behind: no thread, no block."""
+    llm = AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=4)
+    policy, threads = llm._llm.engine.cache_policy, llm._pipeline._threads
+    yield llm
+    llm.shutdown()
+    assert not any(thread.is_alive() for thread in threads) and policy.usage().allocated == 0
+
+
+async def last(outputs):
+    """The last output, after checks of those before it."""
+    before = None
+    async for output in outputs:
+        if before is not None:
+            assert not before.finished and output.outputs[0].token_ids[: len(before.outputs[0].token_ids)] == before.outputs[0].token_ids
+            assert output.outputs[0].text.startswith(before.outputs[0].text)
+        before = output
+    assert before.finished
+    return before
+
+
+def completions(output):
+    """What does not depend on what else is in the batch, as the last bits of log-probabilities do."""
+    return [(one.index, one.text, one.token_ids, one.finish_reason, one.stop_reason) for one in output.outputs]
+
+
+async def is_idle(engine):
+    """Wait until nothing runs."""
+    while engine.stats().num_running or engine.stats().num_waiting or engine._pipeline._requests:
+        await asyncio.sleep(0.001)
+
+
+def slow_down(engine, seconds=0.01):
+    """Let every step take this long at least."""
+    core = engine._llm.llm_engine.core
+    step = core.step
+    core.step = lambda: (time.sleep(seconds), step())[1]
+
+
+def test_texts_are_those_of_llm(engine, llm):
+    sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=20, n=2, logprobs=2)
+    stopped = SamplingParams(temperature=1.0, seed=5, max_tokens=40, stop=["e", " ("], prompt_logprobs=1)
+
+    async def texts(params):
+        return await asyncio.gather(*[last(engine.generate(prompt, params)) for prompt in PROMPTS])
+
+    for params in (GREEDY, sampled, stopped, None):
+        for found, expected in zip(run(texts(params)), llm.generate(PROMPTS, params), strict=True):
+            assert completions(found) == completions(expected) and found.prompt == expected.prompt
+            assert found.prompt_token_ids == expected.prompt_token_ids
+            assert [len(one.logprobs or ()) for one in found.outputs] == [len(one.logprobs or ()) for one in expected.outputs]
+            assert len(found.prompt_logprobs or ()) == len(expected.prompt_logprobs or ())
+
+
+def test_unseeded_requests_are_reproducible(engine, llm):
+    """Requests are numbered in their order, as in LLM, although stages overlap."""
+    params = SamplingParams(temperature=1.0, max_tokens=8)
+
+    async def texts():
+        streams = [await engine.add_request(None, prompt, params) for prompt in PROMPTS]
+        return [await last(stream) for stream in streams]
+
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=4) as fresh:
+        assert [completions(output) for output in run(texts())] == [completions(output) for output in fresh.generate(PROMPTS, params)]
+
+
+def test_final_only(engine):
+    async def outputs():
+        return [output async for output in engine.generate("def", GREEDY, final_only=True)]
+
+    [output] = run(outputs())
+    assert output.finished and len(output.outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ("", GREEDY, InvalidRequestError, "empty string"),
+        ([10**9], GREEDY, InvalidRequestError, "outside the vocabulary"),
+        ("def", SamplingParams(stop_token_ids=[10**9]), InvalidRequestError, "stop_token_ids"),
+        ("def", "greedy", InvalidRequestError, "is not a SamplingParams"),
+        ([5] * 300, GREEDY, InvalidRequestError, "max_model_len"),
+    ],
+)
+def test_an_invalid_request_is_told_its_caller_alone(engine, prompt, params, error, message):
+    async def both():
+        good = asyncio.create_task(last(engine.generate("def", GREEDY)))
+        with pytest.raises(error, match=message):
+            await last(engine.generate(prompt, params))
+        return await good
+
+    assert run(both()).outputs[0].finish_reason == "length"
+
+
+BAD_OPTIONS = [dict(priority="high"), dict(deadline=-1), dict(deadline="soon"), dict(request_id=7), dict(cache_salt=1)]
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS)
+def test_invalid_options(engine, options):
+    async def generate():
+        with pytest.raises(InvalidRequestError, match=next(iter(options))):
+            await last(engine.generate("def", GREEDY, **options))
+        await is_idle(engine)
+        await last(engine.generate("def", GREEDY))
+
+    run(generate())
+
+
+def test_a_request_that_the_scheduler_refuses(engine):
+    core = engine._llm.llm_engine.core
+    add = core.add
+
+    def refuse(sequence):
+        core.add = add
+        raise OutOfMemoryError("it can never fit")
+
+    async def generate():
+        core.add = refuse
+        with pytest.raises(OutOfMemoryError, match="never fit"):
+            await last(engine.generate("def", GREEDY))
+        await last(engine.generate("def", GREEDY))
+
+    run(generate())
+
+
+def test_request_ids(engine):
+    async def generate():
+        stream = await engine.add_request("a", "def", LONG)
+        with pytest.raises(InvalidRequestError, match="request_id='a' is running already"):
+            await engine.add_request("a", "def", LONG)
+        assert (await anext(stream)).request_id == "a"
+        await engine.abort("a")
+        assert (await last(stream)).outputs[0].finish_reason == "abort"
+        await engine.abort("a")  # unknown ids are ignored
+        assert (await last(engine.generate("def", GREEDY, request_id="a"))).request_id == "a"
+
+    run(generate())
+
+
+def test_cancelling_ends_the_request_within_a_step(engine):
+    async def generate():
+        task = asyncio.create_task(last(engine.generate("def", LONG)))
+        while not engine.stats().num_running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        steps = engine.stats().num_steps
+        await is_idle(engine)
+        assert engine.stats().num_steps <= steps + 2  # one may be under way, and one launched ahead
+        async for _ in engine.generate("def", LONG):
+            break
+        await is_idle(engine)
+
+    run(generate())
+
+
+def test_abort_anywhere(engine):
+    """Requests are aborted while their prompts wait, are tokenised, wait for the scheduler, and run."""
+    slow_down(engine)
+
+    async def generate():
+        streams = [await engine.add_request(str(i), "def " * 20, LONG) for i in range(12)]
+        for delay in (0, 0, 0.01, 0.03):
+            await asyncio.sleep(delay)
+            for i in range(int(delay * 100), 12, 4):
+                await engine.abort(str(i))
+        outputs = await asyncio.gather(*[last(stream) for stream in streams[:2]])
+        assert all(output.outputs[0].finish_reason == "abort" for output in outputs)
+        for i in range(12):
+            await engine.abort(str(i))
+        await is_idle(engine)
+
+    run(generate())
+
+
+def test_a_deadline(engine):
+    slow_down(engine, 0.02)
+
+    async def generate():
+        outputs = []
+        with pytest.raises(DeadlineError):
+            async for output in engine.generate("def", LONG, deadline=0.1):
+                outputs.append(output)
+        assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "error"
+
+    run(generate())
+
+
+def test_priorities(engine):
+    slow_down(engine)
+
+    async def generate():
+        ended = []
+
+        async def one(name, **options):
+            await last(engine.generate("def", GREEDY, **options))
+            ended.append(name)
+
+        before = [asyncio.create_task(one("before")) for _ in range(4)]
+        while engine.stats().num_running < 4:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*before, *[one("low") for _ in range(8)], *[one("high", priority=-1) for _ in range(4)])
+        assert ended[4:8] == ["high"] * 4
+
+    run(generate())
+
+
+def test_a_slow_reader_gets_several_tokens_at_a_time_and_stalls_nobody(engine):
+    async def generate():
+        slow = await engine.add_request("slow", "def", LONG)
+        first = await anext(slow)
+        quick = [output async for output in engine.generate("class", LONG)]
+        assert len(quick) > 20
+        while engine.stats().num_running:
+            await asyncio.sleep(0.001)
+        rest = [output async for output in slow]
+        assert len(rest) <= 2 and len(first.outputs[0].token_ids) < 200 == len(rest[-1].outputs[0].token_ids)
+
+    run(generate())
+
+
+def test_a_full_queue_makes_callers_wait(engine):
+    """Callers beyond the queues' limits wait, keep their order, and may give up."""
+    slow_down(engine)
+    engine._pipeline.prompts.limit = 2
+    engine._pipeline.compute.inbox.limit = 1
+
+    async def generate():
+        tasks = [asyncio.create_task(last(engine.generate("def", GREEDY, request_id=str(i), final_only=True))) for i in range(40)]
+        await asyncio.sleep(0.05)
+        for task in tasks[::3]:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) == (i % 3 == 0) for i, one in enumerate(found))
+        await is_idle(engine)
+
+    run(generate())
+
+
+class BadTokenizer:
+    """Fails for one prompt, and for one request's text."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text, add_special_tokens=True):
+        if text == "bad":
+            raise RuntimeError("no tokens")
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def incremental_decoder(self, prompt_token_ids=(), skip_special_tokens=True):
+        if list(prompt_token_ids) == [7, 7]:
+            return BadDecoder()
+        return self._tokenizer.incremental_decoder(prompt_token_ids, skip_special_tokens)
+
+
+class BadDecoder:
+    """Decodes nothing."""
+
+    def push(self, token_id):
+        raise UnicodeError("no text")
+
+    def push_all(self, token_ids):
+        raise UnicodeError("no text")
+
+    def finish(self):
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error"),
+    [
+        ("bad", GREEDY, RuntimeError),
+        ([7, 7], GREEDY, UnicodeError),
+        ([7, 7], SamplingParams(temperature=0.0, max_tokens=12, stop="xyz"), UnicodeError),
+    ],
+)
+def test_an_error_of_the_tokenizer_ends_its_request_alone(engine, prompt, params, error):
+    inner = engine._llm.engine
+    inner.tokenizer = BadTokenizer(inner.tokenizer)
+
+    async def both():
+        good = asyncio.create_task(last(engine.generate("def", GREEDY)))
+        with pytest.raises(error):
+            await last(engine.generate(prompt, params))
+        await is_idle(engine)
+        return await good
+
+    assert run(both()).outputs[0].finish_reason == "length"
+
+
+def test_a_step_that_throws_ends_its_requests(engine):
+    runner = engine._llm.engine.runner
+    execute = runner.execute
+
+    async def generate():
+        task = asyncio.create_task(last(engine.generate("def", LONG)))
+        while not engine.stats().num_running:
+            await asyncio.sleep(0.001)
+
+        def fail(step):
+            runner.execute = execute
+            raise RuntimeError("the step failed")
+
+        runner.execute = fail
+        with pytest.raises(RuntimeError, match="the step failed"):
+            await task
+        await last(engine.generate("def", GREEDY))
+
+    run(generate())
+
+
+@pytest.mark.parametrize("stage", ["tokenise", "compute", "detokenise"])
+def test_a_thread_that_dies_tells_everybody(engine, stage, monkeypatch):
+    slow_down(engine)
+
+    async def generate():
+        tasks = [asyncio.create_task(last(engine.generate("def", LONG))) for _ in range(8)]
+        while not engine.stats().num_running:
+            await asyncio.sleep(0.001)
+
+        def die(*_):
+            raise MemoryError("the thread died")
+
+        name = {"tokenise": "_tokenise", "compute": "_report", "detokenise": "_forget"}[stage]
+        setattr(getattr(engine._pipeline, stage), name, die)
+        tasks.append(asyncio.create_task(last(engine.generate("def", SamplingParams(max_tokens=1)))))
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, EngineDeadError) and isinstance(found.__cause__, MemoryError)
+        with pytest.raises(EngineDeadError, match="MemoryError: the thread died"):
+            await last(engine.generate("def", GREEDY))
+        with pytest.raises(EngineDeadError):
+            engine.stats()
+
+    run(generate())
+
+
+def test_shutdown_ends_everybody(engine):
+    slow_down(engine)
+
+    async def generate():
+        engine._pipeline.prompts.limit = 2
+        tasks = [asyncio.create_task(last(engine.generate("def", LONG))) for _ in range(12)]
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(engine.shutdown)
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, EngineDeadError)
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await last(engine.generate("def", GREEDY))
+
+    run(generate())
+    engine.shutdown()
+
+
+def test_chat(tmp_path):
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "write a loop"}]
+
+    async def chat():
+        async with AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2) as engine:
+            output = await last(engine.chat(messages, GREEDY, chat_template=template, request_id="chat"))
+            assert output.prompt == "<user>write a loop" and output.request_id == "chat"
+            with pytest.raises(InvalidRequestError, match="no chat template"):
+                await last(engine.chat(messages, GREEDY))
+            plain = await last(engine.generate({"prompt_token_ids": output.prompt_token_ids}, GREEDY))
+            assert completions(plain) == completions(output)
+
+    run(chat())
+
+
+def test_several_event_loops(engine, llm):
+    """Each loop in a thread of its own; one is closed with requests under way."""
+    expected = completions(llm.generate("def f(x):", GREEDY)[0])
+    found = []
+
+    def in_thread(leaves):
+        async def generate():
+            if leaves:
+                await engine.add_request(None, "def f(x):", LONG)
+            else:
+                outputs = await asyncio.gather(*[last(engine.generate("def f(x):", GREEDY)) for _ in range(6)])
+                found.extend(completions(output) for output in outputs)
+
+        run(generate())
+
+    threads = [threading.Thread(target=in_thread, args=(leaves,), daemon=True) for leaves in (False, True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert found == [expected] * 12
+    run(is_idle(engine))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_soak(engine, llm, seed):
+    """Many requests that are cancelled, aborted or left at random; those that are not get the text that they get alone."""
+    generator = random.Random(seed)
+    params = [GREEDY, SamplingParams(temperature=1.0, seed=1, max_tokens=30, n=2), SamplingParams(seed=2, stop="e", max_tokens=40), None]
+    expected = {(i, j): completions(llm.generate(PROMPTS[i], params[j])[0]) for i in range(len(PROMPTS)) for j in range(len(params))}
+
+    async def client(number):
+        await asyncio.sleep(generator.random() * 0.2)
+        i, j, fate = generator.randrange(len(PROMPTS)), generator.randrange(len(params)), generator.random()
+        options = dict(request_id=f"client {number}", priority=generator.randrange(3), final_only=generator.random() < 0.3)
+        if fate < 0.15:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(last(engine.generate(PROMPTS[i], LONG, **options)), generator.random() * 0.05)
+        elif fate < 0.3:
+            async for _ in engine.generate(PROMPTS[i], LONG, **options):
+                if generator.random() < 0.2:
+                    break
+        elif fate < 0.4:
+            stream = await engine.add_request(prompt=PROMPTS[i], sampling_params=LONG, **options)
+            await asyncio.sleep(generator.random() * 0.02)
+            await engine.abort(options["request_id"])
+            assert (await last(stream)).outputs[0].finish_reason == "abort"
+        elif fate < 0.5:
+            with pytest.raises(InvalidRequestError):
+                await last(engine.generate([-1], params[j], **options))
+        else:
+            assert completions(await last(engine.generate(PROMPTS[i], params[j], **options))) == expected[i, j]
+
+    async def generate():
+        await asyncio.gather(*[client(number) for number in range(60)])
+        await is_idle(engine)
+
+    run(generate())
+
+
+def test_a_dropped_engine_ends_its_threads():
+    engine = AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2)
+    threads, alive = engine._pipeline._threads, weakref.ref(engine)
+    del engine
+    gc.collect()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert alive() is None and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("ending", ["", "raise KeyboardInterrupt"])
+def test_the_interpreter_ends_with_requests_under_way(ending):
+    script = f"""
+import asyncio
+from minllm import AsyncLLM, SamplingParams
+llm = AsyncLLM({str(model_directory("llama3"))!r}, device="cpu", max_model_len=256, max_num_seqs=2)
+async def main():
+    stream = await llm.add_request("a", "def", SamplingParams(max_tokens=250, ignore_eos=True))
+    await anext(stream)
+    {ending}
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (ended.returncode == 0) == (not ending) and ("Traceback" not in ended.stderr or "KeyboardInterrupt" in ended.stderr)
