@@ -64,12 +64,13 @@ def transformers_greedy(family: str, token_ids: list[int], new_tokens: int, stop
 def transformers_beams(
     family: str, token_ids: list[int], width: int, new_tokens: int, stop_id: int | None = None, **options
 ) -> list[list[int]]:  # fmt: skip
-    """The sequences of transformers' beam search, with the prompt, best first; token 1002 pads them and does not count."""
+    """The sequences of transformers' beam search, with the prompt, best first."""
     import torch
 
     with torch.no_grad():
         out = transformers_model(family).generate(
             torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False, num_beams=width,
-            num_return_sequences=width, max_new_tokens=new_tokens, eos_token_id=stop_id, pad_token_id=1002, **options,
+            num_return_sequences=width, max_new_tokens=new_tokens, eos_token_id=stop_id, pad_token_id=0, **options,
         )  # fmt: skip
-    return [[token_id for token_id in row if token_id != 1002] for row in out.tolist()]
+    found = [row[len(token_ids) :] for row in out.tolist()]
+    return [token_ids + (row[: row.index(stop_id) + 1] if stop_id in row else row) for row in found]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 import transformers
 
 from minllm import LLM, BeamSearchParams, SamplingParams
+from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
+from minllm.engine.scheduling.policies import POLICIES
 from minllm.errors import InvalidRequestError, OutOfMemoryError
 from tests.engine.checks import check_beam_search_equals_transformers
 from tests.engine.models import byte_level_tokenizer, model_directory, transformers_beams
@@ -225,6 +228,37 @@ def test_little_memory_changes_no_token(llm, monkeypatch, options, preemption, a
         assert other.llm_engine.stats().num_preemptions > 0
         other.engine.cache_policy.check()
         assert other.engine.cache_policy.usage().allocated == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_traffic(llm, monkeypatch, seed):
+    """Searches that come while others run, one of which may be aborted, in a small cache of a random kind, under a random policy."""
+    draw = random.Random(seed)
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", draw.choice([480_000, 620_000, 900_000]))
+    options = dict(draw.choice([one for name, one in CACHES.items() if name != "virtual"]), preemption=draw.choice(["recompute", "swap"]))
+    options |= dict(max_num_seqs=draw.choice([1, 3, 8]), max_num_batched_tokens=draw.choice([5, 2048]))
+    options |= dict(scheduling_policy=draw.choice(list(POLICIES)), length_prediction=draw.choice(list(LENGTH_PREDICTIONS)))
+    given = [(prompt(draw.randint(1, 30), seed), BeamSearchParams(draw.randint(1, 5), draw.randint(1, 28))) for _ in range(4)]
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=60, **options) as other:
+        monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", draw.choice([0, 1]))
+        core, searches = other.llm_engine.core, [other._requests(*one, kind=BeamSearchParams)[0] for one in given]
+        arrivals, aborted = [draw.randint(0, 20) for _ in searches], draw.choice([None, None, *searches])
+        for number in range(4000):
+            for beams, arrival in zip(searches, arrivals, strict=True):
+                if arrival == number:
+                    core.add(beams[0])
+            if number == 25 and aborted is not None:
+                core.abort(aborted[-1:])
+            if number > 25 and not core.has_work:
+                break
+            core.step()
+            other.engine.cache_policy.check()
+        assert not core.has_work and other.engine.cache_policy.usage().allocated == 0
+        for beams, one in zip(searches, given, strict=True):
+            if beams[0].finish_reason == "abort":
+                assert beams is aborted
+            else:
+                assert tokens_of([beams[0].search.output(other.tokenizer)]) == tokens_of(llm.beam_search(*one))
 
 
 def test_a_dropped_beam_ends_its_search(monkeypatch):
