@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,16 +113,19 @@ class LLMEngine:
             num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
         )  # fmt: skip
 
-    def make_requests(self, given: list[tuple[PromptTokens, SamplingParams, str]], request_id: str | None = None) -> list[list[Sequence]]:
+    def make_requests(
+        self, given: list[tuple[PromptTokens, Any, str]], request_id: str | None = None, make: Callable = make_sequences
+    ) -> list[list[Sequence]]:
         """The sequences of each request, (prompt, parameters, salt), all checked and none queued. The ids are numbers unless one is given.
 
+        make: makes the sequences of one request; for BeamSearchParams it is make_beams.
         Raises InvalidRequestError or OutOfMemoryError, and then the seeds of later requests are unchanged.
         """
         requests = []
         for index, one in enumerate(given):
             number = self._num_requests + index
             with naming_the_prompt(index, len(given)):
-                requests.append(make_sequences(self.engine, request_id or str(number), number, *one, self.seed))
+                requests.append(make(self.engine, request_id or str(number), number, *one, self.seed))
             self.core.scheduler.memory.check_fits(requests[-1][0])
         self._num_requests += len(requests)
         return requests

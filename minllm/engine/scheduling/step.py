@@ -33,6 +33,7 @@ class Step:
     entered: list[Sequence] = field(default_factory=list)  # their slots are written anew
     grown: list[Sequence] = field(default_factory=list)  # their block tables have changed
     copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (source, destination) that are copied before the forward
+    forks: list[tuple[int, int]] = field(default_factory=list)  # slots (source, destination): sequences that part before this step
     preempts: bool = False  # sequences lost their memory to this step, so that none may enter it
 
     @property
