@@ -49,10 +49,12 @@ budgets = {"static": 4096, "in_flight": 4096, "prefill_first": 4096, "split_fuse
 
 def drawn(policy, budget):
     """A span per request and step: prompts in colour 1, decodes in colour 0."""
-    _, steps = simulate(costs, trace, policy, max_num_batched_tokens=budget, steps_ahead=0)
+    _, steps = simulate(
+        costs, trace, policy, max_num_batched_tokens=budget, steps_ahead=0
+    )
     return [
-        Span(f"{policy} {'ABCD'[int(span.request_id)]}", 1e3 * step.begin, 1e3 * step.end,
-             colour=0 if span.decodes else 1)
+        Span(f"{policy} {'ABCD'[int(span.request_id)]}", 1e3 * step.begin,
+             1e3 * step.end, colour=0 if span.decodes else 1)
         for step in steps for span in step.spans
     ]  # fmt: skip
 
@@ -89,7 +91,9 @@ timeline(
 # %%
 from minllm.course import Prediction
 
-guess = Prediction(token_at_half_load=2, static_first_token=3, never_preempting_percent=15)
+guess = Prediction(
+    token_at_half_load=2, static_first_token=3, never_preempting_percent=15
+)
 guess
 
 # %% [markdown]
@@ -132,9 +136,11 @@ PROMPTS, OUTPUTS = Lengths((64, 256, 512, 1024)), Lengths((16, 240), is_range=Tr
 requests = Workload(300, PROMPTS, OUTPUTS).requests()
 lengths = [(len(one.prompt), one.output_len) for one in requests]
 load = Load(costs, *zip(*lengths))  # prompts, outputs
-print(f"alpha {1e3 * load.empty_step:.2f} ms, beta {1e6 * load.per_decode:.1f} µs per sequence")
+print(f"alpha {1e3 * load.empty_step:.2f} ms, beta {1e6 * load.per_decode:.1f} µs")
 print(f"S {1e3 * load.prefill_seconds:.1f} ms, N {load.most_decodes:.0f} sequences")
-print(f"the knee: {load.capacity:.0f} requests/s, {load.capacity * load.output:,.0f} tokens/s")
+print(
+    f"knee {load.capacity:.0f} requests/s, {load.capacity * load.output:,.0f} tokens/s"
+)
 
 # %% [markdown]
 # ## The scheduler
@@ -157,8 +163,8 @@ show_source(
     notes={
         "budget = max(1": "Decodes come first. At least one token is left for prompts.",
         "for sequence in": "A prompt that has begun is finished before another begins.",
-        "too_long =": "Whole prompts, for in-flight batching: this one waits, and all behind it.",
-        "self._enter": "A slot, and blocks for the whole prompt. First come, first served.",
+        "too_long =": "For in-flight batching: a whole prompt waits, and all behind.",
+        "self._enter": "A slot, and blocks for the prompt. First come, first served.",
     },
 )
 
@@ -171,6 +177,7 @@ show_source(
 #
 # 300 requests arrive at random, at each rate under each policy. The law knows nothing of the
 # simulation.
+
 
 # %%
 def served(policy, share, wanted=requests, **options):
@@ -192,12 +199,13 @@ from minllm.course import curves
 
 def under_load(metric, equation, title, **options):
     """The mean of a metric at each load, beside the law."""
-    lines = {"the law": [(share, 1e3 * equation(share * load.capacity)) for share in below]}
+    law = [(share, 1e3 * equation(share * load.capacity)) for share in below]
+    lines = {"the law": law}
     for name in shown:
         means = [getattr(one, metric).mean for one in found[name]]
         lines[name] = list(zip(shares, means))
-    caption = "Simulated: the 8B shape on an H200; the law is computed by minllm.costs.Load."
     labels = "offered load, as a share of the knee's", f"mean {metric.upper()}, ms", title
+    caption = "Simulated: the 8B shape on an H200; the law is computed by minllm.costs"
     return curves(lines, *labels, caption=caption, **options)
 
 
@@ -237,7 +245,8 @@ for size, one in zip(sizes, dial):
         f"TTFT p99 {one.ttft.p99:6,.0f} ms, {one.output_throughput:,.0f} tokens/s"
     )
 print(f"whole prompts, 4096: {blocked.output_throughput:,.0f} tokens/s")
-assert dial[1].itl.p99 < 0.15 * dial[-1].itl.p99 and dial[1].ttft.p99 < 2 * dial[-1].ttft.p99
+assert dial[1].itl.p99 < 0.15 * dial[-1].itl.p99
+assert dial[1].ttft.p99 < 2 * dial[-1].ttft.p99
 assert dial[1].output_throughput > 0.98 * dial[-1].output_throughput
 assert blocked.output_throughput < 0.6 * dial[-1].output_throughput
 
@@ -261,7 +270,10 @@ from minllm.costs.swap import SwapRates, recompute_ms, swap_ms
 host_rates = SwapRates(50, *rates)  # 50 GB/s over PCIe 5, one way
 config = named_config("llama-3.1-8b")
 for tokens in (100, 1000, 8000):
-    back, again = swap_ms(config, tokens, host_rates), recompute_ms(config, tokens, host_rates)
+    back, again = (
+        swap_ms(config, tokens, host_rates),
+        recompute_ms(config, tokens, host_rates),
+    )
     print(f"{tokens:5} tokens: swap {back:5.1f} ms, recompute {again:6.1f} ms")
 
 # %%
@@ -282,14 +294,13 @@ for name, one in full.items():
         f"{name:14} {one.output_throughput:6,.0f} tokens/s, at most {one.max_running} "
         f"together, {one.num_preemptions} preemptions, {one.failed} failed"
     )
-limit, recompute = (full[name].output_throughput for name in ("keep the limit", "recompute"))
-gain = 100 * (limit / recompute - 1)
+kept, again = (full[name].output_throughput for name in ("keep the limit", "recompute"))
+gain = 100 * (kept / again - 1)
 assert full["keep the limit"].num_preemptions == 0 and gain < -10
 
 # %%
-guess.against(
-    token_at_half_load=token_ratio, static_first_token=static_ratio, never_preempting_percent=gain
-)
+guess.against(token_at_half_load=token_ratio, static_first_token=static_ratio,
+              never_preempting_percent=gain)  # fmt: skip
 
 # %% [markdown]
 # Never preempting is *slower*. Room that is kept for answers which end early is a smaller batch, in
@@ -304,30 +315,30 @@ from minllm.course import recorded
 from minllm.errors import LessonError
 
 
-def measured(benchmark, model):
-    """Recorded rows of a model under load; none as long as the record has none."""
+def measured(benchmark, case, variant=None):
+    """The first recorded row; None as long as the record has none."""
     try:
-        return recorded(benchmark, model)
+        return recorded(benchmark, case, variant)[0]
     except LessonError:
-        return []
+        return None
 
 
 for model in ("llama-3.1-8b", "llama-3.2-1b"):
-    own = StepCosts.of(named_config(model), *rates)
-    wanted = REQUEST_LISTS["mixed-prompts"].requests()
-    floor = calculate_metrics(simulate(own, wanted)[0]).output_throughput
-    print(f"{model}, 256 requests at once, 128 new: simulated {floor:,.0f} output tokens/s")
-    rows = measured("serving throughput", model)
-    for row in rows:
-        share = f", {100 * row.value / floor:.0f} % of it" if "mixed-prompts" in row.case else ""
-        print(f"  {row.value:,.0f} {row.unit}{share}: {row.case}, {row.variant} ({row.label})")
-    if not rows:
-        print("  nothing is recorded on a GPU yet: all figures of this page are simulated")
+    wanted = REQUEST_LISTS["mixed-prompts"].requests()  # 256 at once, 128 new each
+    run, _ = simulate(StepCosts.of(named_config(model), *rates), wanted)
+    floor = calculate_metrics(run).output_throughput
+    row = measured("serving throughput", f"{model} (random weights), mixed-prompts")
+    told = row and f"measured {100 * row.value / floor:.0f} % of it: {row}"
+    print(f"{model}: simulated {floor:,.0f} output tokens/s; {told or 'not recorded'}")
+for policy in shown:
+    row = measured("serving ITL p99", "llama-3.1-8b", policy)
+    at_half = f"simulated {found[policy][half].itl.p99:.1f} ms at half load"
+    print(f"ITL p99, {policy}: {at_half}; {row or 'not recorded'}")
 
 # %% [markdown]
-# A simulated figure is an upper bound: launches, activations and the host take no time in it. The
-# smaller the model, the more they weigh. `minllm bench serve MODEL --compare-policies` measures the
-# policies on your machine, with the same driver and the same arrivals.
+# "Not recorded" means that the record of the GPU has no such row yet. A simulated rate is an upper
+# bound: launches, activations and the host take no time in it. The smaller the model, the more they
+# weigh. `minllm bench serve MODEL --compare-policies` measures your machine.
 #
 # ## Exercises
 
