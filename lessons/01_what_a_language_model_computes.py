@@ -144,6 +144,9 @@ from minllm.models import decoder
 
 show_source(decoder.forward)
 
+# %% tags=["hide-input"]
+show_source(decoder.hidden_states)
+
 # %%
 logits = llm.logits(token_ids)  # [T, vocabulary], float32
 print("logits", logits.shape)

@@ -12,17 +12,21 @@ if TYPE_CHECKING:
     from minllm import errors
     from minllm.engine.async_llm import AsyncLLM
     from minllm.engine.beam_search_params import BeamSearchParams
+    from minllm.engine.contrastive_search import ContrastiveSearchParams
     from minllm.engine.llm import LLM
     from minllm.engine.llm_engine import LLMEngine
-    from minllm.engine.outputs import CompletionOutput, RequestOutput
+    from minllm.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
     from minllm.engine.prompts import TextPrompt, TokensPrompt
     from minllm.engine.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
+    "ContrastiveSearchParams",
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
@@ -35,8 +39,11 @@ __all__ = [
 _HOMES = {
     "LLM": "minllm.engine.llm",
     "AsyncLLM": "minllm.engine.async_llm",
+    "BeamSearchOutput": "minllm.engine.outputs",
     "BeamSearchParams": "minllm.engine.beam_search_params",
+    "BeamSearchSequence": "minllm.engine.outputs",
     "CompletionOutput": "minllm.engine.outputs",
+    "ContrastiveSearchParams": "minllm.engine.contrastive_search",
     "LLMEngine": "minllm.engine.llm_engine",
     "RequestOutput": "minllm.engine.outputs",
     "SamplingParams": "minllm.engine.sampling_params",

@@ -99,10 +99,11 @@ class KVCache:
                 ops.copy_blocks_of_layers(array, pairs)
 
     def copy_rings(self, ops, copies: list[tuple[int, int]]) -> None:
-        """Copy rings, pairs (source, destination), in every layer."""
+        """Copy rings in every layer; `copies`, pairs (source, destination), take effect in order."""
         size = ring_blocks(self.shape.residual_window)
-        pairs = [(source * size + i, destination * size + i) for source, destination in copies for i in range(size)]
-        ops.copy_blocks_of_layers(self.rings, ops.array(np.array(pairs, np.int32)))
+        for together in in_rounds(copies):
+            pairs = [(source * size + i, destination * size + i) for source, destination in together for i in range(size)]
+            ops.copy_blocks_of_layers(self.rings, ops.array(np.array(pairs, np.int32)))
 
     @property
     def block_size(self) -> int:

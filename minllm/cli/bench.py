@@ -172,6 +172,24 @@ def bench_swap(
         benchmark.run(model, json_file, most_tokens)
 
 
+@bench_app.command("pipeline")
+def bench_pipeline(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Text prompts, all at once.")] = 256,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds after the warm-up; the median is reported.")] = 5,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    json_file: JsonOption = None,
+) -> None:
+    """Tokenise, compute and detokenise on threads of their own, held against one after the other."""
+    with user_errors():
+        from minllm.bench.serving import pipeline as benchmark
+
+        options = dict(device=device.value, dtype=dtype.value)
+        benchmark.run(model, options, num_prompts=num_prompts, tokens=tokens, repeats=repeats, json_file=json_file)
+
+
 @bench_app.command("simulator")
 def bench_simulator(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from minllm.cli.beam_search import BEAM_OPTIONS, beam_search_params, search_beams
 from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, load, request_option, request_params, takes
 from minllm.cli.options import JsonOption
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts, read_text_file
 from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
-from minllm.engine.outputs import RequestOutput
+from minllm.engine.outputs import BeamSearchOutput, RequestOutput
 
 SAMPLE_PROMPT = "def fibonacci(n):"
 GENERATE_TOKENS = 128
@@ -23,7 +24,7 @@ SIMULATED_TOKENS = 8
 CHAT_TOKENS = 512
 
 
-@takes([request_option("n", int)], REQUEST_OPTIONS, ENGINE_OPTIONS)
+@takes([request_option("n", int), *BEAM_OPTIONS], REQUEST_OPTIONS, ENGINE_OPTIONS)
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
     prompts: Annotated[
@@ -46,14 +47,19 @@ def generate(
         raise typer.BadParameter("give either a text to continue or a file of prompts", param_hint="PROMPT")
     if prompt is None and prompts is None and options["model"] is not None:
         raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
+    if options["length_penalty"] is not None and options["beam_width"] is None:
+        raise typer.BadParameter("give --beam-width too: sampled texts have no length penalty", param_hint="--length-penalty")
     with user_errors():
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         lines = [PromptLine(text, {}, "")] if prompts is None else read_prompts(prompts)
         llm = load(options)
         usual_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
         max_tokens = usual_tokens if max_tokens is None else max_tokens
-        params = request_params(llm, options, max_tokens=max_tokens, n=options["n"])
         is_shown = "-" not in (str(json_file), str(jsonl_file))
+        if options["beam_width"] is not None:
+            found = search_beams(llm, lines, beam_search_params(options, max_tokens, lines), is_shown)
+            return write_files(found, json_file, jsonl_file)
+        params = request_params(llm, options, max_tokens=max_tokens, n=options["n"])
         if prompts is None and params.n == 1:
             outputs = [continue_one(llm, text, params, echo or prompt is None, card, is_shown)]
         else:
@@ -128,7 +134,7 @@ def show_or_skip(before: list[str], pieces: Iterable[str], is_shown: bool) -> No
         deque(pieces, maxlen=0)
 
 
-def write_files(outputs: Sequence[RequestOutput], json_file: Path | None, jsonl_file: Path | None = None) -> None:
+def write_files(outputs: Sequence[RequestOutput | BeamSearchOutput], json_file: Path | None, jsonl_file: Path | None = None) -> None:
     """Write the JSON files that were asked for."""
     for path, lines in ((json_file, False), (jsonl_file, True)):
         if path is not None:

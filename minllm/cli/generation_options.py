@@ -27,15 +27,17 @@ def engine_option(name: str, kind: Any, help: str, metavar: str | None = None, d
     return option(name, Annotated[kind, typer.Option(flag(name), metavar=metavar, help=help, show_default=False)], default)
 
 
-def meanings() -> dict[str, str]:
-    """{field: meaning}, from the lines "field: meaning" of SamplingParams' docstring; empty if Python runs without docstrings."""
-    text = inspect.cleandoc(SamplingParams.__doc__ or "")
+def meanings(of: type) -> dict[str, str]:
+    """{field: meaning}, from the lines "field: meaning" of a class's docstring; empty if Python runs without docstrings."""
+    text = inspect.cleandoc(of.__doc__ or "")
     return {name: " ".join(meaning.split()) for name, meaning in re.findall(r"^(\w+): (.+?)(?=^\w+: |\Z)", text, re.MULTILINE | re.DOTALL)}
 
 
-def request_option(name: str, kind: Any, more: str = "", metavar: str | None = None) -> inspect.Parameter:
-    """The option of a field of SamplingParams; its name, type and meaning are the field's."""
-    meaning = meanings().get(name, "")
+def request_option(
+    name: str, kind: Any, more: str = "", metavar: str | None = None, of: type = SamplingParams
+) -> inspect.Parameter:  # fmt: skip
+    """The option of a field of a request's parameters; its name, type and meaning are the field's."""
+    meaning = meanings(of).get(name, "")
     words = " ".join(filter(None, (meaning[:1].upper() + meaning[1:], more)))
     is_flag = kind is bool
     declared = Annotated[kind if is_flag else kind | None, typer.Option(flag(name), metavar=metavar, help=words, show_default=False)]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minllm.engine.outputs import Logprob, RequestOutput
+from minllm.engine.outputs import BeamSearchOutput, Logprob, RequestOutput
 
 ONE_TOKEN = dict[int, Logprob]
 
@@ -58,7 +58,7 @@ def totals(outputs: Sequence[RequestOutput], seconds: float) -> str:
     return f"prompts: {prompts}, {read} tokens; completions: {completions}, {generated} tokens in {seconds:.2f} s{rate}"
 
 
-def write_outputs(path: Path, outputs: Sequence[RequestOutput], lines: bool) -> None:
+def write_outputs(path: Path, outputs: Sequence[RequestOutput | BeamSearchOutput], lines: bool) -> None:
     """Write outputs to a file, or to standard output for "-": as one JSON list, or with `lines` as one JSON object per line."""
     values: list[dict[str, Any]] = [asdict(output) for output in outputs]
     if lines:

@@ -35,7 +35,18 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
-        self._llm = LLM(model, progress=progress, **options)
+        self._llm, self._owns_llm = LLM(model, progress=progress, **options), True
+        self._start()
+
+    @classmethod
+    def of(cls, llm: LLM) -> "AsyncLLM":
+        """An AsyncLLM on a loaded LLM, which must not be used while requests run, and stays open after shutdown()."""
+        made = cls.__new__(cls)
+        made._llm, made._owns_llm = llm, False
+        made._start()
+        return made
+
+    def _start(self) -> None:
         self._pipeline = Pipeline(self._llm.llm_engine)
         self._numbers = itertools.count()
         self._shutdown = weakref.finalize(self, self._pipeline.shutdown)  # also at the interpreter's exit
@@ -136,7 +147,8 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """End all requests, which get EngineDeadError, and free the model. Calling it again does nothing."""
         self._shutdown()
-        self._llm.close()
+        if self._owns_llm:
+            self._llm.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -16,8 +16,11 @@ class BeamSearchParams:
     beam_width: sequences kept after every step, and returned at the end, likeliest first.
     max_tokens: the most tokens to generate.
     ignore_eos: continue past the model's end-of-sequence ids.
-    temperature: divides the logits before their log-probabilities are taken; 0 leaves them as they are.
-    length_penalty: beams rank by their cumulative log-probability over their length to this power; above 0 favours long ones.
+    temperature: divides the logits before their log-probabilities are taken; 0 leaves them as they are. Slow unless it is 0 or 1: the
+        logits go to the host and back at every step.
+    length_penalty: beams rank by their cumulative log-probability over their length, in tokens of prompt and output, to this power; above
+        0 favours long ones.
+    early_stopping: end as soon as beam_width sequences have ended, rather than when no other can beat them.
     include_stop_str_in_output: keep the text of the end-of-sequence token.
     """
 
@@ -26,6 +29,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
+    early_stopping: bool = False
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
@@ -36,6 +40,7 @@ class BeamSearchParams:
             "ignore_eos": flag("ignore_eos", self.ignore_eos),
             "temperature": real("temperature", self.temperature, 0.0, 2.0, "a number from 0 (off) to 2"),
             "length_penalty": real("length_penalty", self.length_penalty, -most, most, f"a number from -{most:g} to {most:g}"),
+            "early_stopping": flag("early_stopping", self.early_stopping),
             "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
         }
         for name, value in checked.items():

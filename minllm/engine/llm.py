@@ -5,16 +5,19 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.beam_search_params import BeamSearchParams
 from minllm.engine.chat_prompts import ChatOptions, chat_prompt
+from minllm.engine.contrastive_search import ContrastiveSearch, ContrastiveSearchParams
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
-from minllm.engine.outputs import RequestOutput
+from minllm.engine.outputs import BeamSearchOutput, RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
 from minllm.engine.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.requests import make_beams, make_sequences
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.sampling_params import SamplingParams, default_sampling_params
@@ -92,10 +95,37 @@ class LLM:
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
         """
         requests = self._requests(prompts, sampling_params, cache_salt)
-        core = self.llm_engine.core
-        for sequences in requests:
-            core.add(sequences[0])
-        core.run(sequence for sequences in requests for sequence in sequences)
+        self._run(requests)
+        return [output_of(sequences) for sequences in requests]
+
+    def beam_search(
+        self,
+        prompts: Prompt | list[Prompt],
+        params: BeamSearchParams | list[BeamSearchParams],
+        *,
+        cache_salt: str | list[str | None] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt that beam search finds, best first; the outputs are in the order of the prompts.
+
+        prompts and cache_salt: as in generate(). params: one for all prompts, or one for each. All searches run at once, and beside
+        open streams; the beams of one share the cache blocks of the tokens that they have in common.
+        """
+        requests = self._requests(prompts, params, cache_salt, BeamSearchParams)
+        self._run(requests)
+        return [beams[0].search.output(self.tokenizer) for beams in requests]
+
+    def contrastive_search(
+        self, prompts: Prompt | list[Prompt], params: ContrastiveSearchParams | None = None
+    ) -> list[RequestOutput]:  # fmt: skip
+        """Continues each prompt by contrastive search, one after the other: slow, see engine/contrastive_search.py. prompts: as in
+        generate()."""
+        params = ContrastiveSearchParams() if params is None else params
+        if not isinstance(params, ContrastiveSearchParams):
+            raise InvalidRequestError(f"{params!r} is not a ContrastiveSearchParams: write ContrastiveSearchParams(max_tokens=...).")
+        requests, engine = self._requests(prompts, params.request()), self.engine
+        search = ContrastiveSearch(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens)
+        for [sequence] in requests:
+            search.run(sequence, params)
         return [output_of(sequences) for sequences in requests]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None) -> TextStream:
@@ -192,14 +222,22 @@ class LLM:
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _requests(self, prompts: Any, sampling_params: Any = None, cache_salt: Any = None) -> list[list[Sequence]]:
+    def _run(self, requests: list[list[Sequence]]) -> None:
+        """Compute checked requests to their ends."""
+        core = self.llm_engine.core
+        for sequences in requests:
+            core.add(sequences[0])
+        core.run(sequence for sequences in requests for sequence in sequences)
+
+    def _requests(self, prompts: Any, params: Any = None, cache_salt: Any = None, kind: type = SamplingParams) -> list[list[Sequence]]:
         """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
         engine = self.engine
         tokenizer, most_tokens = engine.tokenizer, engine.max_model_len
         parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
-        params = self._params_for(len(parsed), sampling_params)
+        params = self._params_for(len(parsed), params, kind)
         salts = checked_salts(cache_salt, parsed)
-        return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)))
+        make = make_beams if kind is BeamSearchParams else make_sequences
+        return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)), make=make)
 
     def _chat_tokens(self, messages: Any, options: ChatOptions) -> list[TokensPrompt]:
         """The prompt of each conversation."""
@@ -210,13 +248,15 @@ class LLM:
                 prompts.append(chat_prompt(conversation, options, self.tokenizer, self.max_model_len))
         return prompts
 
-    def _params_for(self, count: int, sampling_params: Any) -> list[SamplingParams]:
-        if sampling_params is None:
-            sampling_params = self._default_params
-        many = sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params] * count
+    def _params_for(self, count: int, given: Any, kind: type) -> list[Any]:
+        """The parameters of each request, of the class `kind`."""
+        if given is None and kind is SamplingParams:
+            given = self._default_params
+        many = given if isinstance(given, list | tuple) else [given] * count
         if len(many) != count:
-            raise InvalidRequestError(f"{len(many)} SamplingParams were given for {count} prompts: give one for all, or one for each.")
+            raise InvalidRequestError(f"{len(many)} {kind.__name__} were given for {count} prompts: give one for all, or one for each.")
+        first = "temperature=..." if kind is SamplingParams else "beam_width=..."
         for params in many:
-            if not isinstance(params, SamplingParams):
-                raise InvalidRequestError(f"{params!r} is not a SamplingParams: write SamplingParams(temperature=..., max_tokens=...).")
+            if not isinstance(params, kind):
+                raise InvalidRequestError(f"{params!r} is not a {kind.__name__}: write {kind.__name__}({first}, max_tokens=...).")
         return many

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class EngineStats:
     prefix_cache_queries: int  # prompt tokens
     prefix_cache_hits: int  # those of them that were found in the cache
     num_steps: int
+    num_graphs: int = 0  # CUDA graphs captured so far
+    graph_memory_bytes: int = 0  # of their temporaries and results, which they share
 
 
 class LLMEngine:
@@ -107,19 +110,22 @@ class LLMEngine:
         return EngineStats(
             num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
             num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-            num_steps=self.core.num_steps,
+            num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
         )  # fmt: skip
 
-    def make_requests(self, given: list[tuple[PromptTokens, SamplingParams, str]], request_id: str | None = None) -> list[list[Sequence]]:
+    def make_requests(
+        self, given: list[tuple[PromptTokens, Any, str]], request_id: str | None = None, make: Callable = make_sequences
+    ) -> list[list[Sequence]]:
         """The sequences of each request, (prompt, parameters, salt), all checked and none queued. The ids are numbers unless one is given.
 
+        make: makes the sequences of one request; for BeamSearchParams it is make_beams.
         Raises InvalidRequestError or OutOfMemoryError, and then the seeds of later requests are unchanged.
         """
         requests = []
         for index, one in enumerate(given):
             number = self._num_requests + index
             with naming_the_prompt(index, len(given)):
-                requests.append(make_sequences(self.engine, request_id or str(number), number, *one, self.seed))
+                requests.append(make(self.engine, request_id or str(number), number, *one, self.seed))
             self.core.scheduler.memory.check_fits(requests[-1][0])
         self._num_requests += len(requests)
         return requests

@@ -1,4 +1,4 @@
-"""The results of `LLM.generate`, with vLLM's names, so that code written for one reads the other."""
+"""The results of `LLM.generate` and `LLM.beam_search`, with vLLM's names, so that code written for one reads the other."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -68,3 +68,24 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: Exception | None = None  # why a completion has the finish_reason "error"
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One of the continuations that a beam search found.
+
+    `tokens` and `text` begin with the prompt's. `tokens` ends with the end-of-sequence id if there was one (`finish_reason` "stop"), and
+    `text` omits that one unless it was requested. `cum_logprob` is the sum of the log-probabilities of all generated tokens.
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The beam_width continuations of one prompt with the highest scores, best first; fewer if not that many exist."""
+
+    sequences: list[BeamSearchSequence]

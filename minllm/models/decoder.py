@@ -18,6 +18,12 @@ from minllm.ops.protocol import Array, Batch, LayerCache, NormWeights, Ops
 
 def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> Array:
     """The logits of the batch's wanted rows, float32 [R, vocab]; writes its tokens' keys and values to `cache`, which has one per layer."""
+    x, residual = hidden_states(ops, model, batch, cache)
+    return ops.logits(x, residual, model.weights.final_norm, model.weights.lm_head, batch.wanted_rows)  # [R, vocab]
+
+
+def hidden_states(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> tuple[Array, Array | None]:
+    """The residual stream (x, residual), [T, hidden] both, behind the last layer, before the final norm."""
     weights = model.weights
     x = ops.embed(batch, weights.embedding, weights.position_embedding)  # [T, hidden]
     residual = None
@@ -25,7 +31,7 @@ def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -
     for layer, layer_cache, next_norm in zip(weights.layers, cache, next_norms, strict=True):
         cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=model.cos_sin)
         x, residual = decoder_layer(ops, layer, x, residual, next_norm=next_norm, **cached)
-    return ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.wanted_rows)  # [R, vocab]
+    return x, residual
 
 
 def decoder_layer(

@@ -111,8 +111,11 @@ class _ByteStream:
     def push_all(self, token_ids: Sequence[int]) -> str:
         if self.at_start:  # the first tokens are stripped one by one
             return "".join(map(self.push, token_ids))
-        tokens = filter(None, map(self._id_to_token, token_ids))
-        return self._utf8.decode(b"".join(map(self._token_bytes, tokens)))
+        return self._utf8.decode(b"".join(map(self._bytes_of, token_ids)))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self._id_to_token(token_id)
+        return b"" if token is None else self._token_bytes(token)
 
     def finish(self) -> str:
         return self._stripped(self._utf8.decode(b"", final=True))

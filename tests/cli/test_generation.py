@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 from typer.testing import CliRunner
 
-from minllm import LLM, SamplingParams
+from minllm import LLM, BeamSearchParams, SamplingParams
 from minllm.cli import app as cli
 from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, meanings
 from minllm.engine.options import EngineOptions
@@ -41,7 +41,8 @@ def params(**given):
 
 
 def test_every_parameter_has_a_meaning_that_help_shows():
-    assert list(meanings()) == [field.name for field in fields(SamplingParams)]
+    for kind in (SamplingParams, BeamSearchParams):
+        assert list(meanings(kind)) == [field.name for field in fields(kind)]
     shown = runner.invoke(cli.app, ["generate", "--help"], env={"COLUMNS": "400"}).output
     assert all(f"--{option.name.replace('_', '-')}" in shown for option in (*REQUEST_OPTIONS, *ENGINE_OPTIONS))
     assert "Divides the logits; 0 takes the likeliest token each time (greedy), 2 is the highest allowed." in shown
@@ -68,6 +69,23 @@ def test_several_completions(base, llm):
     texts = [completion.text for completion in expected.outputs]
     assert result.stdout == "".join(text if text.endswith("\n") else text + "\n" for text in texts)
     assert "--- prompt 1 of 1, completion 2 of 2" in result.stderr and "prompts: 1, 3 tokens; completions: 2, 16 tokens in" in result.stderr
+
+
+def test_beam_search(base, llm, tmp_path):
+    given = ["--beam-width", 2, "--length-penalty", 0.5, "--max-tokens", 5, "--json", tmp_path / "out.json"]
+    result = run("generate", "abc", *base, *given)
+    [expected] = llm.beam_search("abc", BeamSearchParams(2, max_tokens=5, length_penalty=0.5))
+    assert result.stdout == "".join(one.text if one.text.endswith("\n") else one.text + "\n" for one in expected.sequences)
+    assert f"--- prompt 1 of 1, sequence 2 of 2, log p {expected.sequences[1].cum_logprob:.3f}, length" in result.stderr
+    [written] = json.loads((tmp_path / "out.json").read_text())
+    assert [one["tokens"] for one in written["sequences"]] == [one.tokens for one in expected.sequences]
+
+
+def test_sampling_options_do_not_go_with_beams(base):
+    result = run("generate", "abc", *base, "--beam-width", 2, "--top-p", 0.5)
+    assert result.exit_code == 2 and "beam search draws nothing" in result.stderr and "--top-p" in result.stderr
+    result = run("generate", "abc", *base, "--length-penalty", 0.5)
+    assert result.exit_code == 2 and "give --beam-width too" in result.stderr
 
 
 def test_prompts_from_a_text_file(base, llm, tmp_path):

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from minllm import LLM, SamplingParams
-from tests.engine.models import model_directory, transformers_greedy
+from minllm import LLM, BeamSearchParams, SamplingParams
+from tests.engine.models import model_directory, transformers_beams, transformers_greedy
 from tests.models.random_models import prompt
 
 PROMPTS = [prompt(length) for length in (1, 17, 130)]
@@ -34,6 +34,14 @@ def check_greedy_equals_transformers(family, **options):
     with LLM(model_directory(family), dtype="float32", max_model_len=160, **options) as llm:
         ours = tokens_of(llm.generate(PROMPTS, GREEDY))
     assert ours == [transformers_greedy(family, token_ids, 20) for token_ids in PROMPTS]
+
+
+def check_beam_search_equals_transformers(family, width, **options):
+    """Token for token in float32, for several searches at once that no end of text stops."""
+    with LLM(model_directory(family), dtype="float32", max_model_len=160, **options) as llm:
+        outputs = llm.beam_search(PROMPTS, BeamSearchParams(width, max_tokens=10, ignore_eos=True))
+    for token_ids, output in zip(PROMPTS, outputs, strict=True):
+        assert [sequence.tokens for sequence in output.sequences] == transformers_beams(family, token_ids, width, 10)
 
 
 def check_batching_changes_no_token(llm, **options):

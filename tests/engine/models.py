@@ -59,3 +59,18 @@ def transformers_greedy(family: str, token_ids: list[int], new_tokens: int, stop
             max_new_tokens=new_tokens, eos_token_id=list(stop_ids) or None, pad_token_id=0,
         )  # fmt: skip
     return out[0, len(token_ids) :].tolist()
+
+
+def transformers_beams(
+    family: str, token_ids: list[int], width: int, new_tokens: int, stop_id: int | None = None, **options
+) -> list[list[int]]:  # fmt: skip
+    """The sequences of transformers' beam search, with the prompt, best first."""
+    import torch
+
+    with torch.no_grad():
+        out = transformers_model(family).generate(
+            torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False, num_beams=width,
+            num_return_sequences=width, max_new_tokens=new_tokens, eos_token_id=stop_id, pad_token_id=0, **options,
+        )  # fmt: skip
+    found = [row[len(token_ids) :] for row in out.tolist()]
+    return [token_ids + (row[: row.index(stop_id) + 1] if stop_id in row else row) for row in found]

@@ -121,10 +121,9 @@ def test_an_invalid_request_is_told_its_caller_alone(engine, prompt, params, err
     assert run(both()).outputs[0].finish_reason == "length"
 
 
-BAD_OPTIONS = [dict(priority="high"), dict(deadline=-1), dict(deadline="soon"), dict(request_id=7), dict(cache_salt=1)]
-
-
-@pytest.mark.parametrize("options", BAD_OPTIONS)
+@pytest.mark.parametrize(
+    "options", [dict(priority="high"), dict(deadline=-1), dict(deadline="soon"), dict(request_id=7), dict(cache_salt=1)]
+)
 def test_invalid_options(engine, options):
     async def generate():
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
@@ -459,6 +458,16 @@ def test_soak(engine, llm, seed):
         await is_idle(engine)
 
     run(generate())
+
+
+def test_threads_switch_often_while_a_pipeline_runs(engine):
+    short = sys.getswitchinterval()
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2) as other:
+        second = AsyncLLM.of(other)
+        engine.shutdown()
+        assert sys.getswitchinterval() == short < 1e-3
+        second.shutdown()
+        assert sys.getswitchinterval() == pytest.approx(5e-3) and other.generate("def", GREEDY)[0].finished
 
 
 def test_a_dropped_engine_ends_its_threads():

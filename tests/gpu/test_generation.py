@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm import LLM, SamplingParams
+from minllm import LLM, ContrastiveSearchParams, SamplingParams
 from minllm.runtime import compiler
 from tests.engine import checks
 from tests.engine.models import model_directory
@@ -25,6 +25,20 @@ def llm(request):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers(family, enforce_eager):
     checks.check_greedy_equals_transformers(family, device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES, enforce_eager=enforce_eager)
+
+
+@RUNNERS
+@pytest.mark.parametrize("family", ["llama3", "gpt2"])
+def test_beam_search_equals_transformers(family, enforce_eager):
+    options = dict(device="cuda", max_num_seqs=8, kv_cache_memory_bytes=KV_CACHE_BYTES, enforce_eager=enforce_eager)
+    checks.check_beam_search_equals_transformers(family, 4, **options)
+
+
+def test_contrastive_search_equals_that_of_the_cpu(llm):
+    params = ContrastiveSearchParams(max_tokens=20, ignore_eos=True)
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=256) as other:
+        [expected] = other.contrastive_search(prompt(30), params)
+    assert llm.contrastive_search(prompt(30), params)[0].outputs[0].token_ids == expected.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("options", checks.BATCHINGS)

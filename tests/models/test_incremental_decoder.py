@@ -95,6 +95,19 @@ def test_special_tokens_are_skipped_or_shown():
     assert "".join(pieces_of(tokenizer, ids, skip_special_tokens=False)) == "a<|endoftext|>b"
 
 
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 340), max_size=9), max_size=6), st.lists(st.integers(0, 329), max_size=5), st.booleans())
+def test_many_tokens_at_once_are_the_same_as_one_by_one(chunks, prompt, skips):
+    for kind in KINDS:
+        tokenizer = tokenizer_of(kind)
+        known = [[token_id for token_id in chunk if token_id < tokenizer.vocab_size] for chunk in chunks]
+        before = [token_id for token_id in prompt if token_id < tokenizer.vocab_size]
+        one, many = (IncrementalDecoder(tokenizer, before, skips) for _ in range(2))
+        for chunk in known:
+            assert many.push_all(chunk) == "".join(map(one.push, chunk))
+        assert many.finish() == one.finish()
+
+
 def test_ids_without_a_token_are_left_out():
     assert pieces_of(tokenizer_of("byte_level"), [100_000]) == ["", ""]
 

@@ -25,7 +25,6 @@ class ComputeStage:
         self.core.runner.machine.use_in_this_thread()
         while not self.is_closed:
             self._take_requests()
-            self._take_aborts()
             if self.core.has_work and not self.is_closed:
                 self._report(self.core.step())
         for request in self._requests.values():
@@ -43,8 +42,11 @@ class ComputeStage:
         self.inbox.close()
 
     def _take_requests(self) -> None:
+        """Let new requests in, after aborts: the id of an aborted request may have been given to a new one."""
         room = max(0, MOST_WAITING - self.core.scheduler.num_waiting)
-        for request in self.inbox.take(room, wait=not self.core.has_work):
+        requests = self.inbox.take(room, wait=not self.core.has_work)
+        self._take_aborts()
+        for request in requests:
             if request.is_aborted:
                 self._end_unseen(request)
                 continue

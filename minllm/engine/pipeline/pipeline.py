@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from minllm.engine.llm_engine import LLMEngine
+from minllm.engine.pipeline import switch_interval
 from minllm.engine.pipeline.bounded_queue import BoundedQueue
 from minllm.engine.pipeline.compute import ComputeStage
 from minllm.engine.pipeline.detokenise import DetokeniseStage, hand_over
@@ -38,6 +39,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._cause: BaseException | None = None  # why a thread ended
         self._is_over = False
+        switch_interval.shorten()
         self._threads = [self._start(stage) for stage in (self.tokenise, self.compute, self.detokenise)]
 
     def admit(self, request: PipelineRequest, told: Callable[[], None]) -> bool:
@@ -102,6 +104,7 @@ class Pipeline:
                 return
             self._is_over, self._cause = True, cause
             requests, self._requests = list(self._requests.values()), {}
+        switch_interval.restore()
         for stage in (self.tokenise, self.compute, self.detokenise):
             stage.close()
         for request in requests:

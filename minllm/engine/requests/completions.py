@@ -13,18 +13,17 @@ def output_of(sequences: Many[Sequence]) -> RequestOutput:
     append tokens meanwhile: what has ended is asked first, because that is complete.
     """
     first = sequences[0]
-    reasons = {sequence: sequence.finish_reason for sequence in sequences}
-    finished = None not in reasons.values()
-    chosen = list(sequences)
+    chosen = [(sequence, sequence.finish_reason) for sequence in sequences]
+    finished = all([reason is not None for _, reason in chosen])
     if len(sequences) > first.params.n:
         if finished:
-            chosen.sort(key=lambda sequence: -sequence.cumulative_logprob)
+            chosen.sort(key=lambda pair: -pair[0].cumulative_logprob)
         chosen = chosen[: first.params.n]
     return RequestOutput(
         request_id=first.request_id,
         prompt=first.prompt,
         prompt_token_ids=first.shown_prompt_token_ids,
-        outputs=[completion_of(sequence, reasons[sequence], index) for index, sequence in enumerate(chosen)],
+        outputs=[completion_of(sequence, reason, index) for index, (sequence, reason) in enumerate(chosen)],
         finished=finished,
         metrics=metrics_of(sequences),
         num_cached_tokens=first.num_cached_tokens,
@@ -51,13 +50,16 @@ def completion_of(sequence: Sequence, finish_reason: FinishReason | None, index:
 def metrics_of(sequences: Many[Sequence]) -> RequestMetrics:
     """The times of a request so far, over all its completions."""
     begun = [sequence for sequence in sequences if sequence.output_token_ids]
-    generated = sum(len(sequence.output_token_ids) for sequence in begun)
-    first_token_time = min((sequence.first_token_time for sequence in begun), default=None)
-    decode_seconds = max(sequence.last_token_time for sequence in begun) - first_token_time if begun else 0.0
+    prompt_tokens = len(sequences[0].prompt_token_ids)
+    if not begun:
+        return RequestMetrics(prompt_tokens, 0, None, 0.0, None)
+    generated = sum([len(sequence.output_token_ids) for sequence in begun])
+    first_token_time = min([sequence.first_token_time for sequence in begun])
+    decode_seconds = max([sequence.last_token_time for sequence in begun]) - first_token_time
     return RequestMetrics(
-        prompt_tokens=len(sequences[0].prompt_token_ids),
+        prompt_tokens=prompt_tokens,
         generated_tokens=generated,
-        time_to_first_token=first_token_time - sequences[0].arrival_time if begun else None,
+        time_to_first_token=first_token_time - sequences[0].arrival_time,
         decode_seconds=decode_seconds,
         decode_tokens_per_second=(generated - len(begun)) / decode_seconds if decode_seconds > 0 else None,
     )

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.beam_search_params import BeamSearchParams
 from minllm.engine.loading import Engine
 from minllm.engine.prompts import PromptTokens
 from minllm.engine.request_checks import check_vocabulary, prompt_in_context
 from minllm.engine.requests.bad_words import BadWords, bad_word_token_ids
+from minllm.engine.requests.beam_search import Beam, BeamSearch, Temperature
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 
 
 class NoText:
@@ -59,6 +61,30 @@ def make_sequences(
     ]
     sequences[0].siblings = sequences[1:]
     return sequences
+
+
+def make_beams(
+    engine: Engine, request_id: str, number: int, prompt: PromptTokens, params: BeamSearchParams, cache_salt: str, engine_seed: int
+) -> list[Beam]:
+    """The beams of a search; the first computes the prompt.
+
+    A step reads the 2 * beam_width likeliest tokens of each beam, and more if the model has so many that end the text that fewer than
+    beam_width might go on.
+    """
+    vocab_size = engine.model.config.vocab_size
+    candidates = min(MAX_LOGPROBS, vocab_size, params.beam_width + max(params.beam_width, len(engine.eos_token_ids)))
+    step = SamplingParams(temperature=0, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos, detokenize=False, logprobs=candidates)
+    [first] = make_sequences(engine, request_id, number, prompt, step, cache_salt, engine_seed)
+    processors = (Temperature(params.temperature),) if params.temperature not in (0, 1) else ()
+    beams = [
+        Beam(
+            request_id, prompt.text, first.prompt_token_ids, step, first.max_tokens, first.eos_token_ids, NoText(), index=index,
+            arrival_time=first.arrival_time, cache_salt=cache_salt, logits_processors=processors, scores_processed=True,
+        )
+        for index in range(params.beam_width)
+    ]  # fmt: skip
+    BeamSearch(params, beams)
+    return beams
 
 
 def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> Any:

@@ -64,6 +64,11 @@ class Sequence:
     num_in_flight: int = 0  # tokens that launched steps sample, and that have not come back
     num_preemptions: int = 0
 
+    # A beam search's (beam_search.py).
+    search: Any = None  # what chooses the tokens; None: they are sampled
+    scores_processed: bool = False  # its log-probabilities are those of the logits that its logits_processors return
+    is_held: bool = False  # not computed until the search has chosen
+
     def __post_init__(self) -> None:
         self._stop_ids = frozenset(self.params.stop_token_ids)
         self._ending_ids = self.eos_token_ids | self._stop_ids
@@ -111,9 +116,19 @@ class Sequence:
         return self.num_computed_tokens >= self.num_prefill_tokens
 
     @property
+    def peers(self) -> list["Sequence"]:
+        """The sequences that end when this one does: the beams of its search."""
+        return [] if self.search is None else self.search.beams
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host must know a token before the next one is computed."""
+        return bool(self.logits_processors) or self.search is not None
+
+    @property
     def can_decode(self) -> bool:
         """Whether its newest token can be computed: it is sampled, at least by a launched step, and it is not the last one."""
-        if self.slot == NO_SLOT or not self.is_prefilled or (self.logits_processors and self.num_in_flight):
+        if self.slot == NO_SLOT or not self.is_prefilled or self.is_held or (self.num_in_flight and self.needs_host):
             return False
         return len(self.output_token_ids) + self.num_in_flight < self.max_tokens
 

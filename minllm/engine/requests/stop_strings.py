@@ -28,6 +28,9 @@ class StopStringMatcher:
 
         With `may_stop` false, stop strings that end in this piece are ordinary text.
         """
+        if not self._stop_strings:
+            self.text += piece
+            return piece
         if self.stop is not None or not piece:
             return ""
         seen = self._held + piece

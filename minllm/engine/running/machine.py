@@ -22,6 +22,7 @@ class Done:
 class HostMachine:
     """A CPU."""
 
+    graph_memory_bytes = 0
     steps_ahead = 0  # a step is complete when it returns, so nothing is gained by planning the next one earlier
 
     def use_in_this_thread(self) -> None:
@@ -85,6 +86,11 @@ class CudaMachine:
     def write(self, array: Any, host: np.ndarray) -> None:
         """Overwrite a device array in stream order, and wait."""
         array.copy_from_host(host)
+
+    @property
+    def graph_memory_bytes(self) -> int:
+        """Bytes that all graphs share."""
+        return self.graph_memory.nbytes
 
     def capture(self, function) -> Any:
         """A graph of what `function` launches, with `launch()` and `result`. All graphs share the memory of temporaries and results, so

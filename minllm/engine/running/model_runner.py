@@ -73,6 +73,8 @@ class ModelRunner:
         """Launch a step; the results of its forwards are in the order of `step.sampled`."""
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
+        if step.forks and self._window:
+            self.cache.copy_rings(self.ops, step.forks)
         changes = self.slots.changes(step)
         if len(changes):
             self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
@@ -82,6 +84,12 @@ class ModelRunner:
             if forks:
                 self.cache.copy_rings(self.ops, forks)
         return pending
+
+    def graph_counts(self) -> dict[str, int]:
+        """The number of captured graphs, and the bytes that they share."""
+        if self.graphs is None:
+            return {}
+        return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
@@ -173,13 +181,14 @@ class ModelRunner:
             pads = batch.num_decodes == batch.num_sequences
             self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window, pads)
         logits = forward(self.ops, self.model, batch, self.cache.layers)
-        computed = [(logits[row], self._process(logits[row], sequence)) for row, sequence in processed]
+        computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
         tokens = self.ops.sample(sampled, self.slots.sampling(kind), slots)
         self.ops.advance(tokens, slots, state)
-        for row, host in computed:
-            self.machine.write(row, host)  # log-probabilities are those of the model
+        for row, host, scores_processed in computed:
+            if not scores_processed:
+                self.machine.write(row, host)  # log-probabilities are those of the model
         return tokens, logits
 
     def recent_rows(self, slots: Any) -> RecentTokens:

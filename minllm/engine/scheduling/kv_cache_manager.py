@@ -53,7 +53,8 @@ class KVCacheManager:
         return num_computed
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Admit `child` with the blocks of `parent`, whose prompt it shares. False if there is no room."""
+        """Admit `child` with the blocks of `parent`, whose computed tokens it shares. False if there is no room."""
+        self.note(parent)
         try:
             self.policy.fork(parent, child)
         except OutOfMemoryError:

@@ -13,6 +13,7 @@ import heapq
 import time
 from bisect import insort
 
+from minllm.engine.outputs import FinishReason
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.policy import SchedulingPolicy
@@ -43,6 +44,7 @@ class Scheduler:
         self._num_unfinished = 0
         self._entered: list[Sequence] = []  # have slots that the next step writes anew
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step
+        self._forks: list[tuple[int, int]] = []  # slots of beams and of those forked from them, since the last step
         self._ended: list[Sequence] = []  # by a deadline or for want of memory, and not reported yet
 
     # Requests come and go
@@ -51,7 +53,7 @@ class Scheduler:
         """Queue a sequence and its siblings. Raises OutOfMemoryError if it can never fit, and then nothing has changed."""
         self.memory.check_fits(sequence)
         self._arrivals += 1
-        for one in (sequence, *sequence.siblings):
+        for one in dict.fromkeys((sequence, *sequence.siblings, *sequence.peers)):
             one.arrival = self._arrivals
             self._num_unfinished += 1
             if one.deadline is not None:
@@ -78,11 +80,14 @@ class Scheduler:
         """The sequences that have not ended."""
         waiting = [sequence for _, sequence in self.waiting if not sequence.is_finished]
         found = [*self.running, *waiting]
-        return found + [sibling for sequence in found for sibling in sequence.siblings if not sibling.is_finished]
+        others = [other for sequence in found for other in (*sequence.siblings, *sequence.peers) if not other.is_finished]
+        return list(dict.fromkeys(found + others))
 
     def take_ended(self) -> list[Sequence]:
         """The sequences that have ended without a result since the last call: past their deadline, or dropped for want of memory."""
         ended, self._ended = self._ended, []
+        for sequence in ended:
+            self._end_peers(sequence)
         return ended
 
     # A step
@@ -92,9 +97,12 @@ class Scheduler:
         self._abort_late()
         step = Step()
         self.policy.plan(self, step)
+        if not step.spans and self._park_held():
+            self.policy.plan(self, step)
         if not step.spans:
             return None
         step.copies, self._copies = self._copies, []
+        step.forks, self._forks = self._forks, []
         step.entered, self._entered = self._entered, []
         return step
 
@@ -136,6 +144,8 @@ class Scheduler:
             if not sequence.is_finished:  # it may have been aborted, or have ended one step ago
                 self._append(sequence, token_ids[row], None if logprobs is None else logprobs[row], now)
                 moved.append(sequence)
+        for search in dict.fromkeys(sequence.search for sequence in moved if sequence.search is not None):
+            search.advance(self)
         for span in step.spans:
             sequence = span.sequence
             if sequence.max_tokens == 0 and span.start + span.length == sequence.num_prefill_tokens and not sequence.is_finished:
@@ -155,6 +165,34 @@ class Scheduler:
             self.abort(sequence, error)
         self._entered += [sequence for sequence in step.entered if sequence in self.running]  # their slots may not have been written
         return failed
+
+    # Beams, whose searches choose their tokens (requests/beam_search.py)
+
+    def resume(self, sequence: Sequence, parent: Sequence) -> None:
+        """Let a beam go on with its newest token, which was just chosen; the ones before are `parent`'s, in whose blocks they lie."""
+        sequence.is_held = False
+        if sequence is parent and sequence.slot != NO_SLOT:
+            sequence.num_prefill_tokens = sequence.num_computed_tokens  # what follows is decoded, and may have to copy a shared block
+            if sequence not in self._entered:
+                self._entered.append(sequence)
+        elif parent.slot != NO_SLOT and self._free_slots and self.memory.fork(parent, sequence):
+            self._run(sequence, parent.num_computed_tokens, parent.num_computed_tokens)
+            self._forks.append((parent.slot, sequence.slot))
+        else:
+            self._push(sequence)
+
+    def park(self, sequence: Sequence) -> None:
+        """Free what a held beam has, until it is resumed."""
+        if sequence.slot == NO_SLOT:
+            self.preemption.drop(sequence)
+        else:
+            self.memory.free(sequence)
+            self._give_up_slot(sequence)
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence that has all its tokens, and its peers."""
+        sequence.abort(reason)
+        self._leave(sequence)
 
     # How
 
@@ -193,7 +231,7 @@ class Scheduler:
             self._num_unfinished -= 1
             self._ended.append(sequence)
             self._push_siblings(sequence)
-        else:
+        elif not sequence.is_held:
             self._push(sequence)
 
     def _add_chunk(self, sequence: Sequence, budget: int, step: Step) -> int:
@@ -252,6 +290,21 @@ class Scheduler:
             self.memory.free(sequence)
             self._give_up_slot(sequence)
         self._push_siblings(sequence)
+        self._end_peers(sequence)
+
+    def _end_peers(self, sequence: Sequence) -> None:
+        """End the beams of a sequence's search, as it has ended."""
+        for peer in sequence.peers:
+            if not peer.is_finished:
+                peer.abort(sequence.finish_reason, sequence.error)
+                self._leave(peer)
+
+    def _park_held(self) -> bool:
+        """Park the beams that wait for others, if nothing else makes room for those; returns whether there were any."""
+        held = [sequence for sequence in self.running if sequence.is_held and self._first_waiting() is not None]
+        for sequence in held:
+            self.park(sequence)
+        return bool(held)
 
     def _give_up_slot(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -269,10 +322,13 @@ class Scheduler:
             self._push(sibling)
 
     def _first_waiting(self) -> Sequence | None:
-        """The waiting sequence that comes first; those that have ended are dropped from the queue."""
-        while self.waiting and self.waiting[0][1].is_finished:
+        """The waiting sequence that comes first; those that have ended, or became held beams, are dropped from the queue."""
+        while self.waiting and not self._waits(self.waiting[0][1]):
             heapq.heappop(self.waiting)
         return self.waiting[0][1] if self.waiting else None
+
+    def _waits(self, sequence: Sequence) -> bool:
+        return not (sequence.is_finished or sequence.is_held) and sequence.slot == NO_SLOT
 
     def _take_siblings(self, sequence: Sequence) -> list[Sequence]:
         """The further completions that waited for this sequence's prompt, without those that have ended."""

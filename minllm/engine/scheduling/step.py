@@ -5,12 +5,12 @@ prompt and a verification of drafted tokens are all spans, and one step mixes th
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from minllm.engine.requests.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Tokens `start` to `start + length` of a sequence, whose keys and values this step computes.
 
     decodes: the one token is the newest one, which an earlier step has sampled and the host may not know yet; it lies in the sequence's
@@ -33,6 +33,7 @@ class Step:
     entered: list[Sequence] = field(default_factory=list)  # their slots are written anew
     grown: list[Sequence] = field(default_factory=list)  # their block tables have changed
     copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (source, destination) that are copied before the forward
+    forks: list[tuple[int, int]] = field(default_factory=list)  # slots (source, destination): sequences that part before this step
     preempts: bool = False  # sequences lost their memory to this step, so that none may enter it
 
     @property

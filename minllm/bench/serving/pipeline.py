@@ -1,0 +1,118 @@
+"""The three-stage pipeline against the serial loop, on text prompts that all come at once, with texts as outputs.
+
+    serial loop      LLM.generate: tokenise all prompts, compute all steps, make all texts
+    three threads    AsyncLLM, whose stages overlap; each caller waits for its last output
+    streamed         the same, and each caller reads its text as it grows
+
+All three compute the same tokens. The pipeline hides tokenising behind the computation of earlier prompts. Streaming shows what 256 readers
+cost in one Python process.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import minllm
+from minllm.bench.generate import BUNDLED, check_model, shape_of, write_shape
+from minllm.bench.record import Row, new_record, write_json
+from minllm.engine.async_llm import AsyncLLM
+from minllm.engine.llm import LLM
+from minllm.engine.loading import bundled_model
+from minllm.engine.sampling_params import SamplingParams
+from minllm.machine import driver
+
+PROMPT_CHARACTERS = 1000
+MAX_MODEL_LEN = 1024
+
+
+def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, repeats: int, json_file: Path | None) -> None:
+    """Measure, print a line per variant, write the record. `options` are those of LLM()."""
+    check_model(model)
+    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    with opened(model, options) as llm:
+        case = f"{model}, {num_prompts} text prompts of {PROMPT_CHARACTERS} characters, {tokens} tokens each"
+        found = measure(llm, num_prompts, tokens, repeats)
+        device = driver.device_name() if llm.device == "cuda" else "cpu"
+    out.print(case)
+    for variant, seconds in found.items():
+        rate, share = num_prompts * tokens / seconds, found["serial loop"] / seconds
+        out.print(f"{variant:<16}{1e3 * seconds:10.1f} ms {rate:10.0f} tokens/s {share:8.2f} of the serial loop's speed")
+    if json_file is not None:
+        write_json(json_file, new_record(device, {}, rows(case, found, num_prompts * tokens)))
+
+
+def measure(llm: LLM, num_prompts: int, tokens: int, repeats: int) -> dict[str, float]:
+    """The median seconds of each variant; the variants take turns, after one round of warm-up."""
+    text = minllm.held_out_text()
+    starts = [index * 700 % (len(text) - PROMPT_CHARACTERS) for index in range(num_prompts)]
+    prompts = [text[start : start + PROMPT_CHARACTERS] for start in starts]
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    engine = AsyncLLM.of(llm)
+    variants: dict[str, Callable[[], Any]] = {
+        "serial loop": lambda: llm.generate(prompts, params),
+        "three threads": lambda: asyncio.run(generate_all(engine, prompts, params, final_only=True)),
+        "streamed": lambda: asyncio.run(generate_all(engine, prompts, params, final_only=False)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    try:
+        for _ in range(1 + repeats):
+            for name, variant in variants.items():
+                start = time.perf_counter()
+                variant()
+                seconds[name].append(time.perf_counter() - start)
+    finally:
+        engine.shutdown()
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+
+
+async def generate_all(engine: AsyncLLM, prompts: list[str], params: SamplingParams, final_only: bool) -> None:
+    """One task per prompt; each reads its outputs to the end."""
+
+    async def read(prompt: str) -> None:
+        async for _ in engine.generate(prompt, params, final_only=final_only):
+            pass
+
+    await asyncio.gather(*map(read, prompts))
+
+
+def rows(case: str, found: dict[str, float], tokens: int) -> list[Row]:
+    """The variants as rows of a record, those of the pipeline beside the serial loop."""
+    serial = round(tokens / found["serial loop"], 1)
+    made = []
+    for variant, seconds in found.items():
+        peer = {} if variant == "serial loop" else dict(peer="serial loop", peer_value=serial, ratio=round(tokens / seconds / serial, 3))
+        made.append(Row("pipeline", case, variant, round(tokens / seconds, 1), "tokens/s", **peer))
+    return made
+
+
+@contextmanager
+def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
+    """A model, or a shape with random weights and a tokenizer that has words."""
+    options = options | dict(max_model_len=MAX_MODEL_LEN, progress=sys.stderr.isatty())
+    shape = shape_of(model)
+    if shape is None:
+        with LLM(None if model == BUNDLED else model, **options) as llm:
+            yield llm
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        write_shape(Path(directory), shape)
+        write_words(Path(directory), shape["vocab_size"])
+        with LLM(directory, load_format="dummy", **options) as llm:
+            yield llm
+
+
+def write_words(directory: Path, vocab_size: int) -> None:
+    """The bundled model's tokenizer with made-up words for the ids that it lacks, so that every id has a text to decode."""
+    tokenizer = json.loads((bundled_model() / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary.update({f"Ġword{token_id}": token_id for token_id in range(len(vocabulary), vocab_size)})
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -1,0 +1,139 @@
+"""Contrastive search: likely tokens whose hidden states resemble none before them, so that the text does not repeat itself.
+
+    x = argmax over the top_k likeliest tokens v of   (1 - α) p(v | x_<t) - α max_j cos(h_v, h_x_j)        j < t
+
+h is the last layer's hidden state behind the final norm, that of a candidate v computed as if v were the next token. So a step computes
+top_k forks of the text by one token; the chosen one's logits give the next candidates, and the others are freed.
+
+Hidden states come to the host, where the scores are computed, and one text is continued at a time: this is for comparing texts, not for
+serving them. Source: Su et al., "A Contrastive Framework for Neural Text Generation", NeurIPS 2022, equation 5.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.cache.kv_cache import KVCache
+from minllm.cache.policy import CachePolicy
+from minllm.engine.parameter_checks import flag, integer, real
+from minllm.engine.requests.sequence import Sequence
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
+from minllm.engine.sampling_params import SamplingParams
+from minllm.errors import InvalidRequestError
+from minllm.kernels.sampling.log_probabilities import log_softmax
+from minllm.models.decoder import hidden_states
+
+MAX_TOP_K = 64  # forks, each with a block of its own
+
+
+@dataclass(frozen=True)
+class ContrastiveSearchParams:
+    """The options of contrastive search, with transformers' names; InvalidRequestError names the first wrong value.
+
+    penalty_alpha: weight of the similarity, from 0, which is greedy decoding, to 1.
+    top_k: number of candidates per step.
+    max_tokens: the most tokens to generate.
+    ignore_eos: continue past the model's end-of-sequence ids.
+    """
+
+    penalty_alpha: float = 0.6
+    top_k: int = 4
+    max_tokens: int = 16
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        checked = {
+            "penalty_alpha": real("penalty_alpha", self.penalty_alpha, 0.0, 1.0, "a number from 0 (greedy) to 1"),
+            "top_k": integer("top_k", self.top_k, 1, MAX_TOP_K, f"an integer from 1 to {MAX_TOP_K}"),
+            "max_tokens": integer("max_tokens", self.max_tokens, 1, None, "an integer of at least 1"),
+            "ignore_eos": flag("ignore_eos", self.ignore_eos),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # frozen for users; values are normalised here
+
+    def request(self) -> SamplingParams:
+        """The parameters of a request that ends where the search ends."""
+        return SamplingParams(temperature=0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos)
+
+
+class Fork:
+    """The cache owner of a text that is continued, or of one with a candidate, distinct from all others."""
+
+    def __repr__(self) -> str:
+        return "a candidate of a contrastive search"
+
+
+@dataclass(frozen=True)
+class ContrastiveSearch:
+    """Continues texts with a model and some blocks of its cache, which it frees afterwards."""
+
+    ops: Any
+    model: Any
+    cache: KVCache
+    policy: CachePolicy
+    max_num_batched_tokens: int
+
+    def run(self, sequence: Sequence, params: ContrastiveSearchParams) -> None:
+        """Append tokens to a sequence until it ends. Raises OutOfMemoryError if the forks find no room."""
+        if self.cache.shape.residual_window:
+            raise InvalidRequestError("Contrastive search needs a cache without residual windows: set kv_cache_residual_window=0.")
+        forks = [Fork()]
+        self.policy.reserve(forks[0], sequence.prompt_token_ids[:1])  # never a prefix-cache hit: every hidden state is computed
+        try:
+            logits, context = self._prompt(forks[0], sequence.prompt_token_ids)  # [vocab], [n, hidden]
+            while not sequence.is_finished:
+                probabilities = np.exp(log_softmax(logits))
+                candidates = np.argsort(-probabilities, kind="stable")[: params.top_k]
+                self._fork(forks, len(candidates))
+                logits_of, hidden = self._extend(forks, candidates, sequence.num_tokens)
+                similarity = (hidden @ context.T).max(axis=1)  # [top_k]
+                scores = (1 - params.penalty_alpha) * probabilities[candidates] - params.penalty_alpha * similarity
+                best = int(np.argmax(scores))
+                self._keep(forks, best)
+                logits, context = logits_of[best], np.concatenate([context, hidden[best : best + 1]])
+                sequence.append(int(candidates[best]))
+        finally:
+            while forks:
+                self.policy.free(forks.pop())
+
+    def _prompt(self, fork: Fork, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The logits behind a prompt, [vocab], and the directions of its hidden states, [n, hidden]."""
+        self.policy.append(fork, token_ids[1:])
+        table, found = self.policy.table(fork), []
+        for start in range(0, len(token_ids), self.max_num_batched_tokens):
+            chunk = token_ids[start : start + self.max_num_batched_tokens]
+            found.append(self._forward([NewTokens(chunk, start, table)], [len(chunk) - 1]))
+        return found[-1][0][0], np.concatenate([hidden for _, hidden in found])
+
+    def _extend(self, forks: list[Fork], candidates: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """Extend each fork by its candidate: logits [top_k, vocab] and directions [top_k, hidden]."""
+        for fork, token_id in zip(forks, candidates.tolist(), strict=True):
+            self.policy.append(fork, [token_id])
+        self.cache.copy_blocks(self.ops, self.policy.take_copies())
+        spans = [NewTokens([token_id], position, self.policy.table(fork)) for fork, token_id in zip(forks, candidates, strict=True)]
+        return self._forward(spans, range(len(spans)))
+
+    def _forward(self, spans: list[NewTokens], rows: Many[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of the wanted rows, [R, vocab], and directions of all hidden states, [T, hidden], float32."""
+        weights = self.model.weights
+        batch = to_backend(build_batch(spans, rows, self.cache.block_size), self.ops)
+        x, residual = hidden_states(self.ops, self.model, batch, self.cache.layers)
+        logits = self.ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.wanted_rows)
+        hidden, _ = self.ops.add_norm(x, residual, weights.final_norm)
+        hidden = self.ops.to_host(hidden).astype(np.float32)
+        return self.ops.to_host(logits), hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
+
+    def _fork(self, forks: list[Fork], count: int) -> None:
+        """Fork the text so that there are `count` owners of it."""
+        while len(forks) < count:
+            fork = Fork()
+            self.policy.fork(forks[0], fork)
+            forks.append(fork)
+
+    def _keep(self, forks: list[Fork], best: int) -> None:
+        """Free all but one."""
+        forks[0], forks[best] = forks[best], forks[0]
+        while len(forks) > 1:
+            self.policy.free(forks.pop())
