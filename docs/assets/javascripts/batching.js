@@ -63,10 +63,10 @@ async function start(place) {
     try {
       const rate = checked(fields), chosen = fields.policy.value(), gpu = tables.gpus[fields.gpu.value()], config = readConfig(tables.presets[fields.model.value()]);
       const rates = { bandwidth: 1e12 * bandwidth(gpu), flops: 1e12 * (gpu.measured_bf16_tflops ?? gpu.bf16_tflops ?? gpu.fp16_tflops) };
-      const requests = randomRequests(REQUESTS, rate, PROMPTS[fields.prompts.value()][1], OUTPUTS);
+      const seconds = stepSeconds(config, rates), requests = randomRequests(REQUESTS, rate, PROMPTS[fields.prompts.value()][1], OUTPUTS);
       const sizes = { maxSeqs: fields.slots.value(), budget: fields.budget.value() };
       const runs = Object.fromEntries(Object.keys(POLICIES).map((policy) =>
-        [policy, simulate((...step) => stepSeconds(config, rates, ...step), requests, { policy, ...sizes })]));
+        [policy, simulate(seconds, requests, { policy, ...sizes })]));
       const found = metrics(requests, runs[chosen].tokens);
       said.className = "verdict";
       said.textContent = `${NAMES[chosen]}: ${figures(found.throughput)} output tokens/s. The first token comes after ${milliseconds(found.ttft.mean)} on average, `

@@ -111,18 +111,25 @@ export function prefillStages(c, tokens, items, sequences = 1) {
   return forwardStages(c, { tokens: total, rows: sequences, visible, read: c.layers * total, ...items });
 }
 
-/* The floor of a step in seconds, as minllm/costs/serving.py counts it. contexts: the keys that each decode sees; chunks: [start, length] of parts
- * of prompts; rows: tokens that are sampled from; rates: { bandwidth, flops } per second. Linear layers take all tokens together, attention
- * takes decodes and prompts apart. */
-export function stepSeconds(c, rates, contexts, chunks, rows, items = { item: 2, matrixItem: 2, kvItem: 2 }) {
-  const floor = (stages) => Math.max(sum(stages.map((one) => one.weights + one.kv)) / rates.bandwidth, sum(stages.map((one) => one.flops)) / rates.flops);
-  const attention = (read, visible) => floor(forwardStages(c, { tokens: 0, rows: 0, read, visible, ...items }).filter((one) => one.name === "attention"));
-  const tokens = contexts.length + sum(chunks.map(([, length]) => length));
-  const linear = floor(forwardStages(c, { tokens, rows, read: 0, visible: 0, ...items }).filter((one) => one.name !== "attention"));
-  const keys = c.windows.some(Boolean) ? sum(contexts.map((context) => sum(c.windows.map((window) => (window ? Math.min(context, window) : context)))))
-    : c.layers * sum(contexts);
-  const pairs = sum(chunks.map(([start, length]) => sum(c.windows.map((window) => visiblePairs(start + length, window) - visiblePairs(start, window)))));
-  return linear + attention(keys, keys) + attention(c.layers * sum(chunks.map(([start, length]) => start + length)), pairs);
+/* What a step takes at least, as minllm/costs/serving.py counts it: a function of contexts, the keys that each decode sees; chunks, [start, length] of
+ * parts of prompts; and rows, the tokens that are sampled from; in seconds. rates: { bandwidth, flops } per second. Linear layers take all tokens
+ * together, attention takes decodes and prompts apart. */
+export function stepSeconds(c, rates, items = { item: 2, matrixItem: 2, kvItem: 2 }) {
+  const counts = (sizes) => {
+    const stages = forwardStages(c, { tokens: 0, rows: 0, visible: 0, read: 0, ...items, ...sizes });
+    return { bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) };
+  };
+  const fixed = counts({}).bytes, token = counts({ tokens: 1 }), row = counts({ rows: 1 }).flops;
+  const key = counts({ read: 1 }).bytes - fixed, pair = counts({ visible: 1 }).flops, hasWindows = c.windows.some(Boolean);
+  const floor = (bytes, flops) => Math.max(bytes / rates.bandwidth, flops / rates.flops);
+  const overLayers = (count) => (hasWindows ? sum(c.windows.map(count)) : c.layers * count(0));
+  return (contexts, chunks, rows) => {
+    const tokens = contexts.length + sum(chunks.map(([, length]) => length));
+    const keys = sum(contexts.map((context) => overLayers((window) => (window ? Math.min(context, window) : context))));
+    const read = c.layers * sum(chunks.map(([start, length]) => start + length));
+    const pairs = sum(chunks.map(([start, length]) => overLayers((window) => visiblePairs(start + length, window) - visiblePairs(start, window))));
+    return floor(fixed + tokens * (token.bytes - fixed), tokens * token.flops + rows * row) + floor(keys * key, keys * pair) + floor(read * key, pairs * pair);
+  };
 }
 
 function stage(name, { weights = 0, kv = 0, activations = 0, flops = 0, other = 0 }) {
