@@ -25,7 +25,7 @@ def test_in_flight_computes_whole_prompts_beside_decodes():
 
 
 def test_in_flight_splits_only_what_no_step_could_hold():
-    assert steps("in_flight", {"a": 3, "b": 19}, 3) == ["a3 b5", "a1 b7", "a1 b7", "b1", "b1"]
+    assert steps("in_flight", {"a": 3, "b": 19}, 3) == ["a3", "a1 b7", "a1 b7", "b5", "b1", "b1"]
 
 
 def test_prefill_first_lets_decodes_wait():
