@@ -32,6 +32,8 @@ class Stats:
     prefix_cache_hits: int
     prefix_cache_queries: int
     num_steps: int
+    num_graphs: int = 0
+    graph_memory_bytes: int = 0
 
 
 class FakeEngine:
