@@ -79,7 +79,7 @@ class BeamSearch:
             self._complete(chosen, "length")
             chosen = []
         if not chosen or self._is_decided(chosen):
-            scheduler.end(self.beams[0], self.completed[0].finish_reason)
+            scheduler.end(self.beams[0], self.completed[0].finish_reason if self.completed else "stop")
         else:
             self._extend(chosen, scheduler)
 

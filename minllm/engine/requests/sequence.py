@@ -121,15 +121,12 @@ class Sequence:
         return [] if self.search is None else self.search.beams
 
     @property
-    def needs_host(self) -> bool:
-        """Whether the host must know a token before the next one is computed."""
-        return bool(self.logits_processors) or self.search is not None
-
-    @property
     def can_decode(self) -> bool:
         """Whether its newest token can be computed: it is sampled, at least by a launched step, and it is not the last one."""
-        if self.slot == NO_SLOT or not self.is_prefilled or self.is_held or (self.num_in_flight and self.needs_host):
+        if self.slot == NO_SLOT or not self.is_prefilled or self.is_held:
             return False
+        if self.num_in_flight and (self.logits_processors or self.search is not None):
+            return False  # the host decides between two steps
         return len(self.output_token_ids) + self.num_in_flight < self.max_tokens
 
     @property
