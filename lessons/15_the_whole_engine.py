@@ -61,7 +61,7 @@ guess
 # Each floor has its pages, and had its lesson:
 #
 # - text and tokens ([1](01_what_a_language_model_computes.py)):
-#   [prompts.py](../minllm/engine/prompts.py),
+#   [prompts.py](../minllm/engine/requests/prompts.py),
 #   [incremental_decoder.py](../minllm/models/incremental_decoder.py)
 # - the plan of a step ([14](14_batching_many_requests.py)):
 #   [scheduler.py](../minllm/engine/scheduling/scheduler.py),

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minllm import errors
     from minllm.engine.async_llm import AsyncLLM
-    from minllm.engine.beam_search_params import BeamSearchParams
     from minllm.engine.contrastive_search import ContrastiveSearchParams
     from minllm.engine.llm import LLM
     from minllm.engine.llm_engine import LLMEngine
-    from minllm.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
-    from minllm.engine.prompts import TextPrompt, TokensPrompt
-    from minllm.engine.sampling_params import SamplingParams
+    from minllm.engine.requests.beam_search_params import BeamSearchParams
+    from minllm.engine.requests.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+    from minllm.engine.requests.prompts import TextPrompt, TokensPrompt
+    from minllm.engine.requests.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -39,16 +39,16 @@ __all__ = [
 _HOMES = {
     "LLM": "minllm.engine.llm",
     "AsyncLLM": "minllm.engine.async_llm",
-    "BeamSearchOutput": "minllm.engine.outputs",
-    "BeamSearchParams": "minllm.engine.beam_search_params",
-    "BeamSearchSequence": "minllm.engine.outputs",
-    "CompletionOutput": "minllm.engine.outputs",
+    "BeamSearchOutput": "minllm.engine.requests.outputs",
+    "BeamSearchParams": "minllm.engine.requests.beam_search_params",
+    "BeamSearchSequence": "minllm.engine.requests.outputs",
+    "CompletionOutput": "minllm.engine.requests.outputs",
     "ContrastiveSearchParams": "minllm.engine.contrastive_search",
     "LLMEngine": "minllm.engine.llm_engine",
-    "RequestOutput": "minllm.engine.outputs",
-    "SamplingParams": "minllm.engine.sampling_params",
-    "TextPrompt": "minllm.engine.prompts",
-    "TokensPrompt": "minllm.engine.prompts",
+    "RequestOutput": "minllm.engine.requests.outputs",
+    "SamplingParams": "minllm.engine.requests.sampling_params",
+    "TextPrompt": "minllm.engine.requests.prompts",
+    "TokensPrompt": "minllm.engine.requests.prompts",
 }
 
 

@@ -36,7 +36,7 @@ from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.matmul.gemv.gemv import matmul_gemv

@@ -22,8 +22,8 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.report_card import ReportCard, as_text, card_of
 from minllm.engine.llm import LLM
 from minllm.engine.options import EngineOptions
-from minllm.engine.outputs import RequestMetrics
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.outputs import RequestMetrics
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 from minllm.models.config_reader import parse_model_config
 from minllm.models.gguf.gguf_file import is_gguf

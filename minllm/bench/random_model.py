@@ -6,9 +6,9 @@ import numpy as np
 
 from minllm.bench.noise import Noise
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
 from minllm.engine.running.model_runner import ModelRunner
-from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.slots.state import SlotState
 from minllm.models.config import ModelConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from rich.text import Text
 
 from minllm import costs
-from minllm.engine.outputs import RequestMetrics
+from minllm.engine.requests.outputs import RequestMetrics
 from minllm.machine import driver, hardware
 from minllm.models.config import ModelConfig
 

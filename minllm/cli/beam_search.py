@@ -10,8 +10,8 @@ import typer
 from minllm.cli.generation_options import REQUEST_OPTIONS, flag, request_option
 from minllm.cli.prompt_file import PromptLine
 from minllm.cli.terminal import show
-from minllm.engine.beam_search_params import BeamSearchParams
-from minllm.engine.outputs import BeamSearchOutput
+from minllm.engine.requests.beam_search_params import BeamSearchParams
+from minllm.engine.requests.outputs import BeamSearchOutput
 
 BEAM_OPTIONS = (request_option("beam_width", int, of=BeamSearchParams), request_option("length_penalty", float, of=BeamSearchParams))
 

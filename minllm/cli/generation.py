@@ -16,7 +16,7 @@ from minllm.cli.options import JsonOption
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts, read_text_file
 from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
-from minllm.engine.outputs import BeamSearchOutput, RequestOutput
+from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
 
 SAMPLE_PROMPT = "def fibonacci(n):"
 GENERATE_TOKENS = 128

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, VariantOption, variants
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 
 

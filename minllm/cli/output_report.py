@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minllm.engine.outputs import BeamSearchOutput, Logprob, RequestOutput
+from minllm.engine.requests.outputs import BeamSearchOutput, Logprob, RequestOutput
 
 ONE_TOKEN = dict[int, Logprob]
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError, InvalidRequestError
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from minllm.engine.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.llm import LLM
 from minllm.engine.llm_engine import EngineStats
 from minllm.engine.option_help import shows_options
-from minllm.engine.outputs import RequestOutput
 from minllm.engine.pipeline.output_stream import OutputStream
 from minllm.engine.pipeline.pipeline import Pipeline
 from minllm.engine.pipeline.request import PipelineRequest
 from minllm.engine.progress import Progress
-from minllm.engine.prompts import Prompt
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
+from minllm.engine.requests.outputs import RequestOutput
+from minllm.engine.requests.prompts import Prompt
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError, shown
 
 

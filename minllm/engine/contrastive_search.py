@@ -17,10 +17,10 @@ import numpy as np
 
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
-from minllm.engine.parameter_checks import flag, integer, real
+from minllm.engine.requests.parameter_checks import flag, integer, real
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
-from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import hidden_states

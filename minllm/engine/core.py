@@ -11,7 +11,7 @@ with a token nobody knew in advance, such as an end of text, is therefore comput
 from collections import deque
 from collections.abc import Iterable
 
-from minllm.engine.outputs import Logprob
+from minllm.engine.requests.outputs import Logprob
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.model_runner import ForwardResult, ModelRunner
 from minllm.engine.scheduling.scheduler import Scheduler

@@ -5,22 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from minllm.engine.beam_search_params import BeamSearchParams
-from minllm.engine.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.contrastive_search import ContrastiveSearch, ContrastiveSearchParams
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
-from minllm.engine.outputs import BeamSearchOutput, RequestOutput
 from minllm.engine.progress import Progress, check_progress, progress_bars
-from minllm.engine.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
+from minllm.engine.requests.beam_search_params import BeamSearchParams
+from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
+from minllm.engine.requests.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
 from minllm.engine.requests.requests import make_beams, make_sequences
+from minllm.engine.requests.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
-from minllm.engine.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.scoring import Scorer, check_window
 from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError

@@ -8,13 +8,13 @@ from typing import Any
 
 from minllm.engine.core import EngineCore
 from minllm.engine.loading import Engine
-from minllm.engine.outputs import RequestOutput
-from minllm.engine.parameter_checks import integer, real
-from minllm.engine.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.outputs import RequestOutput
+from minllm.engine.requests.parameter_checks import integer, real
+from minllm.engine.requests.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
 from minllm.engine.requests.requests import make_sequences
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError
 
 MOST_PRIORITY = 2**63 - 1

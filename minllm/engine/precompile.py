@@ -4,7 +4,7 @@ from minllm.cache.kv_cache import CacheShape
 from minllm.engine.kernels_needed import EngineShape, kernels_needed
 from minllm.engine.memory_budget import available_host_bytes
 from minllm.engine.options import EngineOptions
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig

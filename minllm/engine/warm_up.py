@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from minllm.engine.progress import Progress
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.running.model_runner import ModelRunner
-from minllm.engine.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.runtime import kernel

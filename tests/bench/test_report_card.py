@@ -4,7 +4,7 @@ import pytest
 
 from minllm.bench.generate import median_metrics, rows
 from minllm.bench.report_card import as_text, lines, report_card
-from minllm.engine.outputs import RequestMetrics
+from minllm.engine.requests.outputs import RequestMetrics
 from minllm.machine.hardware import find_gpu
 from minllm.models.shapes import named_config
 

@@ -164,7 +164,7 @@ def test_the_table_of_a_prompt():
     from rich.console import Console
 
     from minllm.cli.output_report import logprobs_table
-    from minllm.engine.outputs import Logprob
+    from minllm.engine.requests.outputs import Logprob
 
     console = Console(record=True, width=100, file=open(os.devnull, "w"))
     named = {7: Logprob(-0.1, 1, " [b]\\["), 9: Logprob(-2.5, 12, "\n")}

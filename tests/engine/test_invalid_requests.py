@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import minllm
 from minllm import LLM, SamplingParams, TextPrompt, TokensPrompt
 from minllm.engine.options import EngineOptions
-from minllm.engine.prompts import checked_salts, parse_prompts
+from minllm.engine.requests.prompts import checked_salts, parse_prompts
 from minllm.errors import CheckpointError, EngineBusyError, InvalidOptionError, InvalidRequestError
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt

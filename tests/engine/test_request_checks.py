@@ -3,9 +3,9 @@
 import pytest
 
 from minllm import SamplingParams
-from minllm.engine.prompts import PromptTokens
-from minllm.engine.request_checks import check_vocabulary, prompt_in_context
 from minllm.engine.requests.bad_words import bad_word_token_ids, banned_next
+from minllm.engine.requests.prompts import PromptTokens
+from minllm.engine.requests.request_checks import check_vocabulary, prompt_in_context
 from minllm.errors import InvalidRequestError
 
 PROMPT = PromptTokens("text", list(range(10)))

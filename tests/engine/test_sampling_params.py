@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minllm.engine.beam_search_params import MAX_BEAM_WIDTH, BeamSearchParams
-from minllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams, default_sampling_params
+from minllm.engine.requests.beam_search_params import MAX_BEAM_WIDTH, BeamSearchParams
+from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams, default_sampling_params
 from minllm.errors import CheckpointError, InvalidRequestError, MinLLMError
 from minllm.models.generation_config import GenerationConfig
 

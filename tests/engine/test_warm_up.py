@@ -9,7 +9,7 @@ from minllm.cache.virtual.length_estimate import LengthEstimate
 from minllm.cache.virtual.slots import MappingCounts
 from minllm.engine import llm
 from minllm.engine.loading import load_engine
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.warm_up import warm_up
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind

@@ -7,7 +7,7 @@ those of a single row would still be in L2.
 import numpy as np
 
 from minllm.bench.kernel_case import FLOAT32, MICROSECONDS, KernelCase, Prepared
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.sampling import build_sampling_tensors, sample_reference
 from minllm.kernels.sampling.log_probabilities import (
     LogProbabilities,

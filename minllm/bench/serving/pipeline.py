@@ -27,7 +27,7 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
 from minllm.engine.loading import bundled_model
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.machine import driver
 
 PROMPT_CHARACTERS = 1000

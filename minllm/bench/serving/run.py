@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from minllm.bench.serving.concurrency import Places
 from minllm.bench.serving.metrics import RequestTimes, ServedRun, StepSample
 from minllm.bench.serving.workload import BenchRequest, random_prompt
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.sampling_params import SamplingParams
 
 WARM_UP_TOKENS = 16  # output tokens of a warm-up request
 COMPLETE = ("stop", "length")  # finish reasons of a request that was served to its end

@@ -103,7 +103,7 @@ def without_bubbles(core_class: Callable) -> str:
 def generates(core_class: Callable) -> str:
     """The bundled model, planned one step ahead, generates the tokens that it generates step by step."""
     from minllm.engine.llm import LLM
-    from minllm.engine.sampling_params import SamplingParams
+    from minllm.engine.requests.sampling_params import SamplingParams
 
     prompts = ["def add(a, b):\n    return", "class Stack:\n    def push(self", "import os\n"]
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in (3, 12, 6)]

@@ -5,7 +5,7 @@ import numpy as np
 from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.sim import unwritten

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from threading import Lock
 
-from minllm.engine.outputs import RequestOutput
 from minllm.engine.pipeline.request import Result
+from minllm.engine.requests.outputs import RequestOutput
 
 
 class OutputStream(AsyncIterator[RequestOutput]):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minllm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.sampling_params import SamplingParams
 
 Result = RequestOutput | Exception  # an exception if there is no output: the request was refused, or its text cannot be made
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.engine.beam_search_params import BeamSearchParams
-from minllm.engine.outputs import BeamSearchOutput, BeamSearchSequence, FinishReason, Logprob
+from minllm.engine.requests.beam_search_params import BeamSearchParams
+from minllm.engine.requests.outputs import BeamSearchOutput, BeamSearchSequence, FinishReason, Logprob
 from minllm.engine.requests.sequence import Sequence
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Many
 
-from minllm.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from minllm.engine.requests.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from minllm.engine.requests.sequence import Sequence
 
 

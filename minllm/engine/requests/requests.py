@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from minllm.engine.beam_search_params import BeamSearchParams
 from minllm.engine.loading import Engine
-from minllm.engine.prompts import PromptTokens
-from minllm.engine.request_checks import check_vocabulary, prompt_in_context
 from minllm.engine.requests.bad_words import BadWords, bad_word_token_ids
 from minllm.engine.requests.beam_search import Beam, BeamSearch, Temperature
+from minllm.engine.requests.beam_search_params import BeamSearchParams
+from minllm.engine.requests.prompts import PromptTokens
+from minllm.engine.requests.request_checks import check_vocabulary, prompt_in_context
+from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 
 
 class NoText:

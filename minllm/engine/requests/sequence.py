@@ -11,9 +11,9 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from minllm.engine.outputs import FinishReason, Logprob
+from minllm.engine.requests.outputs import FinishReason, Logprob
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.stop_strings import StopStringMatcher
-from minllm.engine.sampling_params import SamplingParams
 
 NO_SLOT = -1
 LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary's size in float32, 263 MB for Llama 3

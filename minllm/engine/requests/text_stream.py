@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from minllm.engine.core import EngineCore
-from minllm.engine.outputs import RequestOutput
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.outputs import RequestOutput
 from minllm.engine.requests.sequence import Sequence
 
 

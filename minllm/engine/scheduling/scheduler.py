@@ -13,7 +13,7 @@ import heapq
 import time
 from bisect import insort
 
-from minllm.engine.outputs import FinishReason
+from minllm.engine.requests.outputs import FinishReason
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.policy import SchedulingPolicy

@@ -12,7 +12,7 @@ from minllm.kernels.sampling.tensors import SLOT_FIELDS, VOCABULARY_FIELDS, Adju
 
 
 class Parameters(Protocol):
-    """The attributes of a request that are read here: vLLM's names, see engine/sampling_params.py."""
+    """The attributes of a request that are read here: vLLM's names, see engine/requests/sampling_params.py."""
 
     temperature: float
     top_k: int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minllm.engine.parameter_checks import biases, flag, functions, integer, real, refuse, strings, token_ids
+from minllm.engine.requests.parameter_checks import biases, flag, functions, integer, real, refuse, strings, token_ids
 from minllm.errors import CheckpointError, InvalidRequestError, shown
 from minllm.models.generation_config import GenerationConfig
 

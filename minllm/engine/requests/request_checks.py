@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from minllm.engine.prompts import PromptTokens
-from minllm.engine.sampling_params import SamplingParams
+from minllm.engine.requests.prompts import PromptTokens
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError, shown
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from minllm.engine.parameter_checks import flag, integer, real
-from minllm.engine.sampling_params import MAX_LOGPROBS
+from minllm.engine.requests.parameter_checks import flag, integer, real
+from minllm.engine.requests.sampling_params import MAX_LOGPROBS
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # a step reads the 2 * beam_width likeliest continuations of each beam
 MAX_LENGTH_PENALTY = 10.0  # a higher power of a long context's length overflows

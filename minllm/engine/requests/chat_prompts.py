@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from minllm.engine.prompts import TokensPrompt, check_chars
+from minllm.engine.requests.prompts import TokensPrompt, check_chars
 
 
 @dataclass(frozen=True)
