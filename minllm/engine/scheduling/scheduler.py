@@ -207,16 +207,18 @@ class Scheduler:
             self._leave(sequence)
 
     def _make_room(self, sequence: Sequence, step: Step) -> bool:
-        """Make room for the next token of a running sequence; False if it is the newest itself and was preempted."""
+        """Make room for the next token of a running sequence; False if it was itself preempted, or ended for want of room."""
         while True:
             try:
                 if self.memory.make_room_to_decode(sequence):
                     step.grown.append(sequence)
                 return True
-            except OutOfMemoryError:
+            except OutOfMemoryError as error:
                 newest = self.running[-1]
-                if newest is self.running[0]:
-                    raise  # all blocks are its own, and requests that can never fit were refused
+                if newest is self.running[0]:  # something else holds what it needs: requests that can never fit were refused
+                    self.abort(sequence, error)
+                    self._ended.append(sequence)
+                    return False
                 self._preempt(newest)
                 step.preempts = True
                 if newest is sequence:
@@ -264,9 +266,10 @@ class Scheduler:
         comes_back = self.preemption.holds(sequence)
         try:
             num_computed = self.preemption.restore(sequence, self.memory)
-        except OutOfMemoryError:
-            if not self.running:
-                raise  # nobody is left who could make room, and requests that can never fit were refused
+        except OutOfMemoryError as error:
+            if not self.running:  # nobody is left who could make room: something else holds it, for instance a text that is scored
+                self.abort(sequence, error)
+                self._ended.append(sequence)
             return False
         heapq.heappop(self.waiting)
         if not sequence.num_preemptions:

@@ -106,3 +106,33 @@ def test_who_was_swapped_out_comes_back_under_his_own_salt(cache):
         [spy] = scripted("spy", range(40, 49), [], 1, salt=salt)
         finish(scheduler, runner, [spy])
         assert spy.num_cached_tokens == found, salt
+
+
+def test_who_finds_no_room_although_nobody_runs_ends_alone():
+    """Something else holds the blocks: a text that is scored, for instance."""
+    scheduler, runner = small_engine(blocks=4)
+    core = EngineCore(scheduler, runner, tokenizer=None)
+    scheduler.memory.policy.reserve("scored", range(3 * scheduler.memory.block_size))
+    long, short = scripted("long", range(2 * scheduler.memory.block_size), range(20), 2)[0], scripted("short", range(2), range(20), 2)[0]
+    core.add(long)
+    core.add(short)
+    while core.has_work:
+        core.step()
+    assert long.finish_reason == "error" and isinstance(long.error, OutOfMemoryError)
+    assert short.finish_reason == "length"
+    scheduler.memory.policy.free("scored")
+    check_nothing_is_left(scheduler, 4)
+
+
+def test_who_runs_alone_and_finds_no_block_ends_alone():
+    scheduler, runner = small_engine(blocks=3)
+    core = EngineCore(scheduler, runner, tokenizer=None)
+    one = scripted("one", range(scheduler.memory.block_size), range(100), scheduler.memory.block_size + 1)[0]
+    core.add(one)
+    core.step()
+    scheduler.memory.policy.reserve("scored", range(2 * scheduler.memory.block_size))
+    while core.has_work:
+        core.step()
+    assert one.finish_reason == "error" and isinstance(one.error, OutOfMemoryError)
+    scheduler.memory.policy.free("scored")
+    check_nothing_is_left(scheduler, 4)
