@@ -40,12 +40,12 @@ class StepCosts:
     """A step's seconds as a function of its tokens, for one model on one machine. The counts are those of costs/stages.py."""
 
     fixed_bytes: int  # the weights
-    token_bytes: int  # of the linear layers, for each token: its embedding, and its key and value written
+    token_bytes: int  # moved per token: its row of the embedding, and its key and value
     token_flops: int
     row_flops: int  # for each token that is sampled from: the head
     read_bytes: int  # per key and value that attention reads, in one layer
     pair_flops: int  # per query and key, in one layer
-    windows: tuple[int, ...]  # of each layer: the sliding window, 0 for none
+    windows: tuple[int, ...]  # each layer's sliding window, 0 for none
     bytes_per_s: float
     flops_per_s: float
 

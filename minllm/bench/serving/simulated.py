@@ -118,7 +118,7 @@ class SimulatedEngine:
         policy = POLICIES[policy]() if isinstance(policy, str) else policy
         self.scheduler = make_scheduler(policy, memory, Preemption(preemption), max_num_seqs, max_num_batched_tokens)
         self.core = EngineCore(self.scheduler, self.runner, tokenizer=None)
-        self.sequences: dict[str, Sequence] = {}  # that have not ended, by request
+        self.sequences: dict[str, Sequence] = {}  # the unfinished ones, by request
 
     def add_request(self, request_id: str, prompt: list[int], sampling_params: SamplingParams) -> None:
         """Queue a request that generates max_tokens tokens."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from minllm.errors import InvalidOptionError
 
 TOKEN_IDS = (0, 10_000)  # ids of random prompts, as in nano-vllm's bench.py
-MOST_TOKENS = 10_000_000  # of one prompt or output; more is a mistake, and would fill the host's memory
+MOST_TOKENS = 10_000_000  # the longest prompt or output; more is a mistake, and would fill the host's memory
 
 
 @dataclass(frozen=True)

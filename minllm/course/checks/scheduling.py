@@ -21,7 +21,7 @@ from minllm.engine.scheduling.split_fuse import SplitFuse
 from minllm.models.shapes import named_config
 
 H200_TB_S, H200_TFLOPS = 4.273, 818.6
-MOST_STEPS = 60  # of a case; the right ones have at most 20
+MOST_STEPS = 60  # a case ends here; right solutions take at most 20
 NOTHING = "nothing"  # a step without spans, although requests have not ended
 
 

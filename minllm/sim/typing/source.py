@@ -49,6 +49,7 @@ def with_numba_constants(code, filename):
 
 
 def numba_constant(constant):
+    """A literal as Numba types it: a float is a float64."""
     if type(constant) is float:
         return np.float64(constant)
     if type(constant) is tuple:

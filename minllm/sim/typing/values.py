@@ -44,10 +44,12 @@ NOTHING = Value(types.none, constant=Constant(None))
 
 
 def is_integer(type):
+    """Whether a Numba type is an integer of any width."""
     return isinstance(type, types.Integer)
 
 
 def is_float(type):
+    """Whether a Numba type is a floating-point number of any width."""
     return isinstance(type, (types.Float, types.bfloat16.__class__))
 
 
@@ -112,6 +114,7 @@ def literal_type(value):
 
 
 def may_be_negative(value):
+    """Whether a value can be below 0: a constant that is, or a signed integer."""
     if value.constant is not None:
         return value.constant.value < 0
     return is_integer(value.type) and value.type.signed
