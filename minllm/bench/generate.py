@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,13 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
 
 
 @contextmanager
-def opened_model(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[LLM]:
+def opened_model(
+    model: str, options: dict[str, Any], max_model_len: int | None, write: Callable[[Path, dict[str, Any]], None] | None = None
+) -> Iterator[LLM]:
     """The bundled model, a directory, a GGUF file, or random weights in a shape; for one sequence unless options say max_num_seqs.
 
-    max_model_len: tokens of a sequence to make room for; None for what model and memory allow.
+    max_model_len: tokens of a sequence to make room for; None for what model and memory allow. write: writes the directory of a shape;
+    None is write_shape.
     """
     options = dict(max_num_seqs=1) | options | dict(max_model_len=max_model_len, progress=sys.stderr.isatty())
     check_model(model)
@@ -65,7 +68,7 @@ def opened_model(model: str, options: dict[str, Any], max_model_len: int | None)
             yield llm
         return
     with tempfile.TemporaryDirectory() as directory:
-        write_shape(Path(directory), shape)
+        (write or write_shape)(Path(directory), shape)
         with LLM(directory, load_format="dummy", **options) as llm:
             yield llm
 

@@ -16,7 +16,7 @@ from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
-from minllm.engine.requests.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt, parse_prompts
+from minllm.engine.requests.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt
 from minllm.engine.requests.requests import make_beams, make_sequences
 from minllm.engine.requests.sampling_params import SamplingParams, default_sampling_params
 from minllm.engine.requests.sequence import Sequence
@@ -231,9 +231,8 @@ class LLM:
 
     def _requests(self, prompts: Any, params: Any = None, cache_salt: Any = None, kind: type = SamplingParams) -> list[list[Sequence]]:
         """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
-        engine = self.engine
-        tokenizer, most_tokens = engine.tokenizer, engine.max_model_len
-        parsed = parse_prompts(prompts, tokenizer.encode, engine.model.config.vocab_size, most_tokens, tokenizer.most_chars_per_token)
+        self.engine  # noqa: B018 - raises if this LLM was closed
+        parsed = self.llm_engine.parse(prompts)
         params = self._params_for(len(parsed), params, kind)
         salts = checked_salts(cache_salt, parsed)
         make = make_beams if kind is BeamSearchParams else make_sequences

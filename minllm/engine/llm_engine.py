@@ -70,9 +70,7 @@ class LLMEngine:
         if deadline is not None:
             deadline = real("deadline", deadline, 0.0, math.inf, "None or a number of seconds, at least 0")
         arrival_time = arrival_time or time.perf_counter()
-        engine, tokenizer = self.engine, self.engine.tokenizer
-        vocab_size, most_tokens = engine.model.config.vocab_size, engine.max_model_len
-        [parsed] = parse_prompts(prompt, tokenizer.encode, vocab_size, most_tokens, tokenizer.most_chars_per_token)
+        [parsed] = self.parse(prompt)
         [salt] = checked_salts(cache_salt, [parsed])
         [sequences] = self.make_requests([(parsed, params or self.default_params, salt)], request_id)
         for sequence in sequences:
@@ -112,6 +110,12 @@ class LLMEngine:
             num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
             num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
         )  # fmt: skip
+
+    def parse(self, prompts: Any) -> list[PromptTokens]:
+        """The tokens of one prompt or of each of several. Raises InvalidRequestError."""
+        engine, tokenizer = self.engine, self.engine.tokenizer
+        vocab_size = engine.model.config.vocab_size
+        return parse_prompts(prompts, tokenizer.encode, vocab_size, engine.max_model_len, tokenizer.most_chars_per_token)
 
     def make_requests(
         self, given: list[tuple[PromptTokens, Any, str]], request_id: str | None = None, make: Callable = make_sequences

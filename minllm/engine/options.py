@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
+from minllm.engine.scheduling.policies import POLICIES
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, default_window
 from minllm.kernels.quantization.groups import TOKEN_GROUP
@@ -18,9 +20,9 @@ from minllm.weights.formats import quantizations
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
-SCHEDULING_POLICIES = ("split_fuse", "in_flight", "prefill_first", "static")
+SCHEDULING_POLICIES = tuple(POLICIES)
 PREEMPTIONS = ("recompute", "swap", "auto", "drop")
-PREDICTIONS = ("none", "limit", "mean")
+PREDICTIONS = tuple(LENGTH_PREDICTIONS)
 PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}

@@ -11,34 +11,32 @@ cost in one Python process.
 import asyncio
 import json
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import minllm
-from minllm.bench.generate import BUNDLED, check_model, shape_of, write_shape
+from minllm.bench.generate import opened_model, write_shape
 from minllm.bench.record import Row, new_record, write_json
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
 from minllm.engine.loading import bundled_model
+from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.machine import driver
 
 PROMPT_CHARACTERS = 1000
 MAX_MODEL_LEN = 1024
+MAX_NUM_SEQS = EngineOptions().max_num_seqs
 
 
 def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, repeats: int, json_file: Path | None) -> None:
     """Measure, print a line per variant, write the record. `options` are those of LLM()."""
-    check_model(model)
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
-    with opened(model, options) as llm:
+    with opened_model(model, dict(max_num_seqs=MAX_NUM_SEQS) | options, MAX_MODEL_LEN, write_shape_with_words) as llm:
         case = f"{model}, {num_prompts} text prompts of {PROMPT_CHARACTERS} characters, {tokens} tokens each"
         found = measure(llm, num_prompts, tokens, repeats)
         device = driver.device_name() if llm.device == "cuda" else "cpu"
@@ -94,20 +92,10 @@ def rows(case: str, found: dict[str, float], tokens: int) -> list[Row]:
     return made
 
 
-@contextmanager
-def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
-    """A model, or a shape with random weights and a tokenizer that has words."""
-    options = options | dict(max_model_len=MAX_MODEL_LEN, progress=sys.stderr.isatty())
-    shape = shape_of(model)
-    if shape is None:
-        with LLM(None if model == BUNDLED else model, **options) as llm:
-            yield llm
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        write_shape(Path(directory), shape)
-        write_words(Path(directory), shape["vocab_size"])
-        with LLM(directory, load_format="dummy", **options) as llm:
-            yield llm
+def write_shape_with_words(directory: Path, config: dict[str, Any]) -> None:
+    """The directory of a shape, with a tokenizer that has words."""
+    write_shape(directory, config)
+    write_words(directory, config["vocab_size"])
 
 
 def write_words(directory: Path, vocab_size: int) -> None:

@@ -14,6 +14,8 @@ from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_span
 from minllm.engine.running.step_graphs import GraphKey
 from minllm.ops.protocol import Batch
 
+BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
+
 
 @dataclass(frozen=True)
 class NewTokens:
@@ -93,9 +95,8 @@ def decode_batch(
 
 def to_backend(batch: Batch, ops) -> Batch:
     """The batch with its arrays in the backend's memory."""
-    names = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
     recent = None if batch.recent is None else replace(batch.recent, **{n: ops.array(a) for n, a in batch.recent.arrays().items()})
-    return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in names})
+    return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in BATCH_ARRAYS})
 
 
 def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: int) -> Batch:

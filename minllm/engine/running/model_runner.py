@@ -19,7 +19,7 @@ from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.engine.progress import Progress
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
-from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, padded_arrays
+from minllm.engine.running.batch_arrays import BATCH_ARRAYS, NewTokens, behind_decodes, build_batch, padded_arrays
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.slots import Slots
@@ -30,8 +30,6 @@ from minllm.kernels.sampling.log_probabilities import LogProbabilities
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch, RecentTokens
-
-BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
 
 
 class ForwardResult(NamedTuple):
@@ -93,7 +91,7 @@ class ModelRunner:
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
-        keys = [] if self.graphs is None else self.graphs.keys(kinds)
+        keys = [] if self.graphs is None else [key for key in self.graphs.keys(kinds) if key not in self.graphs]
         for done, key in enumerate(keys, start=1):
             self.graphs.capture(key, self.uploads)
             if progress is not None:

@@ -119,6 +119,9 @@ class StepGraphs:
         """The number of graphs."""
         return len(self._graphs)
 
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._graphs
+
     def key(self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind) -> GraphKey | None:
         """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
         columns = next_size(-(-context // self.block_size), self.widths)
@@ -186,7 +189,7 @@ class StepGraphs:
         )  # fmt: skip
 
     def _graph(self, key: GraphKey, uploads: Uploads) -> Any:
-        if key not in self._graphs:
+        if key not in self:
             self.capture(key, uploads)
         return self._graphs[key]
 

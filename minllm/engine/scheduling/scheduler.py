@@ -182,7 +182,7 @@ class Scheduler:
             self._push(sequence)
 
     def park(self, sequence: Sequence) -> None:
-        """Free what a held beam has, until it is resumed."""
+        """Free the memory and the slot of a sequence that has ended, or of a held beam until it is resumed."""
         if sequence.slot == NO_SLOT:
             self.preemption.drop(sequence)
         else:
@@ -216,8 +216,7 @@ class Scheduler:
             except OutOfMemoryError as error:
                 newest = self.running[-1]
                 if newest is self.running[0]:  # something else holds what it needs: requests that can never fit were refused
-                    self.abort(sequence, error)
-                    self._ended.append(sequence)
+                    self._end_unasked(sequence, error)
                     return False
                 self._preempt(newest)
                 step.preempts = True
@@ -268,8 +267,7 @@ class Scheduler:
             num_computed = self.preemption.restore(sequence, self.memory)
         except OutOfMemoryError as error:
             if not self.running:  # nobody is left who could make room: something else holds it, for instance a text that is scored
-                self.abort(sequence, error)
-                self._ended.append(sequence)
+                self._end_unasked(sequence, error)
             return False
         heapq.heappop(self.waiting)
         if not sequence.num_preemptions:
@@ -287,13 +285,14 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """Free all that a sequence holds that has ended. If it waits, its place in the queue is skipped later."""
         self._num_unfinished -= 1
-        if sequence.slot == NO_SLOT:
-            self.preemption.drop(sequence)
-        else:
-            self.memory.free(sequence)
-            self._give_up_slot(sequence)
+        self.park(sequence)
         self._push_siblings(sequence)
         self._end_peers(sequence)
+
+    def _end_unasked(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence that nobody aborted, and report it with the next results."""
+        self.abort(sequence, error)
+        self._ended.append(sequence)
 
     def _end_peers(self, sequence: Sequence) -> None:
         """End the beams of a sequence's search, as it has ended."""
@@ -343,5 +342,4 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
             _, _, sequence = heapq.heappop(self._deadlines)
             if not sequence.is_finished:
-                self.abort(sequence, DeadlineError(f"{sequence} was not finished before its deadline."))
-                self._ended.append(sequence)
+                self._end_unasked(sequence, DeadlineError(f"{sequence} was not finished before its deadline."))
