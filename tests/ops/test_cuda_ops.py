@@ -25,7 +25,12 @@ pytestmark = pytest.mark.results_only
 def launches(monkeypatch):
     """The names of the kernels that the test simulates."""
     names, simulate = [], sim.simulate
-    monkeypatch.setattr(sim, "simulate", lambda kernel, *rest, **options: (names.append(kernel.__name__), simulate(kernel, *rest, **options)))
+
+    def counted(kernel, *arguments, **options):
+        names.append(kernel.__name__)
+        simulate(kernel, *arguments, **options)
+
+    monkeypatch.setattr(sim, "simulate", counted)
     return names
 
 
