@@ -26,7 +26,8 @@ def pytest_collection_modifyitems(config, items):
     others = left_out([item for item in items if "gpu" not in item.path.parts])  # a GPU runs all cases in seconds
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        excluded = set(others)
+        items[:] = [item for item in items if item not in excluded]
 
 
 class Simulator:
