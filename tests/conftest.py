@@ -30,6 +30,11 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in excluded]
 
 
+def pytest_collection_finish(session):
+    """Modules and test items stay to the end: a test that collects garbage then looks at its own objects only."""
+    gc.freeze()
+
+
 class Simulator:
     """Arrays stay NumPy arrays: a launcher that is given those runs its kernel in the simulator."""
 

@@ -1,10 +1,9 @@
 """Kernel variants, compiled for every generation without a GPU: no spill, no stack frame, no register over the budget, no float64.
 
 Without --exhaustive a covering selection of (specimen, target) is compiled (tests/covering.py): every kernel function and every variant;
-every stage for each of its targets and each of its dtypes; every kernel function for each of its cache formats; every dtype for every
-target. Of equals it takes one that another test compiles too, because the disk cache holds it for both. With --exhaustive it is every
-specimen: bfloat16 for all four generations, and dtypes that differ from it in nothing but the arrays for Hopper alone, or for all four too
-with MINLLM_GATE=full.
+every stage for each of its targets, its dtypes and its cache formats; every dtype for every target. Of equals it takes one that another
+test compiles too, because the disk cache holds it for both. With --exhaustive it is every specimen: bfloat16 for all four generations, and
+dtypes that differ from it in nothing but the arrays for Hopper alone, or for all four too with MINLLM_GATE=full.
 """
 
 import dataclasses
@@ -55,7 +54,7 @@ def features(pair):
     stage, variant, *words = name.split("/")
     function, dtype = SPECIMENS[name].kernel.function, words[-1] if words else ""
     variant, function = f"{stage}/{variant}", (function.__module__, function.__name__)
-    formats = [(function, word) for word in words if word in KV_FORMATS]
+    formats = [(stage, word) for word in words if word in KV_FORMATS]
     return [function, variant, (stage, target), (stage, dtype), (dtype, target), *formats]
 
 
