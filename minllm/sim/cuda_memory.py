@@ -9,7 +9,7 @@ from greenlet import getcurrent
 from minllm.sim.arrays import fail, poison
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import assigned_name, instruction
+from minllm.sim.place import assigned_name, code_number, instruction
 from minllm.sim.scalars import dtype_of
 
 
@@ -29,7 +29,7 @@ class SharedMemory(Named):
         """A static array, one per block and place in the code; shape 0 means the dynamic shared memory."""
         block, dtype = getcurrent().block, dtype_of(dtype)
         code, offset = instruction(sys._getframe(1))
-        key = id(code), offset
+        key = code_number(code), offset
         if key not in block.shared_arrays:
             start, stop = self.place(block, shape, dtype, alignment)
             data = block.shared[start:stop].view(dtype)

@@ -72,6 +72,15 @@ def instruction(frame):
     return frame.f_code, instruction_starts(frame.f_code)[frame.f_lasti >> 1]
 
 
+_code_numbers = {}
+
+
+@cached_by_code
+def code_number(code):
+    """A number for a code object, the same for equal ones: type inference may make several of one device function that do not differ."""
+    return _code_numbers.setdefault(code, len(_code_numbers))
+
+
 @cached_by_code
 def assigned_name(code, offset):
     """The local variable to which the result of the call at byte `offset` is assigned, or "" if there is none."""
