@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
-from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
+from minllm.engine.running.block_tables import padded_block_tables
+from minllm.engine.running.recent_tokens import recent_of_spans
 from minllm.engine.running.step_graphs import GraphKey
 from minllm.ops.protocol import Batch
 
@@ -25,17 +26,6 @@ class NewTokens:
     start: int
     block_table: Sequence[int]
     ring: int = 0  # number of the ring that holds the sequence's newest tokens, if the cache has a residual window
-
-
-def padded_block_tables(tables: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
-    """Stack block tables: int32 [B, max_blocks], at least `width` wide.
-
-    The padding is block 0, which is never read: context_lens ends before it.
-    """
-    padded = np.zeros((len(tables), max(width, *map(len, tables))), np.int32)
-    for row, table in enumerate(tables):
-        padded[row, : len(table)] = table
-    return padded
 
 
 def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
@@ -62,34 +52,6 @@ def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_si
         max_query_len=max(lengths),
         max_context_len=max(ends),
         recent=recent_of_spans(spans, residual_window) if residual_window else None,
-    )
-
-
-def decode_batch(
-    token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, rings: np.ndarray | None = None,
-    residual_window: int = 0,
-) -> Batch:  # fmt: skip
-    """The arrays, on the host, for one new token of each of B sequences: token_ids, positions int32 [B], block_tables [B, max_blocks].
-
-    rings: int32 [B], the ring of each sequence if the cache has a residual_window.
-    """
-    count = len(token_ids)
-    rows = np.arange(count + 1, dtype=np.int32)
-    slots = block_tables[rows[:-1], positions // block_size] * block_size + positions % block_size
-    return Batch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=slots.astype(np.int32),
-        query_start=rows,
-        context_lens=positions + np.int32(1),
-        block_tables=block_tables,
-        logits_rows=rows[:-1],
-        num_tokens=count,
-        num_sequences=count,
-        max_query_len=1,
-        max_context_len=int(positions.max()) + 1,
-        num_decodes=count,
-        recent=recent_of_decode(positions, rings, residual_window) if residual_window else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Small arrays between host and device, through page-locked memory that is used again: one copy a step and direction."""
 
+import math
 from collections import defaultdict, deque
 from typing import Any
 
@@ -18,7 +19,7 @@ class PinnedMemory:
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
         """(memory, the array in it): give the memory back when nothing is copied from or to it any more."""
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         size = max(SMALLEST, 1 << max(0, nbytes - 1).bit_length())
         memory = self._idle[size].pop() if self._idle[size] else self.machine.pinned((size,), np.uint8)
         return memory, memory[:nbytes].view(dtype).reshape(shape)

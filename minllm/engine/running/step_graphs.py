@@ -18,6 +18,7 @@ One graph runs at a time, so all share the memory of their temporaries and resul
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ class StepGraphs:
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # the slots that the last step of decodes alone had
         largest = GraphKey(self.token_sizes[-1], max_num_seqs, PROMPTS[-1], columns, SamplingKind.GREEDY)
-        self._words = ops.zeros((sum(map(size_of, largest.layout().values())),), np.int32)
+        self._words = ops.zeros((sum(map(math.prod, largest.layout().values())),), np.int32)
         self._recent = None
         if residual_window:
             slot_mapping, context_lens = (ops.zeros((max_num_seqs,), np.int32) for _ in range(2))
@@ -177,8 +178,8 @@ class StepGraphs:
         """The slots and the batch of a graph."""
         arrays, start = {}, 0
         for name, shape in key.layout().items():
-            arrays[name] = self._words[start : start + size_of(shape)].reshape(shape)
-            start += size_of(shape)
+            arrays[name] = self._words[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)
         slots, recent = arrays.pop("slots"), None
         if self._recent is not None and not key.prompts:
             recent = RecentTokens(*(array[: key.decodes] for array in self._recent), rings=slots)
@@ -203,8 +204,3 @@ class StepGraphs:
             arrays["query_start"][:] = np.arange(key.sequences + 1)
         packed = np.concatenate(list(arrays.values()))
         uploads.write(self._words[: packed.size], packed)
-
-
-def size_of(shape: tuple[int, ...]) -> int:
-    """Elements of an array of this shape."""
-    return int(np.prod(shape))
