@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from minllm.engine.requests.outputs import Logprob
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.running.model_runner import ForwardResult, ModelRunner
+from minllm.engine.running.forward_result import ForwardResult
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 

@@ -10,7 +10,7 @@ read from its slot, where step n leaves it.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,25 +20,16 @@ from minllm.cache.policy import CachePolicy
 from minllm.engine.progress import Progress
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.running.batch_arrays import BATCH_ARRAYS, NewTokens, behind_decodes, build_batch, padded_arrays
+from minllm.engine.running.forward_result import PendingForward
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.step_graphs import GraphKey, StepGraphs
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.attention.residual_window.reference import ring_blocks
-from minllm.kernels.sampling.log_probabilities import LogProbabilities
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch, RecentTokens
-
-
-class ForwardResult(NamedTuple):
-    """What a forward computed, on the host."""
-
-    sampled: list[Sequence]
-    token_ids: list[int]  # one per sequence
-    logprobs: LogProbabilities | None  # of these tokens, if one of the sequences wants them
-    prompt_logprobs: list[tuple[Span, LogProbabilities]]  # of the tokens after each of a span's
 
 
 class ModelRunner:
@@ -67,7 +58,7 @@ class ModelRunner:
         """How many steps may be launched before the results of an earlier one are read."""
         return self.machine.steps_ahead
 
-    def execute(self, step: Step) -> list["PendingForward"]:
+    def execute(self, step: Step) -> list[PendingForward]:
         """Launch a step; the results of its forwards are in the order of `step.sampled`."""
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
@@ -112,7 +103,7 @@ class ModelRunner:
             forwards[-1].append(span)
         return forwards
 
-    def _launch(self, spans: list[Span]) -> "PendingForward":
+    def _launch(self, spans: list[Span]) -> PendingForward:
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
@@ -204,7 +195,7 @@ class ModelRunner:
         self.machine.write(logits, host)
         return computed
 
-    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> "PendingForward":
+    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> PendingForward:
         """Start to bring the results of a forward to the host; rows: that of each sampled sequence."""
         count, arrays = tokens.shape[0], [tokens]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
@@ -222,20 +213,3 @@ class ModelRunner:
         end = span.start + span.length
         found = span.sequence.token_ids(span.start + 1, min(end + 1, span.sequence.num_tokens))
         return np.array(found + [0] * (span.length - len(found)), np.int32)
-
-
-class PendingForward:
-    """The results of a forward on their way to the host."""
-
-    def __init__(self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span]):
-        self._readback, self._sampled, self._rows, self._has_logprobs, self._scored = readback, sampled, rows, has_logprobs, scored
-
-    def wait(self) -> ForwardResult:
-        """Wait for them; to be called once."""
-        tokens, *others = self._readback.wait()
-        logprobs = LogProbabilities(*(array[self._rows] for array in others[:4])) if self._has_logprobs else None
-        prompt_logprobs, row = [], 0
-        for span in self._scored:
-            prompt_logprobs.append((span, LogProbabilities(*(array[row : row + span.length] for array in others[-4:]))))
-            row += span.length
-        return ForwardResult(self._sampled, tokens[self._rows].tolist(), logprobs, prompt_logprobs)

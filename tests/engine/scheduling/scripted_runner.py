@@ -19,7 +19,7 @@ from minllm.cache.transfers import HostTransfers
 from minllm.engine.requests.requests import NoText
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
-from minllm.engine.running.model_runner import ForwardResult
+from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
