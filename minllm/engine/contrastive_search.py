@@ -20,7 +20,7 @@ from minllm.cache.policy import CachePolicy
 from minllm.engine.requests.parameter_checks import flag, integer, real
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import hidden_states
@@ -101,10 +101,8 @@ class ContrastiveSearch:
     def _prompt(self, fork: Fork, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """The logits behind a prompt, [vocab], and the directions of its hidden states, [n, hidden]."""
         self.policy.append(fork, token_ids[1:])
-        table, found = self.policy.table(fork), []
-        for start in range(0, len(token_ids), self.max_num_batched_tokens):
-            chunk = token_ids[start : start + self.max_num_batched_tokens]
-            found.append(self._forward([NewTokens(chunk, start, table)], [len(chunk) - 1]))
+        spans = chunks(token_ids, self.max_num_batched_tokens, self.policy.table(fork))
+        found = [self._forward([span], [len(span.token_ids) - 1]) for span in spans]
         return found[-1][0][0], np.concatenate([hidden for _, hidden in found])
 
     def _extend(self, forks: list[Fork], candidates: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,8 +20,8 @@ from minllm.bench.serving.metrics import calculate_metrics, parse_goodput
 from minllm.bench.serving.plots import checked_folder, write_plots
 from minllm.bench.serving.report import COLUMNS, HEADINGS, Result, detail_table, json_line, rows, summary_line
 from minllm.bench.serving.run import Engine
-from minllm.bench.serving.simulated import VirtualClock
 from minllm.bench.serving.simulated_gpu import check_simulation, simulated_gpu
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import longest
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError

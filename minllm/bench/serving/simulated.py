@@ -7,10 +7,10 @@ peak, without launches and without the host. `minllm bench serve` measures the s
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from math import inf, nextafter
 
 from minllm.bench.serving.metrics import ServedRun
 from minllm.bench.serving.run import serve
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest
 from minllm.cache.paged import PagedPolicy
 from minllm.costs.serving import StepCosts
@@ -30,21 +30,6 @@ from minllm.engine.scheduling.step import Step
 
 TOKEN = 7  # every sampled token; nobody reads it
 BLOCK_SIZE = 16
-
-
-@dataclass
-class VirtualClock:
-    """Seconds that pass when the simulation says so."""
-
-    time: float = 0.0
-
-    def now(self) -> float:
-        """Seconds since the start."""
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        """Let this time pass; a little always passes, so that waiting for a moment ends even if the sum is rounded."""
-        self.time = max(self.time + seconds, nextafter(self.time, inf))
 
 
 @dataclass(frozen=True)
@@ -76,11 +61,10 @@ class SimulatedRunner:
     steps: list[TimedStep] = field(default_factory=list)
 
     def execute(self, step: Step) -> list["PendingStep"]:
-        """See ModelRunner: a step begins when it is launched, or when the one before it has ended."""
+        """See ModelRunner."""
         contexts = [span.start + 1 for span in step.spans if span.decodes]
         chunks = [(span.start, span.length) for span in step.spans if not span.decodes]
-        begin = max(self.clock.time, self.steps[-1].end if self.steps else 0.0)
-        end = begin + self.costs.seconds(contexts, chunks, len(step.sampled))
+        begin, end = self.clock.launch(self.costs.seconds(contexts, chunks, len(step.sampled)))
         spans = tuple(TimedSpan(span.sequence.request_id, span.start, span.length, span.decodes) for span in step.spans)
         self.steps.append(TimedStep(begin, end, spans))
         return [PendingStep(self.clock, end, step.sampled)]
@@ -96,7 +80,7 @@ class PendingStep:
 
     def wait(self) -> ForwardResult:
         """See PendingForward: waiting lets the time pass."""
-        self.clock.time = max(self.clock.time, self.end)
+        self.clock.wait(self.end)
         return ForwardResult(self.sampled, [TOKEN] * len(self.sampled), None, [])
 
 

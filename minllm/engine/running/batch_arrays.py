@@ -4,7 +4,7 @@ A chunk of a prompt and a decode step are the same arrays with other numbers; ea
 cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,12 @@ class NewTokens:
     start: int
     block_table: Sequence[int]
     ring: int = 0  # number of the ring that holds the sequence's newest tokens, if the cache has a residual window
+
+
+def chunks(token_ids: Sequence[int], length: int, block_table: Sequence[int], ring: int = 0) -> Iterator[NewTokens]:
+    """A text from its first token on, up to `length` tokens at a time."""
+    for start in range(0, len(token_ids), length):
+        yield NewTokens(token_ids[start : start + length], start, block_table, ring)
 
 
 def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
