@@ -7,7 +7,6 @@ storage is wider. Other formats keep their own arrays.
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from minllm.errors import KernelArgumentError
@@ -29,11 +28,9 @@ from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots_reference
-from minllm.ops.composed import ComposedOps
+from minllm.ops.composed import ComposedOps, activation_dtype
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
-
-DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class NumpyOps(ComposedOps):
@@ -41,10 +38,7 @@ class NumpyOps(ComposedOps):
 
     def __init__(self, dtype: Any = "float32"):
         """`dtype` is that of the activations, by name or as NumPy has it: float32, float16 or bfloat16."""
-        found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-        if found not in DTYPES.values():
-            raise KernelArgumentError(f"NumpyOps computes in {', '.join(DTYPES)}, not in {dtype}.")
-        self.dtype = found
+        self.dtype = activation_dtype(dtype, "NumpyOps")
 
     def array(self, host_array: np.ndarray) -> np.ndarray:
         """The array itself, C-contiguous."""
