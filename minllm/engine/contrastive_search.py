@@ -2,7 +2,7 @@
 
     x = argmax over the top_k likeliest tokens v of   (1 - α) p(v | x_<t) - α max_j cos(h_v, h_x_j)        j < t
 
-h is the last layer's hidden state behind the final norm, that of a candidate v computed as if v were the next token. So a step computes
+h is the last layer's hidden state after the final norm; a candidate's is computed as if it were the next token. So a step computes
 top_k forks of the text by one token; the chosen one's logits give the next candidates, and the others are freed.
 
 Hidden states come to the host, where the scores are computed, and one text is continued at a time: this is for comparing texts, not for

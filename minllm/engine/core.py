@@ -5,7 +5,7 @@
     scheduler.take(step, tokens)           sequences get their tokens; those that end leave
 
 The next step is planned and launched before the results of this one are read, so a GPU is never idle between steps. A sequence that ends
-with a token nobody knew in advance, such as an end of text, is therefore computed one step too far, and the surplus token is dropped.
+with a token that was not known in advance, such as an end of text, is therefore computed one step too far; the surplus token is dropped.
 """
 
 from collections import deque

@@ -22,17 +22,17 @@ MOST_PRIORITY = 2**63 - 1
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine is doing."""
+    """What an engine is doing: sequences that run and wait now, and counts since the engine was made."""
 
-    num_running: int  # sequences
+    num_running: int
     num_waiting: int
     kv_cache_usage: float  # share of the KV cache that running sequences hold, 0 to 1
-    num_preemptions: int  # since the engine was made, like the numbers below
-    prefix_cache_queries: int  # prompt tokens
-    prefix_cache_hits: int  # those of them that were found in the cache
+    num_preemptions: int
+    prefix_cache_queries: int  # prompt tokens looked up in the prefix cache
+    prefix_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
     num_graphs: int = 0  # CUDA graphs captured so far
-    graph_memory_bytes: int = 0  # of their temporaries and results, which they share
+    graph_memory_bytes: int = 0  # memory that all graphs share for temporaries and results
 
 
 class LLMEngine:
@@ -42,7 +42,7 @@ class LLMEngine:
         self.engine, self.default_params, self.seed = engine, default_params, seed
         self.core = EngineCore(engine.scheduler, engine.runner, engine.tokenizer)
         self._requests: dict[str, list[Sequence]] = {}
-        self._num_requests = 0  # numbers the requests, for their seeds
+        self._num_requests = 0  # the next request's number, from which its seed derives
 
     def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
@@ -89,7 +89,7 @@ class LLMEngine:
         return [self._output(request_id) for request_id in moved if request_id in self._requests]
 
     def advance(self) -> list[Sequence]:
-        """The same, without outputs, which take longer to make than a step of a small model: returns the sequences."""
+        """Like `step`, but returns the sequences: making outputs takes longer than a step of a small model."""
         moved = self.core.step()
         for sequence in moved:
             others = self._requests.get(sequence.request_id, ()) if sequence.is_finished else ()

@@ -47,7 +47,7 @@ BUNDLED_MODEL = "data/models/bundled"
 class Engine:
     """What LLM() made of its options."""
 
-    path: Path  # of the model's directory or file
+    path: Path  # the model's directory or file
     device: str  # "cpu" or "cuda"
     ops: Any
     model: Model

@@ -19,7 +19,7 @@ from minllm.engine.options import EngineOptions
 def make_cache(
     device: str, ops, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
 ) -> tuple[Any, CachePolicy]:
-    """The memory for keys and values, and who decides about it."""
+    """The memory for keys and values, and the policy that assigns it."""
     if options.kv_cache_policy == "virtual":
         return _make_virtual_cache(device, options, shape, budget, wanted_len)
     room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)

@@ -21,7 +21,7 @@ class CudaBase(ComposedOps):
         self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False,
         allocation: str | None = None, pinned: bool = True,
     ):  # fmt: skip
-        """dtype: of weights, activations and the KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
+        """dtype: that of weights, activations and KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
         allocation: how device memory is allocated, see runtime/memory.py. pinned: whether results are read through page-locked memory.
         """
         self.dtype, self.pinned = activation_dtype(dtype, "CudaOps"), pinned
@@ -29,7 +29,7 @@ class CudaBase(ComposedOps):
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
         self.counts: dict[tuple[int, ...], Any] = {}
-        self.uploader: Any = None  # while many weights are made
+        self.uploader: Any = None  # set while many weights are made
         if not simulated:
             from minllm.runtime.device import current_device
             from minllm.runtime.memory import device_memory

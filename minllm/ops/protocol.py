@@ -102,7 +102,7 @@ class RecentCache:
     scratch: tuple[Array, Array]  # the same in every layer
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """Those that the batch works in."""
+        """The arrays that the batch works in."""
         return self.rings if batch.recent.stores is None else self.scratch
 
 

@@ -121,7 +121,7 @@ class Report:
 
     def __init__(self, device: str, json_file: Path | None, machine: str | None = None):
         self.device, self.json_file, self.results = device, json_file, []
-        self.machine = machine  # in words, if it is not this one
+        self.machine = machine  # the simulated machine in words; None is this machine
         is_piped = str(json_file) == "-"  # then only the record goes to standard output
         self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
 

@@ -87,7 +87,7 @@ class PendingStep:
 class SimulatedEngine:
     """What the driver (run.py) needs of an engine, around the real scheduler.
 
-    policy: a name of POLICIES, or a policy of one's own. kv_cache_tokens: what the cache holds. preemption: "recompute" or "drop"; a swap
+    policy: a name of POLICIES, or a SchedulingPolicy. kv_cache_tokens: the size of the cache. preemption: "recompute" or "drop"; a swap
     copies real memory and is measured by `minllm bench serve --compare-preemption`.
     """
 

@@ -22,7 +22,7 @@ from minllm.engine.pipeline.request import PipelineRequest
 from minllm.engine.pipeline.tokenise import TokeniseStage
 from minllm.errors import EngineDeadError, InvalidRequestError
 
-QUEUE_LIMIT = 256  # requests before each of the first two stages
+QUEUE_LIMIT = 256  # requests that the queue before stage 1, or before stage 2, holds
 
 
 class Pipeline:

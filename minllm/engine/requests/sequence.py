@@ -35,14 +35,14 @@ class Sequence:
     max_tokens: int
     eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
     decoder: Any
-    arrival_time: float = field(default_factory=time.perf_counter)  # seconds
+    arrival_time: float = field(default_factory=time.perf_counter)
     cache_salt: str = ""  # only sequences with the same salt share cached keys and values
     index: int = 0  # index of the completion in its request
     logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
     banned_token_ids: tuple[int, ...] = ()
     siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
     priority: int = 0  # lower runs earlier
-    deadline: float | None = None  # in time.perf_counter's seconds: when the sequence is aborted
+    deadline: float | None = None  # the time.perf_counter() at which the sequence is aborted
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -55,17 +55,17 @@ class Sequence:
     last_token_time: float | None = None
 
     # The scheduler's. A token is computed when its key and value are in the cache, or will be after the steps launched so far.
-    arrival: int = 0  # order of arrival
-    slot: int = NO_SLOT  # where its state lies on the device while it runs
+    arrival: int = 0  # the request's number in the order of arrival
+    slot: int = NO_SLOT  # slot of its state on the device while it runs
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_computed_tokens: int = 0
-    num_prefill_tokens: int = 0  # tokens known when it entered: they are computed in chunks; later ones are decoded one by one
-    num_in_flight: int = 0  # tokens that launched steps sample, and that have not come back
+    num_prefill_tokens: int = 0  # tokens known when it entered, which are computed in chunks; later ones are decoded
+    num_in_flight: int = 0  # tokens that launched steps sample and that the host does not know yet
     num_preemptions: int = 0
 
     # A beam search's (beam_search.py).
-    search: Any = None  # what chooses the tokens; None: they are sampled
-    scores_processed: bool = False  # its log-probabilities are those of the logits that its logits_processors return
+    search: Any = None  # the BeamSearch that chooses the tokens; None if they are sampled
+    scores_processed: bool = False  # log-probabilities are taken after logits_processors, not before
     is_held: bool = False  # not computed until the search has chosen
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) ->
 
 
 def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
-    """The arrays, on the host, for the new tokens of B sequences. residual_window: that of the cache."""
+    """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
     positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
@@ -70,7 +70,7 @@ def to_backend(batch: Batch, ops) -> Batch:
 def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: int) -> Batch:
     """A batch, on the host, of sequences that decode at these positions, followed by `prompts`, which may be None.
 
-    Of the rows that decode only the positions are known here; `Ops.load_rows` fills in the others from their slots.
+    Only the positions of the rows that decode are known here; `Ops.load_rows` fills in their other arrays from the slots.
     """
     count = len(positions)
     context_lens = np.array(positions, np.int32) + np.int32(1)

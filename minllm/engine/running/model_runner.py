@@ -1,6 +1,6 @@
 """The runner: executes one Step on the model, and knows nothing else of sequences.
 
-    slots of sequences that entered or grew are brought up to date          one upload, one launch
+    slots of sequences that entered or grew are updated                     one upload, one launch
     forward over all tokens of the step, sample, advance                    decodes alone replay a CUDA graph on a GPU
     tokens come back through page-locked memory                             `PendingForward.wait` is the only wait
 
@@ -81,7 +81,7 @@ class ModelRunner:
         return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
-        """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
+        """Capture the graphs of steps for these kinds that are captured before the first request (StepGraphs.keys)."""
         keys = [] if self.graphs is None else [key for key in self.graphs.keys(kinds) if key not in self.graphs]
         for done, key in enumerate(keys, start=1):
             self.graphs.capture(key, self.uploads)
@@ -89,9 +89,10 @@ class ModelRunner:
                 progress("Capturing decode steps", done, len(keys))
 
     def _forwards(self, step: Step) -> list[list[Span]]:
-        """The spans of each forward: all in one, but with a residual window decodes, which work in the rings, are apart from prompts.
+        """The spans of each forward. All are in one, unless the cache has a residual window.
 
-        Those work in scratch memory, which has room for one that has begun earlier.
+        Then decodes, which work in the rings, have a forward of their own. Prompts work in scratch memory, which has room for the window of
+        one prompt that an earlier step has begun.
         """
         if not self._window:
             return [step.spans]
@@ -136,10 +137,10 @@ class ModelRunner:
         batch = None
         if prompts:
             chunks = [self._chunk(span) for span in prompts]
-            ends = np.cumsum([span.length for span in prompts]) - 1  # the last row of each
+            ends = np.cumsum([span.length for span in prompts]) - 1  # each span's last row
             rows = [row for span, row in zip(prompts, ends, strict=True) for _ in span.sampled]
             if not slots:
-                rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty: a row that counts for nothing
+                rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty, so one row is computed and dropped
             rows += [end - back for span, end in zip(prompts, ends, strict=True) if span in scored for back in reversed(range(span.length))]
             batch = build_batch(chunks, rows, size, self._window)
         if decodes:
@@ -187,7 +188,7 @@ class ModelRunner:
         return RecentTokens(slot_mapping, context_lens, self.ops.empty((rows, ring), np.int32), rings=slots)
 
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
-        """Let a sequence's own functions change its logits, on the host: slow, because the device waits. Returns what they were."""
+        """Let a sequence's own functions change its logits on the host, for which the device waits. Returns the logits before that."""
         computed = self.ops.to_host(logits).copy()
         host = computed.copy()
         for processor in sequence.logits_processors:
@@ -196,7 +197,7 @@ class ModelRunner:
         return computed
 
     def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> PendingForward:
-        """Start to bring the results of a forward to the host; rows: that of each sampled sequence."""
+        """Start to bring the results of a forward to the host. rows: the row of each sampled sequence."""
         count, arrays = tokens.shape[0], [tokens]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:

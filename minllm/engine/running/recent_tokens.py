@@ -14,7 +14,7 @@ from minllm.ops.protocol import RecentTokens
 
 
 def recent_of_spans(spans: Sequence, residual_window: int) -> RecentTokens:
-    """For the new tokens of B sequences (NewTokens: token_ids, start and ring): each has its window followed by its new tokens."""
+    """The arrays for NewTokens of B sequences, each with its window followed by its new tokens."""
     slots, lengths, tables, loads, stores, used = [], [], [], [], [], 0
     for span in spans:
         end, ring = span.start + len(span.token_ids), span.ring * ring_blocks(residual_window)

@@ -23,7 +23,7 @@ class Slots:
         self._kinds = [SamplingKind.GREEDY] * num_slots
 
     def changes(self, step: Step) -> np.ndarray:
-        """The words that a step changes, int32 [n, 2]: index, word. Also writes what slots know of the whole vocabulary."""
+        """The words that a step changes, int32 [n, 2]: index, word. Writes the slots' arrays over the vocabulary at once."""
         found = [self._entry(sequence) for sequence in step.entered]
         found += [self._growth(sequence) for sequence in step.grown if sequence not in step.entered]
         return np.concatenate(found) if found else np.empty((0, 2), np.int32)

@@ -33,15 +33,15 @@ class Queues:
     def __init__(self, memory: KVCacheManager, preemption: Preemption, max_num_seqs: int):
         self.memory, self.preemption = memory, preemption
         self.waiting: list[tuple[Order, Sequence]] = []  # a heap
-        self.running: list[Sequence] = []  # in order
+        self.running: list[Sequence] = []  # by `order`
         self._free_slots = list(range(max_num_seqs))  # a heap: low slots first
         self._arrivals = 0
         self._num_unfinished = 0
         self.num_preemptions = 0
         self._deadlines: list[tuple[float, Order, Sequence]] = []  # a heap
-        self._entered: list[Sequence] = []  # have slots that the next step writes anew
-        self._forks: list[tuple[int, int]] = []  # slots of beams and of those forked from them, since the last step
-        self._ended: list[Sequence] = []  # by a deadline or for want of memory, and not reported yet
+        self._entered: list[Sequence] = []  # running sequences whose slots the next step writes anew
+        self._forks: list[tuple[int, int]] = []  # (parent's slot, beam's slot) of beams forked since the last step
+        self._ended: list[Sequence] = []  # sequences that ended without a result and are not reported yet
 
     # Requests come and go
 
