@@ -56,10 +56,9 @@ class CudaBase(ComposedOps):
         """An array of zeros."""
         return np.zeros(shape, dtype) if self.memory is None else self.memory.zeros(shape, dtype)
 
-    def weight(self, host_array: np.ndarray, dtype: Any = None) -> Any:
-        """A copy on the device, C-contiguous, rounded to `dtype` (by default the activations')."""
-        dtype = self.dtype if dtype is None else dtype
-        return self.array(host_array.astype(dtype, copy=False)) if self.uploader is None else self._upload([host_array], dtype)
+    def weight(self, host_array: np.ndarray) -> Any:
+        """A copy on the device, C-contiguous, rounded to the activations' dtype."""
+        return self.array(host_array.astype(self.dtype, copy=False)) if self.uploader is None else self._upload([host_array])
 
     @contextlib.contextmanager
     def uploads(self) -> Iterator[None]:
@@ -77,11 +76,11 @@ class CudaBase(ComposedOps):
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
         """The weight of the matrices' rows, one after the other."""
-        return super().stacked_weight(parts) if self.uploader is None else self._upload(parts, self.dtype)
+        return super().stacked_weight(parts) if self.uploader is None else self._upload(parts)
 
-    def _upload(self, parts: Sequence[np.ndarray], dtype: Any) -> Any:
-        """An array of the parts' rows, each copied to its place."""
-        array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype), 0
+    def _upload(self, parts: Sequence[np.ndarray]) -> Any:
+        """An array of all rows of the parts."""
+        array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), self.dtype), 0
         for part in parts:
             self.uploader.copy(array[first : first + len(part)], part)
             first += len(part)

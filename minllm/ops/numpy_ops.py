@@ -56,10 +56,9 @@ class NumpyOps(ComposedOps):
         """An array of zeros."""
         return np.zeros(shape, dtype)
 
-    def weight(self, host_array: np.ndarray, dtype: Any = None) -> np.ndarray:
-        """A float32 copy, C-contiguous, of the values rounded to `dtype` (by default the activations')."""
-        rounded = host_array.astype(self.dtype if dtype is None else dtype, copy=False)
-        return np.array(rounded, np.float32, order="C")
+    def weight(self, host_array: np.ndarray) -> np.ndarray:
+        """A float32 copy, C-contiguous, of the values rounded to the activations' dtype."""
+        return np.array(host_array.astype(self.dtype, copy=False), np.float32, order="C")
 
     def embed(self, batch: Batch, embedding: np.ndarray, position_embedding: np.ndarray | None = None) -> np.ndarray:
         """Rows of the embedding, plus those of the positions: [T, hidden]."""
