@@ -16,7 +16,7 @@ class OutputText:
 
     def __init__(self, decoder: Any, params: SamplingParams, ending_token_ids: frozenset[int]):
         self.params, self.ending_token_ids = params, ending_token_ids
-        self._decoder = decoder  # None once the text is complete
+        self.decoder = decoder  # None once the text is complete
         self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
         self._num_read = 0  # output tokens that the decoder has had
         self._untaken = ""
@@ -44,7 +44,7 @@ class OutputText:
     def give_up(self, num_tokens: int) -> None:
         """Leave the text as it is, after this number of output tokens."""
         with self._lock:
-            self._num_read, self._decoder = num_tokens, None
+            self._num_read, self.decoder = num_tokens, None
 
     def _read(self, token_ids: Many[int], are_all: bool) -> None:
         """Turn the output tokens that the decoder has not had into text."""
@@ -53,15 +53,15 @@ class OutputText:
             for token_id in new:
                 self._num_read += 1
                 may_stop = self._num_read > min_tokens
-                self._release(self._decoder.push(token_id) if self._is_shown(token_id, may_stop) else "", may_stop)
+                self._release(self.decoder.push(token_id) if self._is_shown(token_id, may_stop) else "", may_stop)
         elif new:
             self._num_read += len(new)
             may_stop = self._num_read > min_tokens
-            self._release(self._decoder.push_all(new if self._is_shown(new[-1], may_stop) else new[:-1]), may_stop)
-        if are_all and self._decoder is not None:
-            self._release(self._decoder.finish(), len(token_ids) > min_tokens)
+            self._release(self.decoder.push_all(new if self._is_shown(new[-1], may_stop) else new[:-1]), may_stop)
+        if are_all and self.decoder is not None:
+            self._release(self.decoder.finish(), len(token_ids) > min_tokens)
             self._untaken += self._matcher.flush()
-            self._decoder = None
+            self.decoder = None
 
     def _is_shown(self, token_id: int, may_stop: bool) -> bool:
         """Whether a token belongs to the text: one that ends the text does only if that was requested."""

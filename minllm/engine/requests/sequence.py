@@ -6,7 +6,7 @@ It carries what changes while it runs: its tokens, their text (output_text.py), 
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +22,8 @@ LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary
 class Sequence:
     """One prompt and the tokens that follow it.
 
-    `max_tokens` is the smaller of the request's own limit and the room left in the model's context. Text is made by the `decoder` when it
-    is read, or at once if it may hold a stop string.
+    `max_tokens` is the smaller of the request's own limit and the room left in the model's context. Text is made when it is read, or
+    at once if it may hold a stop string.
 
     One thread may append tokens while another reads the text. `finish_reason` is set last, so a sequence seen as finished is complete.
     """
@@ -34,7 +34,7 @@ class Sequence:
     params: SamplingParams  # `seed` is never None
     max_tokens: int
     eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
-    decoder: Any
+    decoder: InitVar[Any]  # turns ids into text piece by piece (models/incremental_decoder.py)
     arrival_time: float = field(default_factory=time.perf_counter)
     cache_salt: str = ""  # only sequences with the same salt share cached keys and values
     index: int = 0  # index of the completion in its request
@@ -68,9 +68,9 @@ class Sequence:
     scores_processed: bool = False  # log-probabilities are taken after logits_processors, not before
     is_held: bool = False  # not computed until the search has chosen
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, decoder: Any) -> None:
         self._ending_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
-        self._text = OutputText(self.decoder, self.params, self._ending_ids)
+        self._text = OutputText(decoder, self.params, self._ending_ids)
 
     @cached_property
     def shown_prompt_token_ids(self) -> list[int]:
