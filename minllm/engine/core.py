@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from minllm.engine.requests.outputs import Logprob
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.forward_result import ForwardResult
-from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.runner import Runner
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
@@ -22,7 +22,7 @@ from minllm.kernels.sampling.log_probabilities import LogProbabilities
 class EngineCore:
     """Runs sequences on a scheduler and a runner. Nothing here may be called from two threads at a time."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, tokenizer):
+    def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer):
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.num_steps = 0
         self._launched: deque = deque()  # (step, results), the oldest first

@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from minllm.engine.core import EngineCore
+from minllm.engine.engine_stats import EngineStats, engine_stats
 from minllm.engine.loading import Engine
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.outputs import RequestOutput
@@ -18,21 +18,6 @@ from minllm.engine.requests.sequence import Sequence
 from minllm.errors import InvalidRequestError
 
 MOST_PRIORITY = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What an engine is doing: sequences that run and wait now, and counts since the engine was made."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float  # share of the KV cache that running sequences hold, 0 to 1
-    num_preemptions: int
-    prefix_cache_queries: int  # prompt tokens looked up in the prefix cache
-    prefix_cache_hits: int  # prompt tokens found in the prefix cache
-    num_steps: int
-    num_graphs: int = 0  # CUDA graphs captured so far
-    graph_memory_bytes: int = 0  # memory that all graphs share for temporaries and results
 
 
 class LLMEngine:
@@ -103,13 +88,7 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
-        scheduler, policy = self.core.scheduler, self.core.scheduler.memory.policy
-        usage, hits = policy.usage(), policy.prefix_hits
-        return EngineStats(
-            num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
-            num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-            num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
-        )  # fmt: skip
+        return engine_stats(self.core.scheduler, self.core.num_steps, **self.engine.runner.graph_counts())
 
     def parse(self, prompts: Any) -> list[PromptTokens]:
         """The tokens of one prompt or of each of several. Raises InvalidRequestError."""
@@ -136,7 +115,7 @@ class LLMEngine:
 
     def abort_all(self) -> None:
         """End all requests."""
-        self.core.abort(sequence for sequence in self.core.scheduler.sequences())
+        self.core.abort(self.core.scheduler.sequences())
         self._requests.clear()
 
     def forget_history(self) -> None:

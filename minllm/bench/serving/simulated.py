@@ -15,8 +15,8 @@ from minllm.bench.serving.workload import BenchRequest
 from minllm.cache.paged import PagedPolicy
 from minllm.costs.serving import StepCosts
 from minllm.engine.core import EngineCore
-from minllm.engine.llm_engine import EngineStats
-from minllm.engine.requests.requests import NoText
+from minllm.engine.engine_stats import EngineStats, engine_stats
+from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.forward_result import ForwardResult
@@ -129,12 +129,7 @@ class SimulatedEngine:
 
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
-        scheduler, policy = self.scheduler, self.scheduler.memory.policy
-        usage, hits = policy.usage(), policy.prefix_hits
-        return EngineStats(
-            len(scheduler.running), scheduler.num_waiting, usage.allocated / usage.total, scheduler.num_preemptions, hits.tokens_asked,
-            hits.tokens_hit, self.core.num_steps,
-        )  # fmt: skip
+        return engine_stats(self.scheduler, self.core.num_steps)
 
 
 def simulate(

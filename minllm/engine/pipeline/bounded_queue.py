@@ -54,7 +54,7 @@ class BoundedQueue(Generic[T]):
             self._changed.notify()
 
     def close(self) -> None:
-        """Nobody blocks any more."""
+        """Let calls that block return, now and later."""
         with self._changed:
             self._is_closed = True
             told = self._let_in(len(self._waiting))

@@ -69,3 +69,15 @@ class OutputText:
 
     def _release(self, piece: str, may_stop: bool) -> None:
         self._untaken += self._matcher.push(piece, may_stop)
+
+
+class NoText:
+    """The decoder of a request with detokenize=False: no token has a text."""
+
+    def push_all(self, token_ids: list[int]) -> str:
+        """No text."""
+        return ""
+
+    def finish(self) -> str:
+        """No text."""
+        return ""

@@ -60,7 +60,7 @@ class Scheduler(Queues):
         admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step,
         unless it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
-        self._copies += self.memory.policy.take_copies()  # before this step computes blocks that forks share and the next step copies
+        self._copies += self.memory.policy.take_copies()  # copies for forks of this step come with the next one
         # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:

@@ -16,7 +16,7 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.transfers import HostTransfers
-from minllm.engine.requests.requests import NoText
+from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.running.forward_result import ForwardResult
