@@ -250,6 +250,28 @@ def test_a_failing_step_ends_its_own_requests_alone(ahead, step, where, cache):
     check_nothing_is_left(scheduler, 4)
 
 
+FAILING = st.frozensets(st.integers(1, 24), max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests=st.lists(PLANNED, min_size=1, max_size=6), engine=ENGINES, fails_at=FAILING, lost=FAILING)
+def test_whatever_steps_fail_nobody_gets_other_tokens_than_his_own(requests, engine, fails_at, lost):
+    scheduler, runner = small_engine(**engine, fails_at=fails_at, lost=lost)
+    core = EngineCore(scheduler, runner, tokenizer=None)
+    made = [sequences_of(number, replace(planned, late=None)) for number, planned in enumerate(requests)]
+    for sequences in made:
+        core.add(sequences[0])
+    for _ in range(MOST_STEPS):
+        core.step()
+        check_books(scheduler)
+        if not core.has_work:
+            break
+    check_nothing_is_left(scheduler, engine["seqs"])
+    for sequence in [sequence for sequences in made for sequence in sequences]:
+        expected, found = expected_tokens(sequence), sequence.output_token_ids
+        assert found == (expected[: len(found)] if sequence.finish_reason == "error" else expected)
+
+
 @pytest.mark.parametrize("failure", ["fails_at", "lost"])
 def test_a_failing_step_that_was_to_copy_a_forks_blocks(failure):
     """The second completion shares its prompt's block until it decodes; the step that fails holds another request's prompt alone."""
