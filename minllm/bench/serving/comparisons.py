@@ -26,7 +26,7 @@ class ServingBench:
     """A workload and how to measure it.
 
     open_engine: opens an engine with these options of LLM(), and gives it with the size of its vocabulary. case: model and workload in
-    words. limits: goodput's. A rate of None leaves the arrivals as the requests say.
+    words. limits: those of goodput. A rate of None leaves the arrivals as the requests say.
     """
 
     open_engine: OpenEngine
