@@ -8,22 +8,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from minllm.errors import KernelArgumentError
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
-
-DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-
-
-def activation_dtype(dtype: Any, machine: str) -> np.dtype:
-    """The dtype of activations, by name or as NumPy has it. Raises KernelArgumentError, which names the machine, for any other."""
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-    if found not in DTYPES.values():
-        raise KernelArgumentError(f"{machine} computes in {', '.join(DTYPES)}, not in {dtype}.")
-    return found
 
 
 class ComposedOps:

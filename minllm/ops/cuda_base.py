@@ -10,7 +10,8 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.variants import QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
-from minllm.ops.composed import ComposedOps, activation_dtype
+from minllm.ops.arguments import activation_dtype
+from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
 
 

@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.ops.arguments import check_gated_activation, gelu_approximation
 from minllm.ops.cuda_base import CudaBase
 from minllm.weights.linear import Linear
-
-GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class CudaLinear(CudaBase):
@@ -22,8 +20,7 @@ class CudaLinear(CudaBase):
 
     def gated_mlp(self, x: Any, gate_up: Linear, down: Linear, activation: str) -> Any:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
-        if activation != "silu":
-            raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
+        check_gated_activation(activation)
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
         launch_gated = self._gated_launcher(x, gate_up)
         if launch_gated is not None:
@@ -35,10 +32,9 @@ class CudaLinear(CudaBase):
 
     def mlp(self, x: Any, up: Linear, down: Linear, activation: str) -> Any:
         """down(gelu(up(x))): [T, hidden]."""
-        if activation not in GELU_APPROXIMATIONS:
-            raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(GELU_APPROXIMATIONS)}, not {activation}")
+        approximation = gelu_approximation(activation)
         hidden = self.linear(x, up)  # [T, intermediate]
-        gelu(hidden, hidden, GELU_APPROXIMATIONS[activation], self.stream)
+        gelu(hidden, hidden, approximation, self.stream)
         return self.linear(hidden, down)
 
     def _matmul(self, x: Any, linear: Linear, out_dtype: np.dtype) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
@@ -28,7 +27,8 @@ from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots_reference
-from minllm.ops.composed import ComposedOps, activation_dtype
+from minllm.ops.arguments import activation_dtype, check_gated_activation, gelu_approximation
+from minllm.ops.composed import ComposedOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
 
@@ -126,16 +126,13 @@ class NumpyOps(ComposedOps):
 
     def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
-        if activation != "silu":
-            raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
+        check_gated_activation(activation)
         return self.linear(silu_and_multiply_reference(self.linear(x, gate_up)), down)
 
     def mlp(self, x: np.ndarray, up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(gelu(up(x))): [T, hidden]."""
-        approximations = {"gelu": "none", "gelu_tanh": "tanh"}
-        if activation not in approximations:
-            raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(approximations)}, not {activation}")
-        return self.linear(gelu_reference(self.linear(x, up), approximations[activation]), down)
+        approximation = gelu_approximation(activation)
+        return self.linear(gelu_reference(self.linear(x, up), approximation), down)
 
     def logits(
         self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None
