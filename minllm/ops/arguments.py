@@ -1,4 +1,4 @@
-"""What every machine computes in and with: dtypes and activations, checked."""
+"""Checks that all machines share: the dtype of activations, and the activation of a feed-forward."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def check_gated_activation(activation: str) -> None:
 
 
 def gelu_approximation(activation: str) -> str:
-    """What the GELU of a feed-forward without a gate approximates. Raises KernelArgumentError for any other activation."""
+    """The `approximate` argument for the GELU of a feed-forward without a gate. Raises KernelArgumentError for other activations."""
     if activation not in GELU_APPROXIMATIONS:
         raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(GELU_APPROXIMATIONS)}, not {activation}")
     return GELU_APPROXIMATIONS[activation]
