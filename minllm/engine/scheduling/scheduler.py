@@ -60,7 +60,7 @@ class Scheduler(Queues):
         admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step,
         unless it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
-        self._copies += self.memory.policy.take_copies()  # copies for forks of this step come with the next one
+        self._copies += self.memory.policy.take_copies()  # for forks of earlier steps; those of this step are copied before the next
         # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
@@ -90,7 +90,7 @@ class Scheduler(Queues):
     def fail(self, step: Step, error: Exception) -> list[Sequence]:
         """End all sequences of a step that could not be computed, and return them. The others go on.
 
-        Those for which the step was to prepare a slot or blocks, and nothing else, are computed again: how far it came is unknown.
+        Sequences for which the step was only to prepare a slot or blocks are computed again, because nobody knows how far it came.
         """
         for sequence in step.sampled:
             sequence.num_in_flight -= 1
