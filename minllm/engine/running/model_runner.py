@@ -105,6 +105,7 @@ class ModelRunner:
         return forwards
 
     def _launch(self, spans: list[Span]) -> PendingForward:
+        """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
