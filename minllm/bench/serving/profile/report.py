@@ -14,7 +14,7 @@ from minllm.figures.timeline import Span, timeline
 
 COPIES, NUM_STEPS = "copies", 3  # a lane, and the steps in a picture
 BEFORE_US, AFTER_US = 100.0, 400.0  # around the end of a step, in the picture of the gap
-RESOLUTION = 1 / 1500  # of the picture's time; bars of a lane that are closer become one, which keeps the file small
+RESOLUTION = 1 / 400  # share of a picture's time; kernels that are shorter become one bar with their neighbour, so that files stay small
 
 
 def table(steps: Sequence[TracedStep], title: str) -> Table:
@@ -47,7 +47,7 @@ def rows(steps: Sequence[TracedStep], case: str, variant: str) -> list[Row]:
         benchmark, traced = f"serving, {kind} step by stage", f"{case}, {variant}"
         found.append(Row(benchmark, traced, "time of kernels", rounded(summary.kernels / 1e3), "ms"))
         shares = {stage: 100 * summary.stages[stage] / summary.kernels for stage in ORDER if stage in summary.stages}
-        found += [Row(benchmark, traced, stage, rounded(share), "%") for stage, share in shares.items()]
+        found += [Row(benchmark, traced, stage, round(share, 1), "%") for stage, share in shares.items()]
     return found
 
 
@@ -91,11 +91,11 @@ def lanes(steps: Sequence[TracedStep], begin: float, end: float, title: str, zer
     return timeline(spans, "µs", title)
 
 
-def joined(events: Sequence[Event], gap: float) -> list[Event]:
-    """The events by their begin, those that overlap or are closer than `gap` as one."""
+def joined(events: Sequence[Event], shortest: float) -> list[Event]:
+    """The events by their begin; one that is shorter than `shortest` becomes one with an event that is as close before it."""
     found: list[Event] = []
     for event in sorted(events, key=lambda event: event.begin):
-        if found and event.begin - found[-1].end < gap:
+        if found and event.end - event.begin < shortest and event.begin - found[-1].end < shortest:
             found[-1] = found[-1]._replace(end=max(found[-1].end, event.end))
         else:
             found.append(event)
