@@ -48,7 +48,7 @@ def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | N
         profiler.export_chrome_trace(str(exported))
         trace = json.loads(exported.read_bytes())
     trace[SIZES] = sizes
-    with gzip.open(path, "wt", encoding="utf-8") as file:
+    with gzip.open(path, "wt", compresslevel=5, encoding="utf-8") as file:
         json.dump(trace, file)
     return steps_of(trace)
 
