@@ -55,12 +55,13 @@ def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | N
 
 @contextmanager
 def noted_sizes(runner: Any) -> Iterator[list[StepSize]]:
-    """A list that gets the size of every step that the runner executes."""
+    """A list that gets the size of every forward that the runner launches: one per step, or several with a residual window."""
     sizes, execute = [], runner.execute
 
     def noting(step: Any) -> Any:
-        prompts = sum(not span.decodes for span in step.spans)
-        sizes.append(StepSize(len(step.spans) - prompts, prompts, sum(span.length for span in step.spans)))
+        for spans in runner.forwards(step):
+            prompts = sum(not span.decodes for span in spans)
+            sizes.append(StepSize(len(spans) - prompts, prompts, sum(span.length for span in spans)))
         return execute(step)
 
     runner.execute = noting
