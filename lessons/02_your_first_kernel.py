@@ -351,7 +351,7 @@ guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 # %% tags=["fold"]
 from minllm.course import Bar, bars, load_record, recorded
 
-slow, fast = (recorded("copy", variant=name, record="lessons/h200")[0] for name in ("by columns", "by rows"))
+slow, fast = (recorded("copy", variant=name)[0] for name in ("by columns", "by rows"))
 (wide,) = recorded("kv", variant="append")
 limit = load_record()["ceilings"]["copy_tb_s"]
 bars(

@@ -1,11 +1,13 @@
-"""Recorded measurements, shown by lessons without a GPU, always with machine and date.
+"""Recorded measurements, shown by lessons without a GPU, always with machine, date and commit.
 
-The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results.
+The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row whose kernel has changed
+since it was measured is *older*: its label says so, and it may not be compared with a newer one (`comparable`, `parts_of`).
 """
 
 import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from importlib.resources import files
 
 from minllm.errors import LessonError
@@ -26,11 +28,21 @@ class Measurement:
     of_limit: float | None
     machine: str
     date: str
+    commit: str
+    key: str | None
+
+    @property
+    def is_older(self) -> bool:
+        """Whether its kernel has changed since."""
+        from minllm.bench.kernel_keys import is_older  # reads the source of all kernels of a stage
+
+        return is_older(self.benchmark, self.variant, self.key)
 
     @property
     def label(self) -> str:
-        """For captions: "recorded on an NVIDIA H200, 2026-11-20"."""
-        return f"recorded on an {self.machine}, {self.date}"
+        """For captions: "recorded on an NVIDIA H200, 2026-11-20, commit 5f46087"; an older figure says that it is one."""
+        older = ", before the last change of its kernel" if self.is_older else ""
+        return f"recorded on an {self.machine}, {self.date}, commit {self.commit[:7]}{older}"
 
     def __str__(self) -> str:
         share = "" if self.of_limit is None else f", {100 * self.of_limit:.0f} % of the limit"
@@ -59,10 +71,36 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
         raise LessonError(
             f"No recorded row for benchmark {benchmark!r}, case {case!r}, variant {variant!r}. There are: {'; '.join(known)}."
         )
-    fields = ("benchmark", "case", "variant", "value", "unit", "peer", "peer_value", "limit", "of_limit")
-    return [Measurement(*(row[name] for name in fields), machine=whole["device"], date=date_of(row, whole)) for row in found]
+    return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)}) for row in found]
 
 
-def date_of(row: dict, whole: dict) -> str:
-    """The date of a row's measurement: the record's, unless the row names an earlier run."""
-    return row["earlier"].partition(",")[0] if row.get("earlier") else whole["date"]
+def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
+    """The same rows, for a figure or a sentence that holds one against another.
+
+    Raises LessonError if some are older than their kernels and others are not, or if older ones are of several commits: then the
+    difference may be that of two states of the code.
+    """
+    older = [row for row in rows if row.is_older]
+    if older and (len(older) < len(rows) or len({row.commit for row in rows}) > 1):
+        listed = "; ".join(str(row) for row in rows)
+        raise LessonError(f"These figures are of different states of the kernels, so they cannot be compared: {listed}. Record them again.")
+    return rows
+
+
+def parts_of(whole: Measurement, whole_ms: float, parts: Mapping[str, tuple[Measurement, float]]) -> float:
+    """What is left of a step of `whole_ms` milliseconds beside its parts, {name: (the row it comes from, milliseconds)}.
+
+    Raises LessonError if a part was measured with a kernel that the engine does not launch, if rows are not `comparable`, or if the
+    parts exceed the whole: then they are not its parts.
+    """
+    from minllm.bench.kernel_keys import is_first_rung
+
+    for name, (row, _) in parts.items():
+        if is_first_rung(row.benchmark, row.variant):
+            raise LessonError(f"{name} was measured with {row.variant}, which the engine does not launch.")
+    comparable(whole, *(row for row, _ in parts.values()))
+    rest = whole_ms - sum(ms for _, ms in parts.values())
+    if rest < 0:
+        listed = " + ".join(f"{name} {ms:.3f}" for name, (_, ms) in parts.items())
+        raise LessonError(f"The parts exceed the whole by {-rest:.3f} ms: {listed} > {whole_ms:.3f}.")
+    return rest

@@ -4,6 +4,7 @@ Rungs run with all of the simulator's detectors on. Any exception of a reader's 
 what that usually means.
 """
 
+import contextlib
 import functools
 import re
 import shlex
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minllm.course.checks.evidence import collecting
 from minllm.course.checks.limits import StillRunning, limited
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
@@ -127,7 +129,8 @@ def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = ""
             results.append(Result(rung, "skipped", "needs a GPU, and none can be used here: `minllm doctor` says why"))
         else:
             look = rung.look or (NEW_HERE if rung is not exercise.rungs[0] else FIRST)
-            results.append(tried(rung, functools.partial(rung.run, *made), file, seconds, look))
+            with contextlib.nullcontext() if not rung.needs_gpu else collecting(False):
+                results.append(tried(rung, functools.partial(rung.run, *made), file, seconds, look))
     return Report(exercise, tuple(results), file)
 
 
