@@ -2,8 +2,8 @@
 
 The disk cache's key (runtime/cache_key.py) names machine code exactly, but it holds the versions of Python and the toolkit, so that two
 machines never agree. This key is made in the same way, by a walk from each kernel through all that the compiler sees of it, with two
-differences. Functions are described by their source without comments, docstrings and module paths, not by bytecode, and versions are left
-out: the record has them beside each run. So it needs no GPU, and it is the same on every machine and Python.
+differences. Functions are described by their source without comments, docstrings, module paths and names of variables, not by bytecode,
+and versions are left out: the record has them beside each run. So it needs no GPU, and it is the same on every machine and Python.
 
 A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`, and a
 row of whole steps covers those of all rooms that the engine launches. An edit of any of them makes the row "older", even if
@@ -22,8 +22,8 @@ import types as python_types
 import numpy as np
 from numba.cuda import types
 
-from minllm.kernels.specimens import STAGES, specimens_of
-from minllm.runtime.cache_key import attributes, global_names, is_empty, is_instruction, is_instruction_module, is_versioned, qualified_name
+from minllm.kernels.specimens import all_specimens
+from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned, qualified_name
 
 # Rungs of the ladders that only lessons launch.
 FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
@@ -55,11 +55,10 @@ def key_of(benchmark: str, variant: str) -> str:
 @functools.cache
 def key_of_rooms(rooms: tuple[str, ...]) -> str:
     """One hash of all specimens of these rooms, or of the engine's where none is named. Raises LookupError if there are none."""
-    stages = [stage for stage in STAGES if not rooms or any(room.split("/")[0] == stage for room in rooms)]
-    found = {name: meaning for stage in stages for name, meaning in meanings(stage) if within(name, rooms)}
+    found = [hash_of(name) for name in all_specimens() if within(name, rooms)]
     if not found:
         raise LookupError(f"no specimens of {', '.join(rooms)}")
-    return hashlib.sha256(json.dumps(sorted(found.values())).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:12]
 
 
 def within(name: str, rooms: tuple[str, ...]) -> bool:
@@ -70,14 +69,12 @@ def within(name: str, rooms: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def meanings(stage: str) -> list[tuple[str, str]]:
-    """(name, hash) of each specimen of a stage."""
-    found = []
-    for one in specimens_of(stage):
-        options = sorted(f"{name}={option!r}" for name, option in one.kernel.options.items())
-        parts = [meaning(one.kernel.function, {}), list(map(str, one.arguments)), options]
-        found.append((one.name, hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()))
-    return found
+def hash_of(name: str) -> str:
+    """The hash of one specimen."""
+    kernel, arguments = all_specimens()[name].kernel, all_specimens()[name].arguments
+    options = sorted(f"{option}={value!r}" for option, value in kernel.options.items())
+    parts = [meaning(kernel.function, {}), list(map(str, arguments)), options]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
 def meaning(value, seen):
@@ -93,45 +90,57 @@ def meaning(value, seen):
     if is_instruction(value):
         return [qualified_name(value), instruction_texts(value.__module__)]
     if hasattr(value, "py_func"):  # a device function: Numba's dispatcher
-        return meaning(value.py_func, seen)
+        options = sorted(f"{name}={option!r}" for name, option in getattr(value, "targetoptions", {}).items())
+        return [options, meaning(value.py_func, seen)]
     if isinstance(value, python_types.FunctionType) and not is_versioned(value.__module__):
         return function_meaning(value, seen)
     if isinstance(value, python_types.ModuleType):
-        return f"module {value.__name__}"
+        return "module" if is_module_of_ours(value) else f"module {value.__name__}"
     return getattr(value, "__qualname__", None) or type(value).__name__
 
 
 def function_meaning(function, seen):
-    """A function's source, and the meaning of the values that it uses."""
+    """A function's source with its names numbered, and the meaning of the values behind those that are not its own."""
     if id(function) in seen:
         return f"function {seen[id(function)]}"
     seen[id(function)] = len(seen)
     code, namespace = function.__code__, function.__globals__
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    closure = [[name, meaning(cell.cell_contents, seen)] for name, cell in cells if not is_empty(cell)]
-    used = [[name, meaning(namespace[name], seen)] for name in all_global_names(code) if name in namespace]
-    through = [[name, meaning(getattr(module, name), seen)] for module in modules_of_ours(namespace, code) for name in attributes(code)
-               if hasattr(module, name)]  # fmt: skip
-    defaults = [meaning(function.__defaults__, seen), meaning(list((function.__kwdefaults__ or {}).items()), seen)]
-    return [source_of(function), closure, used, through, defaults]
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    outside = {name: cell.cell_contents for name, cell in cells.items() if not is_empty(cell)}
+    source, names = numbered(textwrap.dedent(inspect.getsource(function)))
+    values = {number: outside.get(name, namespace.get(name)) for number, name in enumerate(names) if name in outside or name in namespace}
+    through = [[name, meaning(getattr(module, name), seen)] for module in values.values() if is_module_of_ours(module)
+               for name in attributes(code) if hasattr(module, name)]  # fmt: skip
+    defaults = [meaning(function.__defaults__, seen), meaning(list((function.__kwdefaults__ or {}).values()), seen)]
+    return [source, [[number, meaning(value, seen)] for number, value in values.items()], through, defaults]
 
 
-def all_global_names(code) -> list[str]:
-    """The global names that a code object and those within it load."""
-    nested = [all_global_names(constant) for constant in code.co_consts if isinstance(constant, python_types.CodeType)]
-    return sorted({*global_names(code), *(name for names in nested for name in names)})
+def is_module_of_ours(value) -> bool:
+    """Whether a value is a module of this package, but not one of instructions."""
+    return isinstance(value, python_types.ModuleType) and value.__name__.startswith("minllm.") and not is_instruction_module(value.__name__)
 
 
-def modules_of_ours(namespace, code) -> list[python_types.ModuleType]:
-    """This package's modules among the values that a code object uses, without the instructions'."""
-    found = [namespace.get(name) for name in all_global_names(code)]
-    ours = [value for value in found if isinstance(value, python_types.ModuleType) and value.__name__.startswith("minllm.")]
-    return [module for module in ours if not is_instruction_module(module.__name__)]
+@functools.cache
+def numbered(source: str) -> tuple[str, list[str]]:
+    """(a function's source with each name replaced by the number of its first appearance, the names in that order).
 
+    So a new name for a variable, a function or a module is no change. Names of attributes and keywords stay.
+    """
+    tree, names = ast.parse(normalised(source)), []
 
-def source_of(function) -> str:
-    """A function's source as the compiler sees it: without comments, docstrings and layout."""
-    return normalised(textwrap.dedent(inspect.getsource(function)))
+    def number(name: str) -> str:
+        if name not in names:
+            names.append(name)
+        return f"n{names.index(name)}"
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.name, node.decorator_list, node.returns = number(node.name), [], None
+        elif isinstance(node, ast.arg):
+            node.arg, node.annotation = number(node.arg), None
+        elif isinstance(node, ast.Name):
+            node.id = number(node.id)
+    return ast.unparse(tree), names
 
 
 @functools.cache

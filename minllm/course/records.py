@@ -77,11 +77,10 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
 def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
     """The same rows, for a figure or a sentence that holds one against another.
 
-    Raises LessonError if some are older than their kernels and others are not, or if older ones are of several commits: then the
-    difference may be that of two states of the code.
+    Rows of one commit may be, and rows whose kernels have not changed since. Raises LessonError for any others: if an older row is of
+    another commit than the rest, a difference may be that of two states of a kernel.
     """
-    older = [row for row in rows if row.is_older]
-    if older and (len(older) < len(rows) or len({row.commit for row in rows}) > 1):
+    if len({row.commit for row in rows}) > 1 and any(row.is_older for row in rows):
         listed = "; ".join(str(row) for row in rows)
         raise LessonError(f"These figures are of different states of the kernels, so they cannot be compared: {listed}. Record them again.")
     return rows

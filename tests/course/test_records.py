@@ -28,8 +28,9 @@ def test_a_label_names_machine_date_commit_and_age(row):
 
 def test_an_older_figure_is_not_compared_with_a_newer_one(row):
     older = replace(row, key="before")
-    assert comparable(row, replace(row, commit="abc")) and comparable(older, older)  # two states of nothing, and one state
-    for others in ((row, older), (older, replace(older, commit="abc"))):
+    other = replace(row, commit="abc")
+    assert comparable(row, other) and comparable(row, older)  # kernels as they are, and one state of all
+    for others in ((other, older), (older, replace(older, commit="abc"))):
         with pytest.raises(LessonError, match="cannot be compared"):
             comparable(*others)
 
@@ -41,7 +42,7 @@ def test_parts_add_up_and_come_from_kernels_of_the_engine(row):
     with pytest.raises(LessonError, match="split_kv, which the engine does not launch"):
         parts_of(row, 3.0, {"attention": (replace(row, benchmark="decode attention", variant="split_kv"), 1.0)})
     with pytest.raises(LessonError, match="cannot be compared"):
-        parts_of(row, 3.0, {"a": (replace(row, key="before"), 1.0)})
+        parts_of(row, 3.0, {"a": (replace(row, key="before", commit="abc"), 1.0)})
 
 
 @pytest.mark.parametrize("benchmark, variant", sorted(ROWS))
