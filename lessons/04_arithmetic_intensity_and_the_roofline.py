@@ -238,7 +238,7 @@ import re
 
 from minllm.course import comparable
 
-rows = recorded("decode step", "llama-3.1-8b", "graph replay")
+rows = recorded("decode step", "llama-3.1-8b", "graph replay", listed=True)
 measured = comparable(*(row for row in rows if "context 192" in row.case))
 steps = []  # (batch, predicted ms, measured ms, cost)
 for row in measured:

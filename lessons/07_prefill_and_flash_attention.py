@@ -613,7 +613,7 @@ show_case("rising_scores")
 # All this was for a prompt. When the model writes, there is one query, and the same kernel has one row in its tile:
 
 # %%
-for row in recorded("decode attention", "1x8192"):
+for row in recorded("decode attention", "1x8192", listed=True):
     print(row)
 
 # %% [markdown]

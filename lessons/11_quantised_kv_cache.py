@@ -339,17 +339,28 @@ for name in ("fp8_e4m3", "int4", "kivi_int4"):
 # One page is a small sample. The record has all of the held-out text:
 
 # %% tags=["fold"]
-from minllm.course import Bar, bars, recorded
+from minllm.course import Bar, bars, comparable, recorded
 
-found = recorded("KV cache accuracy", "perplexity above the plain cache's")
+found = recorded("KV cache accuracy", "perplexity above the plain cache's", listed=True)
 excess = {row.variant: row for row in found if row.case.startswith("bundled")}
-shown = {name: row for name, row in excess.items() if "window" not in name or name.endswith((" 128", " 256"))}
-bars(
-    [Bar(name, row.value, f"{row.value:+.2f} %") for name, row in shown.items()],
-    unit="per cent",
-    title="Perplexity above that of a plain cache",
-    caption=f"The bundled model, all of its held-out text; {excess['int8'].label}. Command: minllm bench accuracy.",
-)
+
+
+def perplexities(title, names):
+    """Bars of these formats' perplexities."""
+    rows = comparable(*(excess[name] for name in names))
+    return bars(
+        [Bar(name, excess[name].value, f"{excess[name].value:+.2f} %") for name in names],
+        unit="per cent",
+        title=title,
+        caption=f"The bundled model, all of its held-out text; {rows[0].label}. Command: minllm bench accuracy.",
+    )
+
+
+perplexities("Perplexity above that of a plain cache", [name for name in excess if "window" not in name])
+
+# %% tags=["fold"]
+with_window = [name for name in excess if name.endswith(("window 128", "window 256"))]
+perplexities("The same, with a window of the newest tokens in 16 bits", with_window)
 
 # %%
 guess.against(

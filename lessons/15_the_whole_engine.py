@@ -254,10 +254,10 @@ bars(
 # `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
 
 # %%
-for row in recorded("decode step", "", "graph replay"):
+for row in recorded("decode step", "", "graph replay", listed=True):
     share = f"{100 * row.of_limit:.0f} % of the limit"
     print(f"{row.case.replace(' (random weights)', '')}: {row.value / 1e3:.2f} ms, {share}")
-print(row.label)
+    print(f"    {row.label}")
 
 # %% [markdown]
 # ## What a million tokens cost

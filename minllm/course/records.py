@@ -6,11 +6,15 @@ since it was measured is *older*: its label says so, and it may not be compared 
 
 import functools
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.resources import files
 
 from minllm.errors import LessonError
+
+NOTEBOOK = "ipykernel_"  # in the file name of a cell's code
+_taken: dict[str, dict["Measurement", None]] = {}  # the rows that each cell took
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,13 @@ def load_record(name: str = "h200") -> dict:
     return json.loads(files("minllm").joinpath(f"data/results/{name}.json").read_text(encoding="utf-8"))
 
 
-def recorded(benchmark: str, case: str = "", variant: str | None = None, record: str = "h200") -> list[Measurement]:
+def recorded(
+    benchmark: str, case: str = "", variant: str | None = None, record: str = "h200", listed: bool = False
+) -> list[Measurement]:
     """The rows of `benchmark` whose case contains `case`, of one variant or of all, in the record's order.
 
-    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed.
+    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed. All rows that a cell of a lesson takes must
+    be `comparable`, because it shows them side by side; listed: it only lists them, each with its label.
     """
     whole = load_record(record)
     found = [
@@ -71,7 +78,12 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
         raise LessonError(
             f"No recorded row for benchmark {benchmark!r}, case {case!r}, variant {variant!r}. There are: {'; '.join(known)}."
         )
-    return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)}) for row in found]
+    rows = [Measurement(**{field.name: row[field.name] for field in fields(Measurement)}) for row in found]
+    cell = sys._getframe(1).f_code.co_filename
+    if not listed and NOTEBOOK in cell:
+        _taken[cell] = {**_taken.get(cell, {}), **dict.fromkeys(rows)}
+        comparable(*_taken[cell])
+    return rows
 
 
 def comparable(*rows: Measurement) -> tuple[Measurement, ...]:

@@ -6,6 +6,7 @@ import pytest
 
 from minllm.bench import kernel_keys
 from minllm.bench.kernel_keys import FIRST_RUNGS, key_of, meaning, rooms_of
+from minllm.course import records
 from minllm.course.records import comparable, load_record, parts_of, recorded
 from minllm.errors import LessonError
 from minllm.kernels.specimens import all_specimens
@@ -33,6 +34,23 @@ def test_an_older_figure_is_not_compared_with_a_newer_one(row):
     for others in ((other, older), (older, replace(older, commit="abc"))):
         with pytest.raises(LessonError, match="cannot be compared"):
             comparable(*others)
+
+
+def test_a_cell_may_not_take_rows_of_different_states(monkeypatch):
+    """As a notebook runs it: the code of a cell has a file name of its own. What another cell takes does not count."""
+    monkeypatch.setattr(records, "_taken", {})
+    rows = [dict(load_record()["rows"][0], benchmark="b", case=case, commit=case, key=None) for case in ("one", "two")]
+    monkeypatch.setattr(records, "load_record", lambda name: dict(rows=rows))
+
+    def cell(source, name):
+        exec(compile(source, f"/tmp/ipykernel_7/{name}.py", "exec"), dict(recorded=recorded))
+
+    cell("recorded('b', 'one')", "first")
+    cell("recorded('b', 'two')", "second")
+    cell("recorded('b', listed=True)", "list")
+    for mixed in ("recorded('b')", "recorded('b', 'one')\nrecorded('b', 'two')"):
+        with pytest.raises(LessonError, match="cannot be compared"):
+            cell(mixed, mixed[-5:])
 
 
 def test_parts_add_up_and_come_from_kernels_of_the_engine(row):
