@@ -16,10 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from minllm.course.checks import check_file
 from minllm.course.checks.doors import exercise_of_file
-from minllm.course.checks.evidence import collecting, first_doubt, plain
+from minllm.course.checks.evidence import Note, collecting, plain, restored
+from minllm.course.checks.mismatch import differing
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
 
@@ -75,6 +79,25 @@ def judged(report: Path, path: Path, exercise: Exercise) -> CheckedFile:
             "changes the check or its report."
         )
     return checked
+
+
+def first_doubt(reported: Any, right: list[Note]) -> str | None:
+    """The name of the first result that is missing or wrong among those `reported`, (name, plain value) each; None if all are right."""
+    reported = reported if isinstance(reported, list) else []
+    for number, one in enumerate(right):
+        try:
+            name, value = reported[number]
+            got, solution = restored(value), restored(plain(one.got))
+            expected = solution if one.expected is None else np.asarray(one.expected)
+            if isinstance(solution, str) or one.expected is None:
+                agrees = type(got) is type(solution) and np.array_equal(got, solution)
+            else:
+                agrees = got.shape == expected.shape and not differing(got, expected, one.tolerance).any()
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return one.name
+        if name != one.name or not agrees:
+            return one.name
+    return None
 
 
 def _environment() -> dict[str, str]:

@@ -63,7 +63,7 @@ def test_what_a_failing_part_has_measured_is_kept(record, tmp_path):
 def test_a_run_ends_in_time_and_the_next_goes_on(record, tmp_path, monkeypatch, capsys):
     scripts = {name: measuring(name) for name in ("one", "two", "three")}
     monkeypatch.setattr(record.tool, "RUN_SECONDS", 30)
-    assert record(scripts, seconds=29.9) == 0  # the first part leaves too little for another
+    assert record(scripts, seconds=30) == 0  # the first part leaves too little for another
     assert "2 parts are left, run it again: two, three" in capsys.readouterr().out
     monkeypatch.setattr(record.tool, "RUN_SECONDS", 570)
     assert record(scripts) == 0

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from minllm.course.check_process import first_doubt
 from minllm.course.checks import ladder
 from minllm.course.checks.doors import check, check_file
-from minllm.course.checks.evidence import collecting, first_doubt, plain
+from minllm.course.checks.evidence import collecting, plain
 from minllm.course.checks.ladder import climb
 from minllm.course.checks.learner import entry_of, run_source
 from minllm.course.exercise_files import notebook, skeleton, write

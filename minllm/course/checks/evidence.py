@@ -64,24 +64,3 @@ def restored(value: Any) -> Any:
     if isinstance(value, str):
         return value
     return np.frombuffer(base64.b64decode(value["bytes"]), np.dtype(value["dtype"])).reshape(value["shape"])
-
-
-def first_doubt(reported: Any, right: list[Note]) -> str | None:
-    """The name of the first result that is missing or wrong among those `reported`, (name, plain value) each; None if all are right."""
-    from minllm.course.checks.mismatch import differing
-
-    reported = reported if isinstance(reported, list) else []
-    for number, one in enumerate(right):
-        try:
-            name, value = reported[number]
-            got, solution = restored(value), restored(plain(one.got))
-            expected = solution if one.expected is None else np.asarray(one.expected)
-            if isinstance(solution, str) or one.expected is None:
-                agrees = type(got) is type(solution) and np.array_equal(got, solution)
-            else:
-                agrees = got.shape == expected.shape and not differing(got, expected, one.tolerance).any()
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return one.name
-        if name != one.name or not agrees:
-            return one.name
-    return None
