@@ -7,8 +7,8 @@ since it was measured is *older*: its label says so, and it may not be compared 
 import functools
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from minllm.errors import LessonError
@@ -34,6 +34,7 @@ class Measurement:
     date: str
     commit: str
     key: str | None
+    cell: str = field(default="", compare=False)  # of the lesson, that shows it beside others
 
     @property
     def is_older(self) -> bool:
@@ -44,13 +45,25 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """For captions: "recorded on an NVIDIA H200, 2026-11-20, commit 5f46087"; an older figure says that it is one."""
-        older = ", before the last change of its kernel" if self.is_older else ""
-        return f"recorded on an {self.machine}, {self.date}, commit {self.commit[:7]}{older}"
+        """For captions: "recorded on an NVIDIA H200, 2026-11-20, commit 5f46087", of this row and those that its cell took with it.
+
+        Where kernels have changed since, it says so, and of which if not of all.
+        """
+        return label_of(_taken.get(self.cell, [self]))
 
     def __str__(self) -> str:
         share = "" if self.of_limit is None else f", {100 * self.of_limit:.0f} % of the limit"
-        return f"{self.benchmark}, {self.case}, {self.variant}: {self.value:,.4g} {self.unit}{share} ({self.label})"
+        return f"{self.benchmark}, {self.case}, {self.variant}: {self.value:,.4g} {self.unit}{share} ({label_of([self])})"
+
+
+def label_of(rows: Iterable[Measurement]) -> str:
+    """Where and when rows were recorded, and which of them before the last change of their kernel."""
+    rows = list(rows)
+    runs = dict.fromkeys(f"{row.date}, commit {row.commit[:7]}" for row in rows)
+    older = dict.fromkeys(row.variant for row in rows if row.is_older)
+    all_older = ", before the last change of " + ("its kernel" if len(rows) == 1 else "their kernels")
+    mark = "" if not older else all_older if all(row.is_older for row in rows) else f"{all_older}: {', '.join(older)}"
+    return f"recorded on an {rows[0].machine}, {' and '.join(runs)}{mark}"
 
 
 @functools.cache
@@ -78,9 +91,10 @@ def recorded(
         raise LessonError(
             f"No recorded row for benchmark {benchmark!r}, case {case!r}, variant {variant!r}. There are: {'; '.join(known)}."
         )
-    rows = [Measurement(**{field.name: row[field.name] for field in fields(Measurement)}) for row in found]
-    cell = sys._getframe(1).f_code.co_filename
-    if not listed and NOTEBOOK in cell:
+    place = sys._getframe(1).f_code.co_filename
+    cell = place if NOTEBOOK in place and not listed else ""
+    rows = [Measurement(**{name: row[name] for name in Measurement.__match_args__ if name != "cell"}, cell=cell) for row in found]
+    if cell:
         _taken[cell] = {**_taken.get(cell, {}), **dict.fromkeys(rows)}
         comparable(*_taken[cell])
     return rows

@@ -7,7 +7,7 @@ import pytest
 from minllm.bench import kernel_keys
 from minllm.bench.kernel_keys import FIRST_RUNGS, key_of, meaning, rooms_of
 from minllm.course import records
-from minllm.course.records import comparable, load_record, parts_of, recorded
+from minllm.course.records import comparable, label_of, load_record, parts_of, recorded
 from minllm.errors import LessonError
 from minllm.kernels.specimens import all_specimens
 
@@ -25,6 +25,9 @@ def test_a_label_names_machine_date_commit_and_age(row):
     assert row.label == f"recorded on an NVIDIA H200, {row.date}, commit 5f46087"
     assert replace(row, key="before").label == f"{row.label}, before the last change of its kernel"
     assert replace(row, key=None).is_older and not replace(row, key="").is_older
+    older, other = replace(row, key="before", variant="flat"), replace(row, commit="abc", date="2026-01-02")
+    assert label_of([row, older, row]) == f"{row.label}, before the last change of their kernels: flat"
+    assert label_of([row, other]) == f"{row.label} and 2026-01-02, commit abc"
 
 
 def test_an_older_figure_is_not_compared_with_a_newer_one(row):
