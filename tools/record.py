@@ -120,7 +120,7 @@ def with_runs(record: dict) -> dict:
         date, _, rest = (row.pop("earlier", None) or "").partition(", commit ")
         name, _, note = rest.partition(", ")
         run = dict(machine=record["device"], date=date or record["date"], commit=name or record["commit"], key=None, note=note)
-        rows.append({**run, **row} if not row.get("machine") else row)
+        rows.append(row if row.get("machine") else {**row, **run})
     return {**record, "rows": rows}
 
 
