@@ -28,6 +28,7 @@ from minllm.errors import KernelArgumentError, KernelCompilationError
 from minllm.runtime import range_loops  # noqa: F401 (replaces Numba's lowering of range)
 from minllm.runtime.cache_key import cache_key
 from minllm.runtime.disk_cache import cached_text, making, read_cached, write_cached
+from minllm.runtime.older_gpus import replace_missing
 
 # The linker's reaction if modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since compute
 # capability 10.0 the linker requires the same flag in all modules, and NVRTC, which compiles Numba's bfloat16 functions, sets 1.
@@ -168,8 +169,7 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
         nvvm.set_launch_bounds(entry, options["launch_bounds"])
         if lineinfo:
             library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
-        if compute_capability < (9, 0):  # no programmatic dependent launch: its instructions would not assemble, and are not needed
-            library._llvm_strs = [re.sub('"griddepcontrol[^"]*"', '""', text) for text in library.llvm_strs]
+        library._llvm_strs = [replace_missing(text, compute_capability) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
         library._link_all(linker, target, ignore_nonlto=False)
     return linker, entry.name, "sm_{}{}{}".format(*target)

@@ -38,7 +38,7 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles
 from minllm.kernels.matmul.output_tiles import make_store_pair, make_tile_order
-from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
+from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements, with_stages_for_gpu
 from minllm.kernels.vector import address, vectors_per_row
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
@@ -191,7 +191,7 @@ def matmul_tensor_core(x, weight, out, bias=None, stream=None, tiling: TensorCor
         return
     aligned = vectors_per_row(k, x, weight) > 0
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
-    tiling = TensorCoreTiling(*(tiling or (choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
+    tiling = TensorCoreTiling(*(tiling or with_stages_for_gpu(choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
     grid = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n)
     chosen = tensor_core_kernel(tiling, x.dtype.name, aligned, paired)
     launch(chosen, grid, tiling.threads, (x, weight, bias, out), stream=stream, shared_bytes=tiling.shared_bytes)
