@@ -7,9 +7,8 @@ other threads see them after a barrier. PTX ISA, "Data Movement and Conversion I
 import numpy as np
 from greenlet import getcurrent
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.transfer import end_transfer, start_transfer

@@ -24,8 +24,8 @@ import types as python_types
 from pathlib import Path
 
 import numpy as np
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.runtime.older_gpus import replacements_for
 
 PACKAGE = Path(__file__).resolve().parent.parent

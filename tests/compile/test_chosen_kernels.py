@@ -22,7 +22,7 @@ from minllm.machine.devices import missing_compilers
 from minllm.machine.hardware import find_gpu
 from minllm.machine.occupancy import THREADS_PER_BLOCK, multiprocessor_of
 from minllm.models.shapes import named_config
-from minllm.runtime.compiler import argument_type
+from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import AMPERE, Device
 
 FULL = os.environ.get("MINLLM_GATE") == "full"

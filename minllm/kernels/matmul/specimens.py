@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from numba.cuda import types
-
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warp_specialized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES
@@ -18,6 +16,7 @@ from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import TARGETS, Specimen, array
+from minllm.machine.numba_cuda import types
 from minllm.tiles.warp import WARP
 
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
