@@ -4,7 +4,8 @@
     python tools/check_platforms.py macos        those whose names contain one of the words
 
 Nothing is installed: pip resolves the requirements for a platform and says what it would install. pip evaluates markers such as
-"sys_platform != 'darwin'" for the machine that it runs on, so those of minllm are evaluated here. The exit code is 1 if a system lacks wheels.
+"sys_platform != 'darwin'" for the machine that it runs on, so those of minllm are evaluated here. The exit code is 1 if a system lacks
+wheels.
 """
 
 import subprocess

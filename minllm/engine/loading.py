@@ -26,7 +26,7 @@ from minllm.costs.swap import SwapRates, swap_wins
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
 from minllm.engine.compute_dtype import compute_dtype
-from minllm.engine.memory_budget import available_host_bytes, cache_budget, check_weights_fit
+from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
@@ -40,6 +40,7 @@ from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.errors import CheckpointError, InvalidOptionError, OutOfMemoryError
 from minllm.machine.hardware import find_gpu
+from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
 from minllm.models.model import Model, load_model

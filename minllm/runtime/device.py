@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minllm.errors import DeviceError
+from minllm.machine.driver import LIBRARY
 from minllm.machine.occupancy import MULTIPROCESSORS
 
 AMPERE, ADA, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
@@ -23,7 +24,7 @@ def is_available() -> bool:
     try:
         if importlib.util.find_spec("cuda.bindings") is None or importlib.util.find_spec("cuda.core") is None:
             return False
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(LIBRARY)
         count = ctypes.c_int(0)
         return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
     except (OSError, ImportError, AttributeError):
