@@ -90,6 +90,8 @@ TILINGS = (
     TensorCoreTiling(32, 64, 64, 1, 4, 4),
     TensorCoreTiling(16, 64, 64, 1, 4, 4),
 )
+# {tile: blocks per SM}. Without a number ptxas takes 64 registers for more blocks than shared memory holds, and spills.
+BLOCKS = {(32, 64): 4}
 TILING_BY_ELEMENTS = TensorCoreTiling(64, 64, 32, 2, 2, 2)  # copies through registers leave less room for outputs, and need no ring
 
 
@@ -114,7 +116,7 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
     store_pair = make_store_pair(dtype if paired else None)
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
-    @kernel(launch_bounds=threads)
+    @kernel(launch_bounds=(threads, BLOCKS[tile_m, tile_n]) if (tile_m, tile_n) in BLOCKS else threads)
     def matmul_tensor_core_kernel(x, weight, bias, out):
         """x [M, K], weight [N, K], bias [N] or None, out [M, N]; one block per tile, in a one-dimensional grid."""
         ring = cuda.shared.array(0, uint32, alignment=128)  # [stages, tile of x then tile of weight]

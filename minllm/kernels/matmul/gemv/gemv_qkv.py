@@ -98,8 +98,9 @@ def choose_qkv_tiling(m: int, n: int, k: int, capability: tuple[int, int]) -> Ge
     """The fastest of ten tilings on an H200, measured in whole decode steps of 1B and 8B models; before Ada four rows per warp spill."""
     if m > 1:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
-    has_room = k >= 4096 and capability >= ADA
-    return GemvTiling(rows=4, warps=8, unroll=2, splits=2) if has_room else GemvTiling(rows=2, warps=8, unroll=4, splits=2)
+    if k < 4096:
+        return GemvTiling(rows=2, warps=8, unroll=4, splits=2)
+    return GemvTiling(rows=4 if capability >= ADA else 2, warps=8, unroll=2, splits=2)
 
 
 def gemv_qkv_rope_append(
