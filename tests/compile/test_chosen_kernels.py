@@ -136,8 +136,9 @@ def test_kernels_with_instructions_that_turing_lacks_compile_for_it(toolkit):
 def pytest_generate_tests(metafunc):
     """Every engine in the gate's full run, none otherwise."""
     if "engine" in metafunc.fixturenames:
+        left_out = pytest.param(None, marks=pytest.mark.skip(reason="hours of compiling: only with MINLLM_GATE=full and --exhaustive"))
         full = FULL and metafunc.config.option.exhaustive
-        metafunc.parametrize("engine", list(engines(USUAL_MODELS + OTHER_MODELS, CACHES)) if full else [], ids=str)
+        metafunc.parametrize("engine", engines(USUAL_MODELS + OTHER_MODELS, CACHES) if full else [left_out], ids=str)
 
 
 @pytest.mark.timeout(3600)

@@ -12,7 +12,7 @@ from numba import cuda, float32
 from numba.cuda import types
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
-from minllm.runtime import compiler
+from minllm.runtime import compiler, disk_cache
 from minllm.runtime.argument_type import argument_type
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import kernel, three_dimensions
@@ -116,3 +116,10 @@ def test_sizes_of_grids():
     assert three_dimensions(5, "grid") == (5, 1, 1) and three_dimensions((2, 3), "grid") == (2, 3, 1)
     with pytest.raises(KernelArgumentError, match="the block is"):
         three_dimensions((-1,), "block")
+
+
+def test_without_locks_every_process_makes_the_entry(monkeypatch):
+    """As on Windows."""
+    monkeypatch.setattr(disk_cache, "CAN_LOCK", False)
+    with disk_cache.making("ab" * 32) as first, disk_cache.making("ab" * 32, wait=False) as second:
+        assert first and second
