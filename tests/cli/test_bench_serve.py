@@ -164,6 +164,13 @@ def test_a_missing_peer_is_an_error_of_ours(opened, monkeypatch):
     assert result.exit_code == 1 and "minllm[bench]" in result.stderr and not opened
 
 
+@pytest.mark.parametrize("arguments", [["--device", "cpu"], ["--simulate", "h200", "--model", "llama-3.1-8b"]])
+def test_a_trace_without_a_gpu_is_refused(opened, tmp_path, arguments):
+    result = run("--profile", tmp_path / "new", *arguments)
+    assert result.exit_code == 1 and "--profile traces the kernels of a GPU" in result.stderr and not opened
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("arguments", [["--num-prompts", 0], ["--max-concurrency", 0], ["--num-warmups", -1], ["--request-rate", "x"]])
 def test_numbers_that_are_none_are_usage_errors(opened, arguments):
     assert run(*arguments).exit_code == 2 and not opened

@@ -76,7 +76,7 @@ class ModelRunner:
         changes = self.slots.changes(step)
         if len(changes):
             self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
-        pending = [self._launch(spans) for spans in self._forwards(step)]
+        pending = [self._launch(spans) for spans in self.forwards(step)]
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
             if forks:
@@ -97,7 +97,7 @@ class ModelRunner:
             if progress is not None:
                 progress("Capturing decode steps", done, len(keys))
 
-    def _forwards(self, step: Step) -> list[list[Span]]:
+    def forwards(self, step: Step) -> list[list[Span]]:
         """The spans of each forward: all in one, but with a residual window decodes, which work in the rings, are apart from prompts.
 
         Those work in scratch memory, which has room for one that has begun earlier.

@@ -111,7 +111,7 @@ def test_a_run_without_a_success_is_reported(results):
 
 
 def test_pictures_are_drawn(results, tmp_path):
-    folder = checked_folder(tmp_path / "new" / "pictures")
+    folder = checked_folder(tmp_path / "new" / "pictures", "--plot")
     files = write_plots(results, folder)
     names = {path.name for path in files}
     assert {"default-5-requests-s-batch.svg", "default-all-at-once-kv-cache.svg", "throughput-ttft.svg"} <= names
@@ -128,7 +128,7 @@ def test_a_run_of_nothing_draws_nothing(results, tmp_path):
 def test_a_file_is_no_folder_for_pictures(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOptionError, match="--plot"):
-        checked_folder(tmp_path / "file")
+        checked_folder(tmp_path / "file", "--plot")
 
 
 def test_long_lines_are_thinned_and_keep_their_ends():
