@@ -75,9 +75,9 @@ def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), po
         yield from bench.measure(policy, rates, scheduling_policy=policy)
 
 
-def compare_preemption(bench: ServingBench, rates: Sequence[float | None], modes: Sequence[str] = PREEMPTIONS) -> Iterator[Result]:
+def compare_preemption(bench: ServingBench, rates: Sequence[float | None]) -> Iterator[Result]:
     """Each way to preempt, with a cache too small for the batch, which the engine's options have to set."""
-    for mode in modes:
+    for mode in PREEMPTIONS:
         yield from bench.measure(mode, rates, preemption=mode)
 
 

@@ -91,7 +91,7 @@ TILINGS = (
     TensorCoreTiling(32, 64, 64, 1, 4, 4),
     TensorCoreTiling(16, 64, 64, 1, 4, 4),
 )
-# {tile: blocks per SM before Hopper}. Without a number ptxas takes 64 registers there, for more blocks than shared memory holds, and spills.
+# {tile: blocks per SM before Hopper}. Without a number ptxas saves registers for more blocks than shared memory holds, and spills.
 BLOCKS = {(32, 64): 4}
 TILING_BY_ELEMENTS = TensorCoreTiling(64, 64, 32, 2, 2, 2)  # copies through registers leave less room for outputs, and need no ring
 
