@@ -8,19 +8,26 @@ import math
 import sys
 
 import numpy as np
+from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, lies_in_a_row
 from minllm.sim.place import describe, kernel_frame
+from minllm.sim.polling import count_poll
 from minllm.sim.scalars import dtype_of
 from minllm.sim.thread import current_thread
 
 
 def fail(what):
     """Raise SimulationError with the place in the kernel: file, line, block and thread."""
+    raise failure(what)
+
+
+def failure(what):
+    """The SimulationError that `fail` raises."""
     thread = current_thread()
     where = f", block {tuple(thread.block.index)}, thread {tuple(thread.index)}" if thread else ""
-    raise SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
+    return SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
 
 
 class CheckedArray:
@@ -142,7 +149,9 @@ class CheckedArray:
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
-        self[index] = change(old)
+        new = change(old)
+        self[index] = new
+        count_poll(getcurrent(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):

@@ -9,22 +9,24 @@ from greenlet import getcurrent
 
 from minllm.sim.arrays import CheckedArray
 from minllm.sim.place import kernel_frame
+from minllm.sim.polling import count_poll
 
 
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
     root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory.
+    stored: the value of the store to an element that is being reported, else None.
     """
 
-    __slots__ = ("monitor", "report", "root", "notes", "strides")
+    __slots__ = ("monitor", "report", "root", "notes", "strides", "stored")
 
     def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
         super().__init__(data, space, base, name)
         self.monitor, self.report = monitor, monitor.report_to[space]
         self.root = self if root is None else root
         self.notes = {} if root is None else None
-        self.strides = data.strides
+        self.strides, self.stored = data.strides, None
 
     def part(self, data, offset):
         return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
@@ -63,13 +65,17 @@ class MonitoredArray(CheckedArray):
     def __setitem__(self, index, value):
         self.look_at(index)
         CheckedArray.__setitem__(self, index, value)
+        self.stored = value
         self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
+        self.stored = None
 
     def atomic(self, index, change):
         self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
-        CheckedArray.__setitem__(self, index, change(old))
+        new = change(old)
+        CheckedArray.__setitem__(self, index, new)
         self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
+        count_poll(getcurrent(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):

@@ -19,6 +19,7 @@ from minllm.sim.rewrite import for_simulation, plain_function
 from minllm.sim.scalars import simulated_type
 from minllm.sim.thread import Dimensions
 from minllm.sim.typing.rules import argument_type as numba_argument_type
+from minllm.sim.watchdog import watched
 
 standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
@@ -56,10 +57,13 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     resident = bounds[1] if isinstance(bounds, tuple) else 1
     make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor, resident=resident)
     steps = launch_steps(function, prepared, names, grid, order, cluster, make_block)
-    if processes > 1:
-        memory.run(steps, processes)
-    else:
-        run_in_turn(steps, function.__name__)
+    try:
+        with watched():
+            memory.run(steps, processes) if processes > 1 else run_in_turn(steps, function.__name__)
+    except Exception:
+        if monitor is not None:
+            monitor.stopped()
+        raise
     if monitor is not None:
         monitor.end()
 

@@ -7,12 +7,15 @@ by whole warps and blocks only: then one clock per warp is enough, and no vector
 own: transfers.py.
 """
 
+import sys
+
 import numpy as np
 
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.transfers import VERBS, Transfers
+from minllm.sim.detectors.waivers import waived, waived_frame
 from minllm.sim.monitor import Monitor
-from minllm.sim.place import describe_instruction
+from minllm.sim.place import describe_instruction, kernel_frame
 from minllm.sim.thread import WARP_SIZE
 
 
@@ -127,6 +130,9 @@ class BlockHistory:
     def report(self, thread, who, address, other_number, other):
         """Name both threads, both places, and the memory."""
         _, code, offset, other_kind = other
+        frame = kernel_frame(sys._getframe(1))
+        if waived("race", (code, offset)) or waived_frame("race", frame):
+            return
         other_thread = self.block.threads[other_number]
         fail(
             f"race on shared memory: {who} {self.block.shared_name(address)} (address {address}), which thread "

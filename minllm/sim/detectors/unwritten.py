@@ -7,13 +7,17 @@ any dtype.
 
 import numpy as np
 
+from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, place_of
-from minllm.sim.arrays import fail, poisoned
+from minllm.sim.arrays import fail, failure, poisoned
+from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import Monitor
+from minllm.sim.place import describe
 from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 ALL_MARKED = MARK * 4096
+PATIENCE = 20_000  # accesses after a read of unwritten memory, within which its writer is looked for
 
 
 class Unwritten(np.ndarray):
@@ -27,7 +31,7 @@ def unwritten(shape, dtype):
 
 def marks_of_host(data):
     """One mark per byte, 0 for elements that hold the poison; None if all are written."""
-    if data.dtype.kind in "iub" and not isinstance(data, Unwritten):
+    if (data.dtype.kind in "iubmM" or data.dtype.names) and not isinstance(data, Unwritten):
         return None
     poison = (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
     return bytearray(np.repeat(~poison, data.dtype.itemsize).astype(np.uint8).tobytes()) if poison.any() else None
@@ -35,6 +39,9 @@ def marks_of_host(data):
 
 class UnwrittenReads(Monitor):
     """Raises SimulationError at a read of a byte that was never written."""
+
+    def __init__(self):
+        self.complaint = None  # a Complaint about a read, until it is known whether somebody writes the bytes later
 
     def start(self, launch):
         for array in launch.arrays.values():
@@ -51,8 +58,10 @@ class UnwrittenReads(Monitor):
         if marks is None:
             return
         stop = start_byte + byte_count
-        if kind != "write" and marks.find(b"\0", start_byte, stop) >= 0:
+        if kind != "write" and marks.find(b"\0", start_byte, stop) >= 0 and not waived_frame("unwritten", frame):
             self.report(thread, array, marks.find(b"\0", start_byte, stop), start_byte, byte_count)
+        if self.complaint is not None:
+            self.complaint.look(thread, array.root, start_byte, stop, kind, frame)
         if kind != "read":
             marks[start_byte:stop] = ALL_MARKED[:byte_count] if byte_count <= len(ALL_MARKED) else MARK * byte_count
 
@@ -78,10 +87,47 @@ class UnwrittenReads(Monitor):
         return notes["written"]
 
     def report(self, thread, array, first, start_byte, byte_count):
-        """Fail with a message that names the array and the element."""
+        """Complain in a message that names the array and the element; at once about local memory, which no other thread can write."""
+        if array.space == "local":
+            fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")
+        if self.complaint is not None:
+            return
         if array.space == "shared":
-            fail(f"a {byte_count}-byte read of shared memory that nobody wrote: {thread.block.shared_name(first)} (address {first})")
-        fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")
+            what = f"shared memory that nobody wrote: {thread.block.shared_name(first)} (address {first})"
+        else:
+            what = f"memory that nobody wrote: the {array}, {element_at(array.root, first)}"
+        error = failure(f"a {byte_count}-byte read of {what}")
+        self.complaint = Complaint(error, thread, array.root, start_byte, start_byte + byte_count)
+
+    def end_block(self, block):
+        if self.complaint is not None and self.complaint.root.space == "shared":
+            raise self.complaint.error
+
+    def end(self):
+        self.stopped()
+
+    def stopped(self):
+        if self.complaint is not None:
+            raise self.complaint.error
+
+
+class Complaint:
+    """A read of bytes that nobody has written; the kernel runs on for a while, to see who writes them later."""
+
+    def __init__(self, error, thread, root, start, stop):
+        self.error, self.thread, self.root, self.start, self.stop = error, thread, root, start, stop
+        self.patience = PATIENCE
+
+    def look(self, thread, root, start, stop, kind, frame):
+        """An access: if it writes the bytes, say so."""
+        self.patience -= 1
+        if self.patience < 0:
+            raise self.error
+        if kind != "read" and root is self.root and start < self.stop and self.start < stop:
+            writer = f"thread {tuple(thread.index)}" if thread.block is self.thread.block else f"block {tuple(thread.block.index)}"
+            writer = "the same thread" if thread is self.thread else writer
+            self.error = SimulationError(f"{self.error}; {writer} writes it later, at {describe(frame)}: is a barrier or a wait missing?")
+            raise self.error
 
 
 def element_at(root, byte):
