@@ -24,7 +24,7 @@ from minllm.sim.watchdog import watched
 standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
 
-def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1):
+def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1, types=None):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
@@ -34,6 +34,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     depends on the order of its blocks. cluster: blocks per cluster along x, y and z; they run together.
     detect: whether all detectors run too (minllm.sim.detectors); None: as the context `detecting()` says, without one they do not.
     processes: the number of processes over which to spread the blocks, if these do not communicate (minllm.sim.processes).
+    types: the Numba types of the arguments, where they are declared; None: those that Numba gives them.
     A launch that will take more than about a minute says so on standard error and shows its progress.
     Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, a deadlock; with detectors
     also for what they find.
@@ -42,7 +43,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     detect = is_detecting() if detect is None else detect
     watching = [*monitors, *(make() for make in standing_monitors)]
     monitor = combined([*(detectors() if detect else ()), *watching])
-    argument_types = tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
+    argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
     function, names = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
     if processes > 1:
         check_spreading(watching, cluster, names)
