@@ -46,7 +46,7 @@ class Block:
         self.dynamic_bytes = shared_bytes
         self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
         self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, then static arrays
-        self.shared_arrays = {}
+        self.shared_arrays, self.static_bytes = {}, 0
         self.monitor = monitor
         self.shared_root = checked(self.shared, "shared", 0, "", monitor)
         self.runnable = deque()

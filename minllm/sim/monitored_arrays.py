@@ -10,6 +10,7 @@ from greenlet import getcurrent
 from minllm.sim.arrays import CheckedArray
 from minllm.sim.place import kernel_frame
 from minllm.sim.polling import count_poll
+from minllm.sim.records import Record
 
 
 class MonitoredArray(CheckedArray):
@@ -38,32 +39,36 @@ class MonitoredArray(CheckedArray):
             for position, stride in zip(index, self.strides):
                 start += position * stride
             return start
-        return self.base + index * self.itemsize
+        return self.base + index * self.strides[0]
 
     def look_at(self, index):
         """Report an index that is not made of plain ints."""
         if type(index) is tuple:
             for position in index:
-                if type(position) is not int:
+                if type(position) is not int and type(position) is not slice:
                     self.monitor.index(getcurrent(), self, index)
-        elif type(index) is not int:
+        elif type(index) is not int and type(index) is not slice and type(index) is not str:
             self.monitor.index(getcurrent(), self, index)
 
     def __getitem__(self, index):
         if type(index) is int and self.ndim == 1:  # the common case, and the quick one
             found = CheckedArray.__getitem__(self, index)
-            start = self.base + index * self.itemsize
+            start = self.base + index * self.strides[0]
         else:
             self.look_at(index)
             found = CheckedArray.__getitem__(self, index)
-            if isinstance(found, CheckedArray):
+            if isinstance(found, (CheckedArray, Record)):
                 return found
             start = self.start_byte(index)
         self.report(getcurrent(), self, start, self.itemsize, "read", kernel_frame(sys._getframe(1)))
         return found
 
     def __setitem__(self, index, value):
-        self.look_at(index)
+        if type(index) is not int or self.ndim != 1:
+            self.look_at(index)
+            if self.selects_part(index):
+                self[index].fill(value)
+                return
         CheckedArray.__setitem__(self, index, value)
         self.stored = value
         self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))

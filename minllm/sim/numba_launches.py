@@ -4,7 +4,8 @@
         kernel[grid, block](x, out)             # x: a NumPy array, or from cuda.to_device
 
 Inside, numba.cuda needs no GPU: kernels are not compiled but simulated, and the arrays of cuda.to_device and cuda.device_array are those of
-Numba's own simulator, which hold NumPy arrays. `python -m minllm.sim script.py` runs a whole script so, `pytest --simulate-cuda` a test suite.
+Numba's own simulator, which hold NumPy arrays. `python -m minllm.sim script.py` runs a whole script so, `pytest -p minllm.sim.plugin` the
+tests of a project.
 """
 
 import contextlib
@@ -31,7 +32,10 @@ OF_API = (
     *("select_device", "synchronize", "close", "detect", "list_devices", "get_current_device", "event", "defer_cleanup"),
     *("stream", "default_stream", "legacy_default_stream", "per_thread_default_stream", "is_float16_supported", "gpus"),
 )
-OF_ARRAYS = ("to_device", "device_array", "device_array_like", "pinned", "pinned_array", "pinned_array_like", "mapped_array", "managed_array")
+OF_ARRAYS = (
+    *("to_device", "device_array", "device_array_like", "pinned", "pinned_array", "pinned_array_like", "mapped_array"),
+    "managed_array",
+)
 
 launches = []  # functions called with the dispatcher at every simulated launch
 

@@ -7,6 +7,8 @@ import random
 import numpy as np
 from numba.cuda import types
 
+from minllm.errors import SimulationError
+from minllm.sim.array_bytes import offset_of_first
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
@@ -15,12 +17,13 @@ from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import SharedArguments, check_spreading
 from minllm.sim.progress import run_in_turn
-from minllm.sim.rewrite import for_simulation, plain_function
+from minllm.sim.rewrite import for_simulation, plain_function, swap
 from minllm.sim.scalars import simulated_type
 from minllm.sim.thread import Dimensions
 from minllm.sim.typing.rules import argument_type as numba_argument_type
 from minllm.sim.watchdog import watched
 
+LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
 standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
 
@@ -44,20 +47,21 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     watching = [*monitors, *(make() for make in standing_monitors)]
     monitor = combined([*(detectors() if detect else ()), *watching])
     argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
-    function, names = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
+    check_block(block)
+    function, twins = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
     if processes > 1:
-        check_spreading(watching, cluster, names)
+        check_spreading(watching, cluster, twins.names)
         memory = SharedArguments(arguments)
         arguments = memory.arguments
     arrays = {}
     named = zip(arguments, argument_types, argument_names(kernel, len(arguments)))
-    prepared = [prepare(argument, kind, name, monitor, arrays) for argument, kind, name in named]
+    prepared = [prepare(argument, kind, name, monitor, arrays, twins) for argument, kind, name in named]
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
     bounds = getattr(kernel, "options", {}).get("launch_bounds")
     resident = bounds[1] if isinstance(bounds, tuple) else 1
     make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor, resident=resident)
-    steps = launch_steps(function, prepared, names, grid, order, cluster, make_block)
+    steps = launch_steps(function, prepared, twins.names, grid, order, cluster, make_block)
     try:
         with watched():
             memory.run(steps, processes) if processes > 1 else run_in_turn(steps, function.__name__)
@@ -105,17 +109,30 @@ def argument_names(kernel, count):
     return names + [""] * (count - len(names))
 
 
-def prepare(argument, kind=None, name="", monitor=None, arrays=None):
+def check_block(block):
+    """Fail for a block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities")."""
+    if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
+        raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
+
+
+def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):
     """An argument as the kernel sees it: arrays checked, numbers of the Numba type `kind`."""
     if isinstance(argument, np.ndarray):
         seen = {} if arrays is None else arrays
         address = argument.__array_interface__["data"][0]
         # An array that is passed under two names has one root, so that monitors see one piece of memory.
         root = next((a.root for a in seen.values() if monitor is not None and a.data.__array_interface__["data"][0] == address), None)
-        seen[name] = checked(argument, "global", 0, name, monitor, root)
+        base = offset_of_first(argument) if root is None else root.base
+        seen[name] = checked(argument, "global", base, name, monitor, root)
         return seen[name]
+    if isinstance(argument, tuple):
+        kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
+        made = [prepare(one, inner, f"{name}[{i}]", monitor, arrays, twins) for i, (one, inner) in enumerate(zip(argument, kinds))]
+        return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
     if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
         return argument.with_array(lambda array: prepare(array, None, name, monitor, arrays))
+    if twins is not None and hasattr(argument, "py_func"):  # a device function
+        return swap(argument, twins)
     if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
         return simulated_type(kind)(argument)
     return argument

@@ -222,5 +222,5 @@ def place(access):
 
 
 def address_of(root):
-    """The address of a root's first byte."""
-    return root.data.__array_interface__["data"][0]
+    """The address of a root's lowest byte."""
+    return root.data.__array_interface__["data"][0] - root.base

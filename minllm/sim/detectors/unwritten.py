@@ -33,6 +33,8 @@ def marks_of_host(data):
     """One mark per byte, 0 for elements that hold the poison; None if all are written."""
     if (data.dtype.kind in "iubmM" or data.dtype.names) and not isinstance(data, Unwritten):
         return None
+    if bytes_between(data).size % data.dtype.itemsize:
+        return None
     poison = (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
     return bytearray(np.repeat(~poison, data.dtype.itemsize).astype(np.uint8).tobytes()) if poison.any() else None
 
