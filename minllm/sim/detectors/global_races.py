@@ -24,7 +24,10 @@ LOGGED = 1_000_000  # accesses of a launch that are kept and compared; more are 
 
 
 class Access(NamedTuple):
-    """An access to global memory; start and count in bytes, value: what a store to an element wrote, else None."""
+    """An access to global memory; start and count in bytes, value: what a store to an element wrote, else None.
+
+    In the log its position is left out, and root and code are ids.
+    """
 
     position: int
     root: Any
@@ -44,6 +47,8 @@ class GlobalMemoryRaces(Monitor):
 
     def start(self, launch):
         self.order, self.log, self.base, self.blocks = GridOrder(), [], 0, []
+        # By id: the log has numbers only, which the garbage collector does not traverse.
+        self.roots, self.codes = {}, {id(None): None}
 
     def start_block(self, block):
         number = len(self.blocks)
@@ -57,10 +62,17 @@ class GlobalMemoryRaces(Monitor):
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         value = array.stored if kind == "write" else None
+        root = array.root
+        key = id(root)
+        if key not in self.roots:
+            self.roots[key] = root
         if kind == "atomic":
-            self.order.atomic(thread.serial >> THREAD_BITS, (array.root, start_byte), self.base + len(self.log))
+            self.order.atomic(thread.serial >> THREAD_BITS, (key, start_byte), self.base + len(self.log))
         code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        self.log.append((array.root, start_byte, byte_count, kind, thread.serial, code, offset, value))
+        code_key = id(code)
+        if code_key not in self.codes:
+            self.codes[code_key] = code
+        self.log.append((key, start_byte, byte_count, kind, thread.serial, code_key, offset, value))
 
     def now(self):
         """The position of the next access."""
@@ -102,16 +114,19 @@ class GlobalMemoryRaces(Monitor):
         """Compare all logged accesses, for each piece of memory that was written."""
         log, base = self.log, self.base
         self.log, self.base = [], base + len(log)
-        changed = {entry[0] for entry in log if entry[3] != "read"}
-        for roots in overlapping({entry[0] for entry in log}):
+        changed = {self.roots[entry[0]] for entry in log if entry[3] != "read"}
+        for roots in overlapping(self.roots.values()):
             if not changed.isdisjoint(roots):
-                self.compare_in(roots, [Access(base + number, *entry) for number, entry in enumerate(log) if entry[0] in roots])
+                keys = {id(root) for root in roots}
+                self.compare_in(roots, [(base + number, *entry) for number, entry in enumerate(log) if entry[0] in keys])
 
     def compare_in(self, roots, accesses):
         """Compare the accesses to one piece of memory, granule by granule. roots: {array: its offset in the memory}."""
-        granule, suspects = suspicious(np.array([roots[access.root] + access.start for access in accesses]), accesses)
+        offsets = {id(root): offset for root, offset in roots.items()}
+        granule, suspects = suspicious(np.array([offsets[access[1]] + access[2] for access in accesses]), accesses)
         last = None
-        for number, access in suspects:
+        for number, (position, key, start, count, kind, serial, code, *rest) in suspects:
+            access = Access(position, self.roots[key], start, count, kind, serial, self.codes[code], *rest)
             if number != last:
                 history, last = History(self.order), number
             other = history.add(access)
@@ -160,17 +175,19 @@ def suspicious(offsets, accesses):
 
     offsets: of the accesses in their memory. A granule is as many bytes as all accesses are multiples of.
     """
-    counts, serials = (np.array([getattr(access, field) for access in accesses]) for field in ("count", "serial"))
+    counts, kinds, serials = ([access[field] for access in accesses] for field in (3, 4, 5))
+    counts, serials = np.array(counts), np.array(serials)
     bits = int(np.bitwise_or.reduce(offsets | counts)) | 16
     granule = bits & -bits
     pieces = counts // granule
+    if not pieces.any():
+        return granule, []
     numbers = np.repeat(np.arange(len(accesses)), pieces)
     granules = np.repeat(offsets // granule - np.cumsum(pieces) + pieces, pieces) + np.arange(numbers.size)
     owners = np.empty(int(granules.max()) + 1, np.int64)
     owners[granules] = serials[numbers]
     marked = np.zeros(owners.size, np.uint8)
     marked[granules[owners[granules] != serials[numbers]]] |= 1  # several threads
-    kinds = [access.kind for access in accesses]
     for mark, pair in ((2, ("write", "atomic")), (4, ("read", "write"))):  # one that changes the granule, and one that is no atomic
         marked[granules[np.array([kind in pair for kind in kinds])[numbers]]] |= mark
     chosen = np.flatnonzero(marked[granules] == 7)
