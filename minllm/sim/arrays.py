@@ -112,6 +112,10 @@ class CheckedArray(NDArrayOperatorsMixin):
         """The same memory with its axes in another order, reversed by default."""
         return self.part(self.data.transpose(*axes), 0)
 
+    def copy(self):
+        """A local copy, which the running thread reads element by element."""
+        return CheckedArray(self.values(), "local", name=self.name)
+
     def ravel(self, order="C"):
         """The same memory with one axis."""
         return self.reshape(self.size)

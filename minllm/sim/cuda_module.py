@@ -11,6 +11,7 @@ from numba.cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
+from minllm.sim.half_precision import HalfPrecision
 from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction
 from minllm.sim.polling import give_way
@@ -39,7 +40,7 @@ class SimulatedCuda:
 
     shared, local, const, atomic = SharedMemory(), LocalMemory(), ConstantMemory(), Atomic()
     warpsize = WARP_SIZE
-    cg = CooperativeGroups()
+    cg, fp16 = CooperativeGroups(), HalfPrecision()
     threadIdx = property(lambda self: getcurrent().index)
     blockIdx = property(lambda self: getcurrent().block.index)
     blockDim = property(lambda self: getcurrent().block.dimensions)

@@ -17,6 +17,7 @@ from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import SharedArguments, check_spreading
 from minllm.sim.progress import run_in_turn
+from minllm.sim.records import Record
 from minllm.sim.rewrite import for_simulation, plain_function, swap
 from minllm.sim.scalars import simulated_type
 from minllm.sim.thread import Dimensions
@@ -125,6 +126,8 @@ def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None)
         base = offset_of_first(argument) if root is None else root.base
         seen[name] = checked(argument, "global", base, name, monitor, root)
         return seen[name]
+    if isinstance(argument, np.void) and argument.dtype.names is not None:
+        return Record(prepare(np.asarray(argument).reshape(1), None, name, monitor, arrays), 0)
     if isinstance(argument, tuple):
         kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
         made = [prepare(one, inner, f"{name}[{i}]", monitor, arrays, twins) for i, (one, inner) in enumerate(zip(argument, kinds))]
