@@ -66,6 +66,10 @@ def bench_serve(
         str | None,
         typer.Option(metavar="GPU", help="The scheduler alone, on step times computed for this GPU; needs none.", show_default=False),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Serve once more under torch's profiler: a trace, the time of each stage.", show_default=False),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw SVG pictures into this folder.", show_default=False)] = None,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
@@ -88,6 +92,6 @@ def bench_serve(
         benchmark.run(
             model, options, request_list=request_list, dataset_path=dataset_path, num_prompts=num_prompts, input_len=input_len,
             output_len=output_len, request_rates=request_rate or (), burstiness=burstiness, goodput=goodput or (),
-            max_concurrency=max_concurrency, num_warmups=num_warmups, seed=seed, against=against, simulate=simulate, plot=plot,
-            json_file=json_file, compare=chosen_comparison([name for name, wanted in comparisons.items() if wanted]),
+            max_concurrency=max_concurrency, num_warmups=num_warmups, seed=seed, against=against, simulate=simulate, profile=profile,
+            plot=plot, json_file=json_file, compare=chosen_comparison([name for name, wanted in comparisons.items() if wanted]),
         )  # fmt: skip

@@ -30,7 +30,7 @@ def available_host_bytes() -> int:
 def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
     """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
 
-    weight_format: of the layers' matrices; None is plain.
+    weight_format: the format of the layers' matrices; None is plain.
     """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
@@ -79,7 +79,7 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
 
 
 def _given_budget(device: str, ops: Any, num_bytes: int) -> CacheBudget:
-    """The bytes that kv_cache_memory_bytes asks for. Raises OutOfMemoryError if fewer are free."""
+    """The budget that kv_cache_memory_bytes gives. Raises OutOfMemoryError if fewer are free."""
     free = available_host_bytes() if device == "cpu" else ops.device_memory()[0]
     if num_bytes > free:
         owner = "this machine's memory" if device == "cpu" else "the GPU's memory"

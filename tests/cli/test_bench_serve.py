@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from minllm.bench.serving import arguments, command
 from minllm.cli import app as cli
+from minllm.engine.engine_stats import EngineStats
 from minllm.engine.options import EngineOptions
 from tests.bench.serving.fake_engine import VOCABULARY, FakeEngine, Stats
 
@@ -164,6 +165,13 @@ def test_a_missing_peer_is_an_error_of_ours(opened, monkeypatch):
     assert result.exit_code == 1 and "minllm[bench]" in result.stderr and not opened
 
 
+@pytest.mark.parametrize("arguments", [["--device", "cpu"], ["--simulate", "h200", "--model", "llama-3.1-8b"]])
+def test_a_trace_without_a_gpu_is_refused(opened, tmp_path, arguments):
+    result = run("--profile", tmp_path / "new", *arguments)
+    assert result.exit_code == 1 and "--profile traces the kernels of a GPU" in result.stderr and not opened
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("arguments", [["--num-prompts", 0], ["--max-concurrency", 0], ["--num-warmups", -1], ["--request-rate", "x"]])
 def test_numbers_that_are_none_are_usage_errors(opened, arguments):
     assert run(*arguments).exit_code == 2 and not opened
@@ -171,8 +179,7 @@ def test_numbers_that_are_none_are_usage_errors(opened, arguments):
 
 def test_the_engine_itself_serves(model_directory, tmp_path):
     """The fakes above have the interface of LLMEngine; this one is it."""
-    llm_engine = pytest.importorskip("minllm.engine.llm_engine", reason="this version of minllm has no LLMEngine")
-    assert set(Stats.__dataclass_fields__) == set(llm_engine.EngineStats.__dataclass_fields__)
+    assert set(Stats.__dataclass_fields__) == set(EngineStats.__dataclass_fields__)
     path = tmp_path / "rows.json"
     lengths = ["--num-prompts", 5, "--input-len", "3:20", "--output-len", "2,7", "--num-warmups", 1]
     result = run("--model", model_directory, "--device", "cpu", *lengths, "--request-rate", 100, "--request-rate", "inf", "--json", path)

@@ -1,5 +1,6 @@
 """The kernels that a dry run finds are those that an engine launches: it loads a model, serves requests, and its launches are recorded."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,7 +56,7 @@ class HostGpuOps(CudaOps):
         self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
 
     def uploads(self):
-        return super(CudaOps, self).uploads()
+        return nullcontext()
 
     def to_host(self, array):
         return np.zeros(array.shape, array.dtype)  # no kernel has written it

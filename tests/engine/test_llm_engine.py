@@ -194,7 +194,7 @@ def test_a_decoder_that_raises_ends_its_own_request(engine, stop):
     for name in "abc":
         engine.add_request(name, prompt(7), params)
     [unlucky] = engine._requests["b"]
-    unlucky.decoder = Unlucky(unlucky.decoder)
+    unlucky._text.decoder = Unlucky(unlucky._text.decoder)
     found = finish(engine)
     assert [found[name].outputs[0].finish_reason for name in "abc"] == ["length", "error", "length"]
     assert isinstance(found["b"].error, UnicodeError) and len(tokens(found["b"])) == 3
@@ -204,7 +204,8 @@ def test_a_decoder_that_raises_ends_its_own_request(engine, stop):
 
 def test_a_stream_whose_decoder_raises_frees_everything(llm):
     stream = llm.stream("def f(x):", PARAMS)
-    stream._sequence.decoder = Unlucky(stream._sequence.decoder)
+    text = stream._sequence._text
+    text.decoder = Unlucky(text.decoder)
     with pytest.raises(UnicodeError, match="no such character"):
         list(stream)
     assert llm.engine.cache_policy.usage().allocated == 0

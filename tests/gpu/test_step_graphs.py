@@ -7,6 +7,7 @@ from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
+from tests.engine.rounding import QUANTISED_BOUND
 from tests.engine.scheduling.scripted_runner import check_nothing_is_left
 from tests.engine.traffic import Traffic
 from tests.gpu.agreement import KV_CACHE_BYTES
@@ -93,7 +94,11 @@ def test_preempted_requests_get_the_same_tokens(policy, preemption):
 
 @pytest.mark.parametrize("name, window", [("int8", 0), ("int8", 32), ("fp8", 32), ("kivi_int4", 64)])
 def test_quantised_caches_give_the_same_tokens_with_and_without_graphs(name, window):
-    """A graph is padded, so that its products are rounded otherwise: tokens may part where the best two are as good as equal."""
+    """A graph is padded, which changes the order of sums: tokens may part where the best two are as good as equal.
+
+    The bound is below the tolerance that tests/engine/rounding.py derives for this model in float16. A value on the border of two codes
+    of the cache may get the other one, and the bound leaves no further room for that.
+    """
     prompts, _ = crowd(20)
     params = SamplingParams(temperature=0, max_tokens=16, logprobs=5, ignore_eos=True)
     options, found = SMALL | dict(dtype="float16", kv_cache_dtype=name, kv_cache_residual_window=window), []
@@ -104,7 +109,7 @@ def test_quantised_caches_give_the_same_tokens_with_and_without_graphs(name, win
         parted = next((i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b), None)
         if parted is not None:
             chosen, instead = one.logprobs[parted][one.token_ids[parted]], one.logprobs[parted][other.token_ids[parted]]
-            assert chosen.logprob - instead.logprob < 0.02
+            assert chosen.logprob - instead.logprob < QUANTISED_BOUND
 
 
 def test_log_probabilities_come_with_their_tokens():

@@ -95,7 +95,7 @@ ROWS: dict[str, Row] = {}
 # Kernels whose float32 results on a GPU differ from the simulator's, and why. What the first writes on an H200 is, bit for bit, what fused
 # multiply-adds in the kernel's order give.
 FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of float32 is not exact"
-APPROXIMATE = "2**x and 1/x are approximate on a GPU (PTX ISA: 2**-22 and 1 unit in the last place), and rounded exactly here"
+APPROXIMATE = "2**x, log2(x) and 1/x are approximate on a GPU (PTX ISA: 2**-22; 1/x: 1 unit in the last place), here exactly rounded"
 # The two kernels that leave float32 sums of tensor cores in memory; elsewhere rounding to 16 bits hides the difference.
 TRUNCATED = "a tensor core drops the bits of a sum that float32 has no room for (Fasi et al. 2021, PeerJ 7:e330), here it is rounded"
 ROUNDED = {
@@ -106,6 +106,8 @@ ROUNDED = {
     "flash_attention_1_kernel": APPROXIMATE,
     "flash_attention_2_kernel": APPROXIMATE,
     "split_kernel": APPROXIMATE,
+    "log_probability_parts_kernel": APPROXIMATE,
+    "log_probabilities_of_parts_kernel": APPROXIMATE,
     "split_tensor_core_kernel": TRUNCATED,
     "split_quantized_kernel": TRUNCATED,
     "prefix_kernel": TRUNCATED,

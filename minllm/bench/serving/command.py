@@ -17,11 +17,14 @@ from minllm.bench.serving.arguments import check_engine_options, checked_rates, 
 from minllm.bench.serving.arrivals import check_burstiness
 from minllm.bench.serving.comparisons import COMPARISONS, ServingBench
 from minllm.bench.serving.metrics import calculate_metrics, parse_goodput
-from minllm.bench.serving.plots import checked_folder, write_plots
+from minllm.bench.serving.plots import checked_folder, file_prefix, write_plots
+from minllm.bench.serving.profile.report import table as profile_table
+from minllm.bench.serving.profile.report import write_pictures
+from minllm.bench.serving.profile.run import check_profiler
 from minllm.bench.serving.report import COLUMNS, HEADINGS, Result, detail_table, json_line, rows, summary_line
 from minllm.bench.serving.run import Engine
-from minllm.bench.serving.simulated import VirtualClock
 from minllm.bench.serving.simulated_gpu import check_simulation, simulated_gpu
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import longest
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
@@ -47,12 +50,14 @@ def run(
     compare: str | None = None,
     against: str | None = None,
     simulate: str | None = None,
+    profile: Path | None = None,
     plot: Path | None = None,
     json_file: Path | None = None,
 ) -> None:
     """Measure, print tables and a line of JSON per run, draw into `plot`, write the record. `options` are those of LLM().
 
-    simulate: a GPU whose step times are computed; then no model is loaded. Wrong values are refused before a model is loaded.
+    simulate: a GPU whose step times are computed; then no model is loaded. profile: a folder for a trace of what the GPU does. Wrong values
+    are refused before a model is loaded.
     """
     check_model(model)
     if compare and against:
@@ -65,8 +70,11 @@ def run(
     if simulate is not None:
         check_simulation(options, chosen.requests, compare, against)
     peer = load_peer(against)
-    folder = None if plot is None else checked_folder(plot)
     device = EngineOptions(device=options.get("device", "auto")).resolved_device()
+    if profile is not None:
+        check_profiler("cpu" if simulate else device)
+        checked_folder(profile, "--profile")
+    folder = None if plot is None else checked_folder(plot, "--plot")
     machine = clock = None
     if simulate is not None:
         clock = VirtualClock()
@@ -83,13 +91,14 @@ def run(
         num_warmups=num_warmups,
         limits=limits,
         clock=clock,
+        profile=profile,
     )
     report = Report(device, json_file, machine)
     for result in measure(bench, compare, rates, options):
         report.add(result)
     if peer is not None:
         report.results = [*beside_peer(report, bench, peer, model, options)]
-    report.finish(folder)
+    report.finish(folder, profile)
 
 
 @contextmanager
@@ -121,7 +130,7 @@ class Report:
 
     def __init__(self, device: str, json_file: Path | None, machine: str | None = None):
         self.device, self.json_file, self.results = device, json_file, []
-        self.machine = machine  # in words, if it is not this one
+        self.machine = machine  # the simulated machine in words; None is this machine
         is_piped = str(json_file) == "-"  # then only the record goes to standard output
         self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
 
@@ -143,11 +152,15 @@ class Report:
         name = self.machine or (driver.device_name() if self.device == "cuda" else "cpu")
         write_json(self.json_file, new_record(name, {}, [row for result in self.results for row in rows(result)]))
 
-    def finish(self, folder: Path | None) -> None:
-        """Print the details of a single run and a line of JSON per run, draw pictures into `folder`, write the record."""
+    def finish(self, folder: Path | None, profile: Path | None = None) -> None:
+        """Print the details of a single run and a line of JSON per run, draw pictures into the folders, write the record."""
         if len(self.results) == 1:
             self.out.print(detail_table(self.results[0]))
         self.print(*(json_line(result) for result in self.results))
+        for result in self.results if profile is not None else ():
+            self.out.print(profile_table(result.traced, f"{result.name}, {result.variant}, traced"))
+            pictures = write_pictures(result.traced, result.name, profile / file_prefix(result))
+            self.print(f"a trace for Perfetto and {len(pictures)} pictures in {profile}")
         if folder is not None:
             self.print(f"{len(write_plots(self.results, folder))} pictures in {folder}")
         if self.json_file is not None:

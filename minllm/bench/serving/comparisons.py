@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from minllm.bench.serving.arrivals import arriving
 from minllm.bench.serving.live_table import live_table
 from minllm.bench.serving.metrics import calculate_metrics
+from minllm.bench.serving.plots import file_prefix
+from minllm.bench.serving.profile.run import SUFFIX, profiled
 from minllm.bench.serving.report import Result, rate_name
 from minllm.bench.serving.run import Clock, Engine, serve, warm_up
 from minllm.bench.serving.workload import BenchRequest, within_vocabulary
@@ -26,7 +29,8 @@ class ServingBench:
     """A workload and how to measure it.
 
     open_engine: opens an engine with these options of LLM(), and gives it with the size of its vocabulary. case: model and workload in
-    words. limits: those of goodput. A rate of None leaves the arrivals as the requests say.
+    words. limits: those of goodput. A rate of None leaves the arrivals as the requests say. profile: a folder for the traces of a further
+    run after each measured one, under torch's profiler.
     """
 
     open_engine: OpenEngine
@@ -38,6 +42,7 @@ class ServingBench:
     num_warmups: int = 16
     limits: dict[str, float] | None = None
     clock: Clock | None = None
+    profile: Path | None = None
 
     def requests_at(self, rate: float | None, vocab_size: int, shift: int = 0) -> list[BenchRequest]:
         """The requests at this rate. `shift` changes all token ids, so that a run finds nothing of an earlier one in a prefix cache."""
@@ -52,7 +57,12 @@ class ServingBench:
                 requests = self.requests_at(rate, vocab_size, shift)
                 with live_table(f"{variant}, {rate_name(rate)}") as on_step:
                     run = serve(engine, requests, clock=self.clock, max_concurrency=self.max_concurrency, on_step=on_step)
-                yield Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
+                result = Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
+                if self.profile is not None:
+                    requests = self.requests_at(rate, vocab_size, len(rates) + shift)
+                    trace = self.profile / f"{file_prefix(result)}{SUFFIX}"
+                    result = replace(result, traced=profiled(engine, requests, self.max_concurrency, trace))
+                yield result
 
 
 def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), policies: Sequence[str] = POLICIES) -> Iterator[Result]:
@@ -65,9 +75,9 @@ def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), po
         yield from bench.measure(policy, rates, scheduling_policy=policy)
 
 
-def compare_preemption(bench: ServingBench, rates: Sequence[float | None], modes: Sequence[str] = PREEMPTIONS) -> Iterator[Result]:
+def compare_preemption(bench: ServingBench, rates: Sequence[float | None]) -> Iterator[Result]:
     """Each way to preempt, with a cache too small for the batch, which the engine's options have to set."""
-    for mode in modes:
+    for mode in PREEMPTIONS:
         yield from bench.measure(mode, rates, preemption=mode)
 
 

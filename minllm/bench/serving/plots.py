@@ -17,10 +17,10 @@ MOST_POINTS = 160  # per line; a picture of a thousand steps would show no more 
 Points = list[tuple[float, float]]
 
 
-def checked_folder(folder: Path) -> Path:
-    """The folder for pictures, made if it is missing. InvalidOptionError if it is a file."""
+def checked_folder(folder: Path, option: str) -> Path:
+    """The folder of an option, made if it is missing. InvalidOptionError if it is a file."""
     if folder.exists() and not folder.is_dir():
-        raise InvalidOptionError(f"--plot {folder} is a file: give a folder, which is made if it is missing.")
+        raise InvalidOptionError(f"{option} {folder} is a file: give a folder, which is made if it is missing.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -8,6 +8,8 @@ from rich.table import Table
 
 from minllm.bench.record import Row
 from minllm.bench.serving.metrics import Distribution, ServedRun, ServingMetrics
+from minllm.bench.serving.profile.report import rows as profile_rows
+from minllm.bench.serving.profile.steps import TracedStep
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 COLUMNS = "{:<22}{:<16}{:>14}{:>12}{:>11}{:>11}{:>10}{:>10}{:>10}{:>11}"
@@ -29,6 +31,7 @@ class Result:
     run: ServedRun
     peer: str | None = None
     peer_metrics: ServingMetrics | None = None
+    traced: list[TracedStep] | None = None  # of a further run, under the profiler
 
     @property
     def name(self) -> str:
@@ -79,7 +82,7 @@ def detail_table(result: Result) -> Table:
 
 
 def rows(result: Result) -> list[Row]:
-    """The run as rows of a record: rates with the peer's, then latencies. `ratio` is our speed over the peer's in both."""
+    """The run as rows of a record: rates with the peer's, then latencies, then its trace. `ratio` is our speed over the peer's."""
     metrics, peer = result.metrics, result.peer_metrics
     found = [_row(result, "serving throughput", metrics.output_throughput, "tokens/s", peer.output_throughput if peer else None)]
     found.append(_row(result, "serving requests", metrics.request_throughput, "requests/s", peer.request_throughput if peer else None))
@@ -90,7 +93,7 @@ def rows(result: Result) -> list[Row]:
         if value is not None:
             found.append(_row(result, f"serving {LATENCIES[latency]} {statistic}", value, "ms", of_peer))
     found.append(Row("serving preemptions", result.name, result.variant, metrics.num_preemptions, "preemptions"))
-    return found
+    return found + profile_rows(result.traced or [], result.name, result.variant)
 
 
 def _statistic(metrics: ServingMetrics | None, latency: str, statistic: str) -> float | None:

@@ -16,6 +16,7 @@ from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.wgmma import wgmma
+from minllm.kernels.matmul.wgmma.tiling import GATED_TILES
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import Specimen, array
 from minllm.tiles.warp import WARP
@@ -192,7 +193,7 @@ def wgmma_specimens(dtype):
     for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
         name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}{'/early' if tiling.early else ''}"
         yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
-        if tiling.tile_n % 128 == 0:
+        if tiling.tile_n in GATED_TILES:
             tiling = tiling._replace(chunks=1)
             yield wgmma_specimen(f"{name}/silu/{dtype}", tiling, dtype, types.none, types.none, matrix, gated=True)
     if dtype != "bfloat16":

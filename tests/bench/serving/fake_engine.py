@@ -1,24 +1,10 @@
 """An engine without a model, on a virtual clock: every step takes `step_seconds` and gives each running request one token."""
 
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 VOCABULARY = 4096
-
-
-@dataclass
-class VirtualClock:
-    """Time that passes when it is told to."""
-
-    time: float = 100.0
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time = max(self.time + seconds, math.nextafter(self.time, math.inf))  # some time always passes
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from minllm.bench.serving.metrics import ServedRun, StepSample, calculate_metric
 from minllm.bench.serving.plots import MOST_POINTS, checked_folder, cumulative, thinned, write_plots
 from minllm.bench.serving.report import detail_table, json_line, rate_name, rows, summary_line
 from minllm.bench.serving.run import Progress
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import Lengths, Workload, fixed
 from minllm.errors import InvalidOptionError
-from tests.bench.serving.fake_engine import VirtualClock, opener
+from tests.bench.serving.fake_engine import opener
 
 
 def bench(clock, made=None, **settings):
@@ -33,7 +34,7 @@ def text_of(table):
 
 
 def test_one_engine_serves_every_rate_after_a_warm_up():
-    clock, made = VirtualClock(), []
+    clock, made = VirtualClock(time=100.0), []
     slow, fast = bench(clock, made, limits=dict(ttft=150.0)).measure("default", [2.0, math.inf], block_size=16)
     [(options, engine)] = made
     assert options == dict(block_size=16) and len(engine.added) == 2 + 24 + 24
@@ -45,7 +46,7 @@ def test_one_engine_serves_every_rate_after_a_warm_up():
 
 
 def test_policies_see_the_same_arrivals_around_capacity():
-    clock, made = VirtualClock(), []
+    clock, made = VirtualClock(time=100.0), []
     found = list(compare_policies(bench(clock, made), policies=("static", "in_flight")))
     assert [options["scheduling_policy"] for options, _ in made] == ["split_fuse", "static", "in_flight"]
     assert [result.variant for result in found] == ["static"] * 3 + ["in_flight"] * 3
@@ -57,7 +58,7 @@ def test_policies_see_the_same_arrivals_around_capacity():
 
 
 def test_preemption_and_sequences_are_options_of_the_engine():
-    clock, made = VirtualClock(), []
+    clock, made = VirtualClock(time=100.0), []
     assert len(list(compare_preemption(bench(clock, made), [math.inf]))) == 3
     assert [options for options, _ in made] == [dict(preemption=mode) for mode in ("recompute", "swap", "drop")]
     made.clear()
@@ -69,7 +70,7 @@ def test_preemption_and_sequences_are_options_of_the_engine():
 
 @pytest.fixture(scope="module")
 def results():
-    clock = VirtualClock()
+    clock = VirtualClock(time=100.0)
     return list(bench(clock, limits=dict(ttft=500.0, tpot=101.0)).measure("default", [5.0, 50.0, math.inf]))
 
 
@@ -111,7 +112,7 @@ def test_a_run_without_a_success_is_reported(results):
 
 
 def test_pictures_are_drawn(results, tmp_path):
-    folder = checked_folder(tmp_path / "new" / "pictures")
+    folder = checked_folder(tmp_path / "new" / "pictures", "--plot")
     files = write_plots(results, folder)
     names = {path.name for path in files}
     assert {"default-5-requests-s-batch.svg", "default-all-at-once-kv-cache.svg", "throughput-ttft.svg"} <= names
@@ -128,7 +129,7 @@ def test_a_run_of_nothing_draws_nothing(results, tmp_path):
 def test_a_file_is_no_folder_for_pictures(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOptionError, match="--plot"):
-        checked_folder(tmp_path / "file")
+        checked_folder(tmp_path / "file", "--plot")
 
 
 def test_long_lines_are_thinned_and_keep_their_ends():

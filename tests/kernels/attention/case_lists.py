@@ -145,6 +145,7 @@ REAL_DECODES = [
     AttentionCase((1,), (600,), heads=32, kv_heads=8, dtype=BFLOAT16),
     AttentionCase((1,), (32771,), heads=32, kv_heads=8, head_dim=128, dtype=BFLOAT16),
     AttentionCase((1,) * 65, tuple(range(0, 65 * 61, 61)), heads=8, kv_heads=2, head_dim=128, dtype=FLOAT16),
+    AttentionCase((1,) * 65, tuple(range(0, 65 * 7, 7)), heads=32, kv_heads=8, head_dim=64, dtype=BFLOAT16),  # many blocks per SM
     AttentionCase((1,) * 5, (1, 17, 1024, 4099, 0), heads=28, kv_heads=4, head_dim=128, dtype=BFLOAT16),
     AttentionCase((1, 1), (8191, 33), heads=71, kv_heads=1, dtype=BFLOAT16, block_size=1),
     AttentionCase((1, 1), (511, 2049), heads=64, kv_heads=8, head_dim=80, dtype=FLOAT16, block_size=256),

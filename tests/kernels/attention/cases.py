@@ -177,10 +177,10 @@ def among_layers(cache, layers, layer):
     return whole
 
 
-def run_variant(device, module, case, seed=0, workspace_options=None, layers=None, **options):
+def run_variant(device, module, case, seed=0, workspace_options=None, layers=None, max_query_len=None, **options):
     """Run a variant's launcher on `device` with poisoned output and scratch, and judge what it wrote; returns the output.
 
-    layers: (number, which) puts the caches among those of other layers, token by token.
+    layers: (number, which) puts the caches among those of other layers, token by token. max_query_len: a bound; None: the longest query.
     """
     arrays = make_arrays(case, seed)
     on_device = {
@@ -198,7 +198,7 @@ def run_variant(device, module, case, seed=0, workspace_options=None, layers=Non
         *(on_device[name] for name in ("query_start", "context_lens", "block_tables")),
         arrays.scale,
         case.sliding_window,
-        max_query_len=max(1, *case.query_lens),
+        max_query_len=max_query_len or max(1, *case.query_lens),
         workspace=make_workspace(
             shapes, lambda *size: device.array(np.full(size[0], np.nan, size[1])), lambda *size: device.array(np.zeros(*size))
         ),

@@ -110,3 +110,4 @@ def test_shapes_fit_a_hopper_block():
                 shape = shape_for(head_dim, group, heads)
                 assert shape.blocks * shape.warps * ring_bytes_of(head_dim, shape) <= 227 * 1024 and shape.stages >= 2
     assert (shape_for(128, 4, 8).stages, shape_for(128, 4, 512).blocks) == (4, 2)
+    assert [shape_for(64, 4, heads, tensor_copies=True).blocks for heads in (8, 264, 512)] == [1, 2, 4]

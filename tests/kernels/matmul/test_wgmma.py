@@ -11,7 +11,7 @@ from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.choice import can_use_wgmma
 from minllm.kernels.matmul.output_tiles import make_tile_order
 from minllm.kernels.matmul.wgmma import wgmma
-from minllm.kernels.matmul.wgmma.tiling import TILINGS, WgmmaTiling, choose_tiling
+from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS, WgmmaTiling, choose_tiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
 from tests.kernels.matmul.wgmma_cases import GATED, RESIDUALS, check_gated, check_residual
@@ -27,9 +27,13 @@ def test_bias_and_residual_are_added(case, device):
     check_residual(*case, device)
 
 
-@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2], TILINGS[-1]], ids=str)
+@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2], TILINGS[3], TILINGS[-1]], ids=str)
 def test_the_tilings_of_the_gpu(tiling, device):
     check_residual(130, 264, 136, BFLOAT16, BFLOAT16, tiling, device)
+
+
+def test_a_gated_tile_of_two_times_112_columns(device):
+    check_gated(130, 240, 136, BFLOAT16, TILINGS[2], device)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))
@@ -49,10 +53,11 @@ def test_tiles_are_chosen_by_how_they_fill_the_machine():
     assert chosen(100, 2048).tile_m == 64  # more blocks for little work
     assert [tiling[:2] for tiling in (chosen(128, 6144), chosen(256, 6144))] == [(1, 96), (2, 96)]  # 64 clusters of two blocks each
     assert chosen(256, 4096).early and not any(chosen(257, n).early for n in (2048, 3072, 4096, 6144, 28672))
-    assert all(chosen(m, n, gated=True).tile_n % 128 == 0 for m in (70, 512, 2048) for n in (3072, 8192, 14336))
+    assert chosen(256, 14336, gated=True).tile_n == 224  # 128 clusters for 66 places: two rounds, nearly full
+    assert all(chosen(m, n, gated=True).tile_n in GATED_TILES for m in (70, 512, 2048) for n in (3072, 8192, 14336))
     for tiling in TILINGS:
         tiling.check(gated=False)
-        if tiling.tile_n % 128 == 0:
+        if tiling.tile_n in GATED_TILES:
             tiling._replace(chunks=1).check(gated=True)
 
 

@@ -35,7 +35,7 @@ from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_con
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines
-from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
+from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS, make_work
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
 from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import kernel, launch
@@ -91,6 +91,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
     queries, cache, make_rings = make_pipelines(shape, parts)
     produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(dtype, shape)
     wait_for_turn, pass_turn = make_turns(consumers)
+    count_items = make_work(shape)[0]
 
     @kernel(launch_bounds=(threads, 1))
     def flash_attention_3_kernel(
@@ -103,7 +104,6 @@ def make_kernel(dtype, shape, block_size, page_rows):
         block_tables,  # [sequences, max_blocks]
         num_blocks,
         kv_heads,
-        total,  # work items: query tiles of the longest sequence * sequences * heads
         scale,  # times log2(e): exponentials are to base 2
         window,
     ):
@@ -119,8 +119,9 @@ def make_kernel(dtype, shape, block_size, page_rows):
         if thread < 128:
             if consumers > 1:  # one has as many as a thread can have
                 setmaxnreg_dec(producer_registers)
-            part = int32(thread // 64)
-            batch = Batch(query_start, context_lens, block_tables, num_blocks, int32(out.shape[1]), kv_heads, total, window)
+            part, heads = int32(thread // 64), int32(out.shape[1])
+            total = count_items(query_start, int32(context_lens.shape[0]), heads)
+            batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window)
             if thread % 64 == 0 and part < parts:  # a call for each ring, so that its addresses are constants
                 produce(part, True, rings.queries, query_map, rings.keys, key_map, batch, shared.work)
             elif thread % 64 == 32 and part < parts:
@@ -160,10 +161,10 @@ def attention(
     query_map = tensor_map(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
     page = 1, page_rows, 1, shape.keys.panel_columns
     key_map, value_map = tensor_map(key_cache, page, shape.swizzle), tensor_map(value_cache, page, shape.swizzle)
-    total = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
+    most_items = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
     blocks = blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count)
     arguments = (
         query_map, key_map, value_map, out, query_start, context_lens, block_tables,
-        int(key_cache.shape[0]), sizes.kv_heads, total, float(scale * LOG2_E), int(sliding_window),
+        int(key_cache.shape[0]), sizes.kv_heads, float(scale * LOG2_E), int(sliding_window),
     )  # fmt: skip
-    launch(chosen, min(total, blocks), threads, arguments, stream, shape.shared_bytes)
+    launch(chosen, min(most_items, blocks), threads, arguments, stream, shape.shared_bytes)

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     num_blocks: int
     heads: int
     kv_heads: int
-    total: int
+    total: int  # work items
     window: int
 
 
@@ -71,7 +71,7 @@ def make_produce(shape, block_size, page_rows, parts):
     key_tile = shape.key_tile
     queries, cache, _ = make_pipelines(shape, parts)
     load_queries, load_pages = make_loads(shape, block_size, page_rows, parts)
-    item_of, place_of, key_range, hand_out, hand_out_end = make_work(shape)
+    _, item_of, place_of, key_range, hand_out, hand_out_end = make_work(shape)
 
     @cuda.jit(device=True)
     def produce(part, with_queries, query_ring, query_map, ring, cache_map, batch, work):

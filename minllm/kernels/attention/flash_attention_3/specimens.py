@@ -22,7 +22,7 @@ def flash_attention_3_specimens(dtype):
     for head_dim, tokens, block_size in layouts if dtype == "bfloat16" else layouts[3:4]:
         shape = flash_attention_3.shape_for(head_dim, tokens)
         kernel, threads = flash_attention_3.make_kernel(dtype, shape, block_size, BLOCK_SIZE if block_size == paged else shape.key_tile)
-        arguments = (*(types.uint64,) * 3, array(dtype, 3), *BATCH, *(INT32,) * 3, FLOAT32, INT32)
+        arguments = (*(types.uint64,) * 3, array(dtype, 3), *BATCH, INT32, INT32, FLOAT32, INT32)
         layout = "paged" if block_size == paged else "whole"
         name = f"attention/flash_attention_3/{head_dim}/{shape.query_tile}x{shape.key_tile}/{layout}/{dtype}"
         contains = ("HGMMA*", "UTMALDG.4D*", "MUFU.EX2")

@@ -1,12 +1,16 @@
 """Work items of FlashAttention-3: a tile of queries of one head. Which block does which, and how an item is described in shared memory.
 
 The grid has a block per SM (a persistent kernel). Items are numbered from the longest to the shortest (the last tile of every sequence
-first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much.
+first), and dealt out forwards in even rounds and backwards in odd ones, so that all blocks get about as much. Their number is counted on
+the device: the host of a CUDA graph knows no more than the graph's number of tokens, and a prompt's empty items would take as long to walk
+over as a short prompt takes to compute.
 """
 
 import functools
 
 from numba import cuda, int32, uint32
+
+from minllm.tiles.warp import warp_max
 
 WORK_WORDS = 8  # words per description
 WORK_SLOTS = 4  # descriptions at a time: of the item that is being stored, the one in hand, the next, and the one behind it
@@ -17,8 +21,17 @@ COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS 
 
 @functools.cache
 def make_work(shape):
-    """(item_of, place_of, key_range, hand_out, hand_out_end): device functions that say what a work item is."""
+    """(count_items, item_of, place_of, key_range, hand_out, hand_out_end): device functions that say what a work item is."""
     query_tile, key_tile = shape.query_tile, shape.key_tile
+
+    @cuda.jit(device=True)
+    def count_items(query_start, sequences, heads):
+        """As many query tiles as the longest query has, for every sequence and head; for all lanes of a warp."""
+        longest, sequence = int32(0), int32(cuda.threadIdx.x % 32)
+        while sequence < sequences:
+            longest = max(longest, int32(query_start[sequence + 1] - query_start[sequence]))
+            sequence += 32
+        return int32((warp_max(longest) + query_tile - 1) // query_tile * sequences * heads)
 
     @cuda.jit(device=True)
     def item_of(round_number):
@@ -56,4 +69,4 @@ def make_work(shape):
         """There are no more items."""
         work[WORK_WORDS * (handed & (WORK_SLOTS - 1)) + COUNT] = -1
 
-    return item_of, place_of, key_range, hand_out, hand_out_end
+    return count_items, item_of, place_of, key_range, hand_out, hand_out_end

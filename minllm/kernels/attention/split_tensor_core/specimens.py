@@ -48,12 +48,12 @@ def split_tensor_core_specimens(dtype):
 
 def tensor_copies_specimens(dtype):
     """The same with rings that the TMA fills."""
-    for head_dim, blocks, stages in ((64, 1, 4), (128, 1, 4), (128, 2, 3), (256, 1, 2)):
-        shape = SplitShape(4, 16, stages, blocks, tensor_copies=True)
+    for head_dim, line_heads in ((64, 8), (64, 512), (128, 8), (128, 512), (256, 8)):
+        shape = shape_for(head_dim, 4, line_heads, BLOCK_SHARED_BYTES, tensor_copies=True)
         kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, 4, None, shape)
-        name = f"attention/split_tensor_core/engine/{head_dim}/group_4/{blocks}x4x{stages}/{dtype}"
+        name = f"attention/split_tensor_core/engine/{head_dim}/group_4/{shape.blocks}x{shape.warps}x{shape.stages}/{dtype}"
         contains, targets = ("UTMALDG.5D*", *TENSOR_CORES[:3], "MOVM.16.MT88"), ((9, 0), (10, 0))
-        yield Specimen(name, kernel, arguments_of(dtype, maps=MAPS), threads, blocks, shared_bytes, contains, targets=targets)
+        yield Specimen(name, kernel, arguments_of(dtype, maps=MAPS), threads, shape.blocks, shared_bytes, contains, targets=targets)
 
 
 def unified_maximum_specimen(dtype):

@@ -114,7 +114,8 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
     """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes`; None: what this machine has.
 
     Few heads are cut among all SMs: one block on each, with the deepest rings, makes the fewest parts to merge. With many heads, a block
-    takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps.
+    takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones, which
+    lose less time between short heads.
     """
     shared_bytes, sm_count = shared_bytes or shapes.block_shared_bytes(), sm_count or sms_here()
     keys = 16 if head_dim > 64 else 32
@@ -122,6 +123,8 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
     one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
     single = [shapes.SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
     double = [shapes.SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    if head_dim == 64 and tensor_copies and line_heads >= 3 * sm_count:
+        double.insert(0, shapes.SplitShape(2, keys, 3, 4, tensor_copies))
     return shapes.first_that_fits(double + single, head_dim, heads, functools.partial(ring_bytes_of, head_dim), shared_bytes)
 
 

@@ -55,8 +55,8 @@ class WgmmaTiling(NamedTuple):
 
     @property
     def chunk_columns(self) -> int:
-        """Columns of outputs that TMA stores at a time: 128 bytes of a row, or 64 if a tile is no multiple of that."""
-        return 32 if self.tile_n % 64 else 64
+        """Columns of outputs that TMA stores at a time: 128 bytes of a row, or as many as divide the tile and half of it."""
+        return {96: 32, 224: 16}.get(self.tile_n, 64)
 
     @property
     def staging_bytes(self) -> int:
@@ -74,8 +74,9 @@ class WgmmaTiling(NamedTuple):
 
     def check(self, gated: bool) -> None:
         """Raise KernelArgumentError unless the tiling can be launched."""
-        whole = self.tile_n in (64, 96, 128, 192, 256) and self.columns(gated) % (self.chunk_columns * self.chunks) == 0
-        allowed = f"tile_n is 64, 96, 128, 192 or 256, and its outputs are a multiple of `chunks` chunks of {self.chunk_columns} columns"
+        whole = self.tile_n in (64, 96, 128, 192, 224, 256) and self.columns(gated) % (self.chunk_columns * self.chunks) == 0
+        widths = "tile_n is 64, 96, 128, 192, 224 or 256"
+        allowed = f"{widths}, and its outputs are a multiple of `chunks` chunks of {self.chunk_columns} columns"
         check(whole, f"{self}: {allowed}")
         check(self.consumers in (1, 2) and self.cluster in (1, 2), f"{self}: there are 1 or 2 consumers, and 1 or 2 blocks in a cluster")
         check(self.stages >= 2, f"{self}: one stage is filled while another is multiplied, so there are at least 2")
@@ -83,9 +84,12 @@ class WgmmaTiling(NamedTuple):
         check(self.shared_bytes <= SHARED_BYTES_PER_BLOCK, room)
 
 
+GATED_TILES = (128, 224, 256)  # of which a half, gate or up, is whole chunks
+
 TILINGS = (
     WgmmaTiling(2, 256, 4, 2, 2),
     WgmmaTiling(2, 256, 4, 2, 2, early=True),
+    WgmmaTiling(2, 224, 4, 2, 7, early=True),
     WgmmaTiling(2, 256, 4, 1, 2),
     WgmmaTiling(2, 192, 4, 1, 3),
     WgmmaTiling(2, 128, 6, 1, 1),
@@ -109,5 +113,5 @@ def choose_tiling(m: int, n: int, gated: bool, sms: int) -> WgmmaTiling:
         products, copies = 128 * tiling.consumers * tiling.tile_n // ROWS, tiling.stage_bytes // 64
         return ceil_div(clusters, sms // tiling.cluster) * (max(products, copies) + 64)
 
-    fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n % 128 == 0) and (m <= FEW_ROWS or not tiling.early))
+    fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n in GATED_TILES) and (m <= FEW_ROWS or not tiling.early))
     return min(fitting, key=lambda tiling: (time(tiling), not tiling.early))

@@ -1,0 +1,79 @@
+"""A run of the workload under torch's profiler, which sees the kernels of our graphs although torch launches none of them.
+
+The profiler records through CUPTI, which makes launches dearer for the host: a graph of 138 kernels takes about half a millisecond more.
+Where the host is not hidden by the GPU's work, as with small models, the traced run is slower and has more idle time than the measured one.
+"""
+
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from minllm.bench.serving.profile.steps import Event, StepSize, TracedStep, traced_steps
+from minllm.bench.serving.run import serve
+from minllm.bench.serving.workload import BenchRequest
+from minllm.errors import InvalidOptionError
+
+COPIES = ("gpu_memcpy", "gpu_memset")  # categories of events
+SUFFIX = ".pt.trace.json.gz"  # as torch and vLLM name their traces
+SIZES = "minllm_steps"  # the entry of our traces that holds [decodes, prompts, tokens] of every step
+
+
+def check_profiler(device: str) -> None:
+    """InvalidOptionError unless torch can trace this device."""
+    if device != "cuda":
+        raise InvalidOptionError("--profile traces the kernels of a GPU, and this run computes on the CPU: leave the option out.")
+    try:
+        import torch
+    except ImportError as error:
+        raise InvalidOptionError(f"--profile needs PyTorch's profiler ({error}): pip install torch, or leave the option out.") from None
+    if not torch.cuda.is_available():
+        raise InvalidOptionError("--profile: this PyTorch sees no GPU. Install one with CUDA, or leave the option out.")
+
+
+def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | None, path: Path) -> list[TracedStep]:
+    """Serve the requests under the profiler, and write the trace, which Perfetto (ui.perfetto.dev) opens, to `path`."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.init()
+    with tempfile.TemporaryDirectory() as folder:
+        with noted_sizes(engine.core.runner) as sizes, profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            serve(engine, requests, max_concurrency=max_concurrency)
+            torch.cuda.synchronize()
+        exported = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(exported))
+        trace = json.loads(exported.read_bytes())
+    trace[SIZES] = sizes
+    with gzip.open(path, "wt", compresslevel=5, encoding="utf-8") as file:
+        json.dump(trace, file)
+    return steps_of(trace)
+
+
+@contextmanager
+def noted_sizes(runner: Any) -> Iterator[list[StepSize]]:
+    """A list that gets the size of every forward that the runner launches: one per step, or several with a residual window."""
+    sizes, execute = [], runner.execute
+
+    def noting(step: Any) -> Any:
+        for spans in runner.forwards(step):
+            prompts = sum(not span.decodes for span in spans)
+            sizes.append(StepSize(len(spans) - prompts, prompts, sum(span.length for span in spans)))
+        return execute(step)
+
+    runner.execute = noting
+    try:
+        yield sizes
+    finally:
+        runner.execute = execute
+
+
+def steps_of(trace: dict[str, Any]) -> list[TracedStep]:
+    """The steps of a trace that `profiled` wrote, or of any chrome trace with an entry minllm_steps."""
+    found = [event for event in trace["traceEvents"] if event.get("cat") in ("kernel", *COPIES)]
+    first = min((event["ts"] for event in found), default=0.0)
+    events = [Event(event["name"], event["ts"] - first, event["ts"] - first + event["dur"], event["cat"] in COPIES) for event in found]
+    return traced_steps(events, [StepSize(*size) for size in trace[SIZES]])

@@ -1,0 +1,33 @@
+"""Which stage of a step a kernel computes, found by its name in a trace.
+
+Numba names a kernel after its module, "minllm::kernels::slots::advance::advance_kernel[...", so the folder of a kernel says its stage.
+A fused kernel counts as the stage that takes most of its time: a GEMM that also normalises or rotates is a GEMM.
+"""
+
+PREFIX = "minllm::kernels::"
+GEMM, PROMPTS, DECODES, OTHER = "GEMM", "attention of prompts", "attention of decodes", "other kernels"
+NORM, APPEND, SAMPLING, SLOTS = "normalization", "RoPE and append", "sampling", "batch arrays"
+
+# {beginning of a kernel's name after PREFIX: stage}; the longest that fits counts
+STAGES = {
+    "matmul::": GEMM,
+    "attention::": PROMPTS,
+    "attention::split_": DECODES,
+    "attention::common::merge_states::": DECODES,
+    "normalization::": NORM,
+    "kv::": APPEND,
+    "rope::": APPEND,
+    "activation::": "activation",
+    "embedding::": "embedding",
+    "sampling::": SAMPLING,
+    "slots::": SLOTS,
+}
+ORDER = (*dict.fromkeys(STAGES.values()), OTHER)
+WRITE_SLOTS = PREFIX + "slots::write_slots::"  # stores what the host has changed; a step's forward begins after it
+ADVANCE = PREFIX + "slots::advance::"  # the last kernel of every step
+
+
+def stage_of(kernel: str) -> str:
+    """The stage of a kernel, OTHER for a kernel that is not in the table."""
+    name = kernel.removeprefix(PREFIX) if kernel.startswith(PREFIX) else ""
+    return STAGES[max(found, key=len)] if (found := [prefix for prefix in STAGES if name.startswith(prefix)]) else OTHER

@@ -1,0 +1,83 @@
+"""In bfloat16 on a GPU no schedule changes a score by more than rounding does: chunks, policies, company, preemption, graphs.
+
+tests/engine/test_bfloat16_schedules.py has the same on a CPU, tests/engine/rounding.py derives the tolerance.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+
+from minllm import LLM, SamplingParams
+from minllm.engine.options import SCHEDULING_POLICIES
+from tests.engine.checks import BLOCK_BYTES
+from tests.engine.models import model_directory
+from tests.engine.rounding import check_same_within, logprob_tolerance
+from tests.gpu.agreement import KV_CACHE_BYTES
+from tests.models.random_models import prompt
+
+PROMPTS = [(prompt(32) + prompt(130, seed=i))[: 1 + 29 * i % 120] for i in range(12)]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=1 + 7 * i % 23, logprobs=5, prompt_logprobs=0, ignore_eos=True) for i in range(len(PROMPTS))
+]
+SMALL = dict(dtype="bfloat16", max_model_len=160, max_num_seqs=8)
+GPU = SMALL | dict(device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES)
+TEXT = prompt(150)
+RUNNERS = {"graphs": {}, "eager": dict(enforce_eager=True)}
+
+
+@functools.cache
+def alone(device):
+    """(Outputs of the requests one by one in whole prompts, the logits of a text, the tolerance), on "cuda" or "cpu"."""
+    with LLM(model_directory("llama3"), **(GPU if device == "cuda" else SMALL | dict(device="cpu"))) as llm:
+        outputs = [llm.generate([token_ids], params)[0] for token_ids, params in zip(PROMPTS, PARAMS, strict=True)]
+        logits = llm.logits(TEXT)
+        return outputs, logits, logprob_tolerance("bfloat16", len(llm.engine.model.weights.layers), logits)
+
+
+def check(llm, reference):
+    """All requests together, twice, and the perplexity of a text."""
+    outputs, logits, tolerance = reference
+    for _ in range(2):
+        check_same_within(llm.generate(PROMPTS, PARAMS), outputs, tolerance)
+    expected = log_likelihoods(logits)
+    assert np.abs(log_likelihoods(llm.logits(TEXT)) - expected).max() <= tolerance
+    assert abs(np.log(llm.perplexity(TEXT)) + expected.mean()) <= tolerance
+    assert llm.engine.cache_policy.usage().allocated == 0
+
+
+def log_likelihoods(logits):
+    """log p of TEXT's tokens after the first."""
+    logits = logits[:-1].astype(np.float64)
+    return logits[np.arange(len(logits)), TEXT[1:]] - np.log(np.exp(logits).sum(axis=1))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
+def test_chunks(runner, budget):
+    with LLM(model_directory("llama3"), max_num_batched_tokens=budget, **RUNNERS[runner], **GPU) as llm:
+        check(llm, alone("cuda"))
+
+
+@pytest.mark.parametrize("budget", [7, 2048])
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_policies(policy, budget):
+    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=budget, **GPU) as llm:
+        check(llm, alone("cuda"))
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preemption(policy, preemption):
+    """Twelve blocks for requests that need many more at a time."""
+    options = GPU | dict(kv_cache_memory_bytes=12 * BLOCK_BYTES // 2, swap_space_bytes=64 << 20)  # BLOCK_BYTES counts float32
+    options |= dict(max_num_batched_tokens=64, scheduling_policy=policy, preemption=preemption)
+    with LLM(model_directory("llama3"), **options) as llm:
+        check(llm, alone("cuda"))
+        assert llm.llm_engine.stats().num_preemptions > 0
+
+
+def test_the_gpu_and_numpy_round_alike():
+    """Their kernels differ too, and both are rounded computations of the same numbers."""
+    with LLM(model_directory("llama3"), **GPU) as llm:
+        check(llm, alone("cpu"))
