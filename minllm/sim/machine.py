@@ -6,7 +6,9 @@ wait where.
 """
 
 import ast
+import linecache
 import sys
+import traceback
 from collections import deque
 
 import numpy as np
@@ -15,7 +17,7 @@ from greenlet import getcurrent
 from minllm.errors import SimulationError
 from minllm.sim.arrays import fail
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import kernel_frame
+from minllm.sim.place import file_of, is_own, kernel_frame
 from minllm.sim.polling import POLL, ROUNDS, check_progress
 from minllm.sim.thread import WARP_SIZE, Thread
 from minllm.sim.typing.source import function_tree
@@ -143,6 +145,8 @@ def run_all(runnable, blocks, arguments):
                 thread.switch()
         except Spin as spin:
             raise spinning(spin, thread) from None
+        except (AttributeError, TypeError, IndexError, KeyError, OverflowError) as error:
+            raise explained(error, thread) from error
         if thread.dead:
             thread.block.end_thread(thread)
         elif thread.waiting_for is POLL:
@@ -151,6 +155,16 @@ def run_all(runnable, blocks, arguments):
                 check_progress(polls, blocks)
             continue
         polls = 0
+
+
+def explained(error, thread):
+    """An error of Python in a kernel with its place; the error itself where the kernel has raised it."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_own(frame.f_code)]
+    frame, line = frames[-1]
+    if linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
+        return error
+    where = f"{file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, block {tuple(thread.block.index)}, thread {tuple(thread.index)}"
+    return SimulationError(f"the simulator cannot execute this line: {error} ({where})")
 
 
 def meet_without_exited(warp):

@@ -6,7 +6,7 @@ They raise SimulationError, with file, line, block and thread.
     kernel.simulate[grid, block](*arrays, detect=True)
     with detecting(): ...                                     # every simulation inside, through launchers too
 
-    unwritten    reads of global, shared or local memory that was never written
+    unwritten    elements of an `output` that a launch has not written, and reads of global, shared or local memory that was never written
     global_races the same of global memory: two threads of one block or of two, without a barrier, grid barrier or fence and atomic
     races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
@@ -25,7 +25,7 @@ from minllm.sim.detectors.early_reads import EarlyReads
 from minllm.sim.detectors.global_races import GlobalMemoryRaces
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
-from minllm.sim.detectors.unwritten import UnwrittenReads, unwritten
+from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
 
 __all__ = [
     "EarlyReads",
@@ -36,6 +36,7 @@ __all__ = [
     "UnwrittenReads",
     "detecting",
     "detectors",
+    "output",
     "unwritten",
 ]
 

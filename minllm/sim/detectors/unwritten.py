@@ -29,6 +29,15 @@ def unwritten(shape, dtype):
     return poisoned(shape, np.dtype(dtype)).view(Unwritten)
 
 
+class Output(Unwritten):
+    """An unwritten array of which a launch that writes to it has to write every element."""
+
+
+def output(shape, dtype):
+    """An array like `unwritten`, which detectors also report if a launch has written some of its elements, but not all."""
+    return poisoned(shape, np.dtype(dtype)).view(Output)
+
+
 def marks_of_host(data):
     """One mark per byte, 0 for elements that hold the poison; None if all are written."""
     if (data.dtype.kind in "iubmM" or data.dtype.names) and not isinstance(data, Unwritten):
@@ -43,6 +52,7 @@ class UnwrittenReads(Monitor):
     """Raises SimulationError at a read of a byte that was never written."""
 
     def __init__(self):
+        self.outputs = {}  # root of an Output -> bytes that were unwritten when the launch began
         self.complaint = None  # a Complaint about a read, until it is known whether somebody writes the bytes later
 
     def start(self, launch):
@@ -50,6 +60,8 @@ class UnwrittenReads(Monitor):
             root = array.root
             if root.size and "written" not in root.notes:
                 root.notes["written"] = marks_of_host(root.data)
+            if isinstance(root.data, Output) and root.notes["written"] is not None:
+                self.outputs[root] = root.notes["written"].count(0)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         notes = array.root.notes
@@ -107,6 +119,14 @@ class UnwrittenReads(Monitor):
 
     def end(self):
         self.stopped()
+        for root, before in self.outputs.items():
+            missing = root.notes["written"].count(0)
+            if 0 < missing < before:
+                first = element_at(root, root.notes["written"].find(0))
+                raise SimulationError(
+                    f"no thread has written {missing // root.itemsize} of the {root.size} elements of the {root}; the first is {first}: "
+                    "is the grid too small, or a condition too narrow?"
+                )
 
     def stopped(self):
         if self.complaint is not None:
