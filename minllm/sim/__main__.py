@@ -17,6 +17,9 @@ def main(arguments):
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
+    if not os.path.exists(arguments[0]):
+        print(f"there is no script {arguments[0]}", file=sys.stderr)
+        return 2
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
     try:
