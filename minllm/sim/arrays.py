@@ -45,7 +45,7 @@ class CheckedArray(NDArrayOperatorsMixin):
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat_bytes", "quick"),
+        *("space", "base", "name", "address", "flat_bytes", "gaps", "quick"),
     )
 
     __hash__ = object.__hash__
@@ -59,6 +59,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         self.quick = data.size if data.ndim == 1 and data.dtype.names is None else 0
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat_bytes = bytes_between(data)
+        self.gaps = self.flat_bytes.size != data.nbytes
 
     def part(self, data, offset):
         """A slice or view of this array, `offset` bytes in."""
@@ -279,7 +280,7 @@ class CheckedArray(NDArrayOperatorsMixin):
             self.address = self.data.__array_interface__["data"][0]
         if (self.address + start) % (alignment or count):
             fail(f"a {count}-byte access at element {int(index)} of the {self} is not aligned to {alignment or count} bytes")
-        if self.flat_bytes.size != self.nbytes and not lies_in_a_row(self.data, start, count):
+        if self.gaps and not lies_in_a_row(self.data, start, count):
             fail(f"{count} bytes at element {int(index)}, counted from the first, are in a gap of the {self} with strides {self.strides}")
         return self.flat_bytes[start : start + count]
 

@@ -8,15 +8,25 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 OWN_DIRECTORIES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("sim", "ptx"))
 
 
-@functools.cache
+class OwnFiles(dict):
+    """{file name: whether it belongs to the simulator or to an emulated instruction}; a string's hash is quicker than a code object's."""
+
+    def __missing__(self, name):
+        self[name] = name.startswith(OWN_DIRECTORIES)
+        return self[name]
+
+
+own_files = OwnFiles()
+
+
 def is_own(code):
     """Whether a code object belongs to the simulator or to an emulated instruction, not to a kernel."""
-    return code.co_filename.startswith(OWN_DIRECTORIES)
+    return own_files[code.co_filename]
 
 
 def kernel_frame(frame):
     """The innermost frame of a kernel or device function at or above `frame`; None if there is none."""
-    while frame is not None and is_own(frame.f_code):
+    while frame is not None and own_files[frame.f_code.co_filename]:
         frame = frame.f_back
     return frame
 

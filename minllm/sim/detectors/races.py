@@ -29,6 +29,15 @@ class Cell:
         self.writer, self.write = None, None
         self.reads, self.atomics = {}, {}  # by thread number
 
+    def forget(self, epoch):
+        """Begin a new epoch."""
+        self.epoch = epoch
+        self.writer = self.write = None
+        if self.reads:
+            self.reads = {}
+        if self.atomics:
+            self.atomics = {}
+
     def copy(self):
         """The same history, for a part of the granule."""
         twin = Cell(self.epoch)
@@ -217,8 +226,10 @@ class SharedMemoryRaces(Monitor):
         stamp, who = (history.clocks[number], frame.f_code, frame.f_lasti, kind), THIS_THREAD[kind]
         for key in range(start_byte // granule, (start_byte + byte_count) // granule):
             cell = cells.get(key)
-            if cell is None or cell.epoch != epoch:
+            if cell is None:
                 cell = cells[key] = Cell(epoch)
+            elif cell.epoch != epoch:
+                cell.forget(epoch)
             else:
                 history.compare(thread, who, key * granule, cell, kind)
             if kind == "read":
