@@ -30,6 +30,7 @@ from minllm.models.weights import WeightReader
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.device import Device
 from minllm.runtime.dry_run import DryRunPages, Signature, dry_run, signatures
+from minllm.runtime.recording import RecordedLaunch
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
@@ -59,6 +60,11 @@ class EngineShape:
 
 def kernels_needed(shape: EngineShape) -> list[Signature]:
     """The kernels of an engine with their argument types, in the order of their first launches."""
+    return signatures(launches_needed(shape))
+
+
+def launches_needed(shape: EngineShape) -> list[RecordedLaunch]:
+    """Launches of an engine, of every kernel that it needs at least one."""
     with dry_run(shape.device) as launches:
         ops = DryRunOps(str(shape.cache.dtype), shape.kernel_variants)
         model = dry_model(ops, shape)
@@ -77,7 +83,7 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
         if runner.graphs is None or shape.cache.residual_window:
             run_prompts(runner, shape)
         run_decodes(runner, shape)
-    return signatures(launches)
+    return launches
 
 
 class DryRunMachine(HostMachine):

@@ -15,7 +15,8 @@ from minllm.engine.requests.prompts import PromptTokens, checked_salts, naming_t
 from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.errors import InvalidRequestError
+from minllm.engine.scheduling.policies import POLICIES
+from minllm.errors import InvalidOptionError, InvalidRequestError
 
 MOST_PRIORITY = 2**63 - 1
 
@@ -85,6 +86,12 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether a request has not ended."""
         return bool(self._requests)
+
+    def set_scheduling_policy(self, name: str) -> None:
+        """Plan the steps from now on by another policy; requests go on. InvalidOptionError for an unknown name."""
+        if name not in POLICIES:
+            raise InvalidOptionError(f"scheduling_policy={name!r} is not allowed: give one of {', '.join(POLICIES)}.")
+        self.core.scheduler.policy = POLICIES[name]()
 
     def stats(self) -> EngineStats:
         """What the engine is doing now."""

@@ -13,6 +13,7 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
 from minllm.engine.calibration import calibrate
+from minllm.engine.compute_dtype import compute_dtype
 from minllm.engine.make_cache import make_cache
 from minllm.engine.make_preemption import make_preemption
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
@@ -74,9 +75,9 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     OutOfMemoryError."""
     source = open_source(bundled_model() if options.model is None else Path(options.model))
     config, checkpoint = _open_model(source, options)
-    dtype = options.dtype if options.dtype != "auto" else str(checkpoint.dtype(quantized=options.quantization is not None))
     generation_config, tokenizer = source.generation_config(), source.tokenizer()
     device = options.resolved_device()
+    dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=options.quantization is not None)), device)
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)

@@ -2,9 +2,9 @@
 
 from minllm.cache.capacity import CacheBudget, tokens_that_fit
 from minllm.cache.kv_cache import CacheShape
-from minllm.engine.memory_budget import available_host_bytes
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError, OutOfMemoryError
+from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 
 

@@ -12,19 +12,13 @@ from minllm.cache.capacity import CacheBudget, activation_bytes
 from minllm.costs.parameters import widest_activation
 from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
+from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.weights.format import WeightFormat
 
 MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
-
-
-def available_host_bytes() -> int:
-    """Memory that the operating system could give to this process now, in bytes."""
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:

@@ -159,7 +159,7 @@ def run_all(runnable, blocks, arguments):
 
 def explained(error, thread):
     """An error of Python in a kernel with its place; the error itself where the kernel has raised it."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_own(frame.f_code)]
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_own(frame.f_code.co_filename)]
     frame, line = frames[-1]
     if linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
         return error
@@ -229,17 +229,20 @@ def finish(warp, kind, mask, frame):
 def collective(kind, value, compute, mask=FULL_MASK):
     """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
     thread = getcurrent()
-    warp, mask = thread.warp, int(mask) & FULL_MASK
-    if not mask >> thread.lane & 1:
-        fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
-    meeting = warp.meetings.setdefault((kind, mask), {})
-    meeting[thread.lane] = value
+    warp, lane, mask = thread.warp, thread.lane, int(mask) & FULL_MASK
+    if not mask >> lane & 1:
+        fail(f"lane {lane} calls {kind} with mask {mask:#010x}, which leaves it out")
+    key = kind, mask
+    meeting = warp.meetings.get(key)
+    if meeting is None:
+        meeting = warp.meetings[key] = {}
+    meeting[lane] = value
     if len(meeting) == (mask & warp.lanes).bit_count():
         thread.compute = compute
         finish(warp, kind, mask, kernel_frame(sys._getframe(1)) if warp.monitor is not None else None)
         return thread.result
-    thread.waiting_for, thread.compute = (kind, mask), compute
-    block_scheduler_switch(thread)
+    thread.waiting_for, thread.compute = key, compute
+    thread.parent.switch()
     return thread.result
 
 

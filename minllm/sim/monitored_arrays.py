@@ -8,6 +8,7 @@ import sys
 from greenlet import getcurrent
 
 from minllm.sim.arrays import CheckedArray
+from minllm.sim.monitor import NO_MORE
 from minllm.sim.place import kernel_frame
 from minllm.sim.polling import count_poll
 from minllm.sim.records import Record
@@ -16,8 +17,9 @@ from minllm.sim.records import Record
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
-    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory.
-    stored: the value of the store to an element that is being reported, else None.
+    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. report: the monitor's function
+    for accesses, None once no monitor wants to see more of them. stored: the value of the store to an element that is being reported, else
+    None.
     """
 
     __slots__ = ("monitor", "report", "root", "notes", "strides", "stored")
@@ -30,7 +32,15 @@ class MonitoredArray(CheckedArray):
         self.strides, self.stored = data.strides, None
 
     def part(self, data, offset):
-        return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        found = type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        if self.report is None:
+            found.report = None
+        return found
+
+    def tell(self, thread, start, count, kind, frame):
+        """Report an access; frame: that of its caller. A monitor that answers NO_MORE has seen all that it wants of this array."""
+        if self.report(thread, self, start, count, kind, kernel_frame(frame)) is NO_MORE:
+            self.report = None
 
     def start_byte(self, index):
         """The offset of an existing element from the start of the root, in bytes."""
@@ -51,8 +61,8 @@ class MonitoredArray(CheckedArray):
             self.monitor.index(getcurrent(), self, index)
 
     def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1:  # the common case, and the quick one
-            found = CheckedArray.__getitem__(self, index)
+        if type(index) is int and 0 <= index < self.quick:  # the common case, and the quick one
+            found = self.data.item(index) if self.integer else self.data[index]
             start = self.base + index * self.strides[0]
         else:
             self.look_at(index)
@@ -60,7 +70,8 @@ class MonitoredArray(CheckedArray):
             if isinstance(found, (CheckedArray, Record)):
                 return found
             start = self.start_byte(index)
-        self.report(getcurrent(), self, start, self.itemsize, "read", kernel_frame(sys._getframe(1)))
+        if self.report is not None:
+            self.tell(getcurrent(), start, self.itemsize, "read", sys._getframe(1))
         return found
 
     def __setitem__(self, index, value):
@@ -70,24 +81,26 @@ class MonitoredArray(CheckedArray):
                 self[index].fill(value)
                 return
         CheckedArray.__setitem__(self, index, value)
-        self.stored = value
-        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
-        self.stored = None
+        if self.report is not None:
+            self.stored = value
+            self.tell(getcurrent(), self.start_byte(index), self.itemsize, "write", sys._getframe(1))
+            self.stored = None
 
     def atomic(self, index, change):
         self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         new = change(old)
         CheckedArray.__setitem__(self, index, new)
-        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
+        if self.report is not None:
+            self.tell(getcurrent(), self.start_byte(index), self.itemsize, "atomic", sys._getframe(1))
         count_poll(getcurrent(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
         self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
-        self.report(getcurrent() if thread is None else thread, self, start, count, kind, frame)
+        if self.report is not None:
+            self.tell(getcurrent() if thread is None else thread, self.base + int(index) * self.itemsize, count, kind, sys._getframe(1))
         return found
 
 

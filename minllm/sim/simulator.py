@@ -5,9 +5,9 @@ import inspect
 import random
 
 import numpy as np
-from numba.cuda import types
 
 from minllm.errors import SimulationError
+from minllm.machine.numba_cuda import types
 from minllm.sim.array_bytes import offset_of_first
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively

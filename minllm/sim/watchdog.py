@@ -30,7 +30,7 @@ class Spin(Exception):
 
 def spinning(spin, thread):
     """The SimulationError for a Spin of a thread: it names the line."""
-    frames = [frame for frame in traceback.walk_tb(spin.__traceback__) if not is_own(frame[0].f_code)]
+    frames = [frame for frame in traceback.walk_tb(spin.__traceback__) if not is_own(frame[0].f_code.co_filename)]
     frame, line = frames[-1]
     return SimulationError(
         "this thread spins: it reads again and again what only another thread could change. Poll by an atomic, or sleep in the loop with "

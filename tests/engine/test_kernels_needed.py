@@ -134,6 +134,7 @@ def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch)
         assert not work.keys and not work.workers
 
 
+@pytest.mark.covering("family", "most")
 @pytest.mark.parametrize("family", ["llama2", "qwen2", "gpt2"])
 @pytest.mark.parametrize("most", [1, 7, 100, 700])
 def test_some_numbers_of_rows_stand_for_all(family, most, monkeypatch):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from minllm import LLM, SamplingParams
-from minllm.errors import DeadlineError, InvalidRequestError, OutOfMemoryError
+from minllm.errors import DeadlineError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
@@ -226,3 +226,17 @@ def test_a_tokenizer_that_raises_ends_the_requests_of_its_step(engine, monkeypat
     assert isinstance(found["scored"].error, UnicodeError) and len(tokens(found["scored"])) == 1
     engine.add_request("next", prompt(7), scored)
     assert len(finish(engine)["next"].outputs[0].logprobs) == 10
+
+
+def test_the_scheduling_policy_may_change_while_requests_run(engine):
+    for i in range(3):
+        engine.add_request(f"alone {i}", prompt(9, seed=i), PARAMS)
+    alone = [tokens(output) for output in finish(engine).values()]
+    outputs = []
+    for i, policy in enumerate(["static", "in_flight", "prefill_first"]):
+        engine.set_scheduling_policy(policy)
+        engine.add_request(f"beside {i}", prompt(9, seed=i), PARAMS)
+        outputs += engine.step()
+    assert [tokens(output) for output in finish(engine, outputs).values()] == alone
+    with pytest.raises(InvalidOptionError, match="scheduling_policy='first' is not allowed: give one of split_fuse, in_flight"):
+        engine.set_scheduling_policy("first")

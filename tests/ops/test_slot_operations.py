@@ -13,6 +13,8 @@ from minllm.ops.numpy_ops import NumpyOps
 from tests.kernels.sampling.cases import PENALTIES, logits_of, parameters
 from tests.ops.decode_batches import decode_batch
 
+pytestmark = pytest.mark.results_only
+
 VOCAB, BLOCK_SIZE = 111, 4
 
 

@@ -127,6 +127,10 @@ class SimulatedEngine:
         """Whether a request has not ended."""
         return bool(self.sequences)
 
+    def set_scheduling_policy(self, name: str) -> None:
+        """See LLMEngine."""
+        self.scheduler.policy = POLICIES[name]()
+
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
         return engine_stats(self.scheduler, self.core.num_steps)
