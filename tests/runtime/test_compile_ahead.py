@@ -130,7 +130,7 @@ SCRIPT = """
 
 
 def run_script(tmp_path, find):
-    """A script without an `if __name__ == "__main__"`, in a process group of its own, which obeys SIGINT though the tests' shell may not."""
+    """A script without an `if __name__ == "__main__"`, in a process group of its own; it obeys SIGINT, which a shell may have it ignore."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT.format(find=find)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
