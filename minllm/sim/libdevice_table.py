@@ -28,6 +28,7 @@ def byte_perm(a, b, selector):
 
 
 def normal_inverse(p):
+    """The number below which a standard normal variable is with probability p: libdevice's normcdfinv."""
     return NormalDist().inv_cdf(p) if 0 < p < 1 else -math.inf if p == 0 else math.inf if p == 1 else math.nan
 
 

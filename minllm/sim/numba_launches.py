@@ -109,6 +109,7 @@ def compile_eagerly(kernel, signature):
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0):
+    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel."""
     return Launch(kernel, grid, block, stream, sharedmem)
 
 
