@@ -25,7 +25,8 @@ WIDTH, HEIGHT = 1200, 630
 KEYWORD = b"drawn from"
 STYLE = """
 body { margin: 0; width: 1200px; height: 630px; background: #0d2136; color: #e6edf3; overflow: hidden;
-  font-family: 'DejaVu Sans', sans-serif; --course-1: #5aa9f0; --course-2: #ff9a52; --course-3: #5fc58d; --course-muted: #a3adbd; --course-grid: #ffffff2b; --course-page: #0d2136 }
+  font-family: 'DejaVu Sans', sans-serif;
+  --course-1: #5aa9f0; --course-2: #ff9a52; --course-3: #5fc58d; --course-muted: #a3adbd; --course-grid: #ffffff2b; --course-page: #0d2136 }
 h1 { margin: 40px 40px 8px; font-size: 43px } p { margin: 0 40px 30px; font-size: 22px; color: #c3cad6 }
 main { display: grid; grid-template-columns: 640px 490px; gap: 0 24px; margin-left: 40px } figure { margin: 0 } figcaption { display: none }
 pre { margin: 0 0 14px; padding: 14px 16px; background: #16324f; border-radius: 6px; font: 13.3px/1.62 'DejaVu Sans Mono', monospace }
