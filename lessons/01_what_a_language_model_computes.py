@@ -195,7 +195,8 @@ bits = -np.log2(
     p[np.arange(len(sample_ids) - 1), sample_ids[1:]]
 )  # [T - 1]: row i is about token i + 1
 print(
-    f"{bits.mean():.2f} bits per token, {bits.sum() / len(sample.encode()):.2f} bits per byte"
+    f"{bits.mean():.2f} bits per token, {bits.sum() / len(sample.encode()):.2f} bits "
+    "per byte"
 )
 
 # %% tags=["fold"]
@@ -209,7 +210,8 @@ bars(
     title="What each token cost, in order",
     limit=12,
     limit_name="a blind guess:",
-    caption="The beginning of the held-out text. Where there is no choice the model is nearly certain.",
+    caption="The beginning of the held-out text. Where there is no choice the model "
+    "is nearly certain.",
 )
 
 # %% [markdown]
@@ -250,7 +252,8 @@ decode_cost, prefill_cost = (
 for name, cost in (("decode", decode_cost), ("prefill", prefill_cost)):
     megabytes, megaflops = cost.bytes / 1e6, cost.flops / 1e6
     print(
-        f"{name:8} {megabytes:6.1f} MB {megaflops:8.1f} MFLOP {cost.arithmetic_intensity:7.2f} FLOP per byte"
+        f"{name:8} {megabytes:6.1f} MB {megaflops:8.1f} MFLOP "
+        f"{cost.arithmetic_intensity:7.2f} FLOP per byte"
     )
 
 # %%
@@ -273,7 +276,8 @@ prompt = minllm.held_out_text()[:1500]
 result = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))[0]
 metrics = result.metrics
 print(
-    f"prompt of {metrics.prompt_tokens} tokens: first token after {1e3 * metrics.time_to_first_token:.0f} ms"
+    f"prompt of {metrics.prompt_tokens} tokens: first token after "
+    f"{1e3 * metrics.time_to_first_token:.0f} ms"
 )
 print(f"then {metrics.decode_tokens_per_second:.0f} tokens per second")
 

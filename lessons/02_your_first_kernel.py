@@ -169,7 +169,8 @@ from minllm.sim import detecting
 
 
 def finding(kernel, grid, block, *arrays):
-    """Run a broken kernel in the simulator, with all detectors, and print what is found."""
+    """Run a broken kernel in the simulator, with all detectors, and print what is
+    found."""
     try:
         with detecting():
             kernel.simulate[grid, block](*arrays)
@@ -319,14 +320,16 @@ from minllm.course import accesses
 accesses(
     traces["by rows"].example("global", "x"),
     "By rows",
-    caption="Counted in the simulator. Coloured cells are read, by the lane named in them; frames are sectors.",
+    caption="Counted in the simulator. Coloured cells are read, by the lane named in "
+    "them; frames are sectors.",
 )
 
 # %% tags=["fold"]
 accesses(
     traces["by columns"].example("global", "x"),
     "By columns",
-    caption="Each lane gets 4 bytes of the 32 that move for it: seven eighths of the traffic are wasted.",
+    caption="Each lane gets 4 bytes of the 32 that move for it: seven eighths of the "
+    "traffic are wasted.",
     series=1,
 )
 
@@ -387,7 +390,8 @@ if has_gpu():
             lambda stream, down=down: copies.copy(large, target, down, stream)
         )
         print(
-            f"{name:10}  {2 * large.nbytes / seconds / 1e12:6.3f} TB/s, {machine_line()}"
+            f"{name:10}  {2 * large.nbytes / seconds / 1e12:6.3f} TB/s, "
+            f"{machine_line()}"
         )
 else:
     print("No GPU here: nothing was timed on this machine.")
@@ -416,7 +420,8 @@ roofline(
     ceilings["copy_tb_s"],
     ceilings["bf16_tflops"],
     "Two kernels that work on each number by itself",
-    caption=f"Operations and bytes as in the kernels' docstrings, bfloat16; {row.label}.",
+    caption="Operations and bytes as in the kernels' docstrings, bfloat16; "
+    f"{row.label}.",
 )
 
 # %% [markdown]

@@ -198,7 +198,8 @@ curves(
     "largest of 16 weights",
     "How much of the attention one random key gets",
     log_x=True,
-    caption="Random queries and keys, computed when this page was built. An even share would be 1/16.",
+    caption="Random queries and keys, computed when this page was built. An even "
+    "share would be 1/16.",
 )
 
 # %% [markdown]
@@ -309,7 +310,7 @@ def name(token):
 
 def attention_map(layer, head, title, series):
     shown = [name(token) for token in token_ids]
-    caption = f"Layer {layer}, head {head} of the bundled model. A row looks, a column is looked at."
+    caption = f"Layer {layer}, head {head}. A row looks, a column is looked at."
     return heat_map(
         weights[layer][head], title, shown, shown, caption=caption, series=series
     )
@@ -431,7 +432,8 @@ on_place = [place.array(array) for array in (*arrays, *four)]
 def attend(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale
 ):
-    """The three kernels, and before them one that transposes K; with memory for the transposed K and the scores."""
+    """The three kernels, and before them one that transposes K; with memory for the
+    transposed K and the scores."""
     shapes = materialized.workspace_shapes(query, key_cache, block_tables)
     workspace = {
         name: place.empty(*shape_and_dtype) for name, shape_and_dtype in shapes.items()
@@ -481,7 +483,8 @@ print(f"{pairs} visible pairs, so one score each is {4 * pairs:,} bytes")
 for trace in traces[1:]:  # the first one transposes K
     moved = trace.arrays["scores"]
     print(
-        f"{trace.kernel:24} scores read {moved.read.bytes:>6,} bytes, written {moved.write.bytes:>6,} bytes"
+        f"{trace.kernel:24} scores read {moved.read.bytes:>6,} bytes, written "
+        f"{moved.write.bytes:>6,} bytes"
     )
 
 # %% tags=["hide"]
@@ -527,7 +530,8 @@ curves(
     "What attention keeps in memory",
     log_x=True,
     log_y=True,
-    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; scores in float32, "
+    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; "
+    "scores in float32, "
     "the rest in bfloat16.",
 )
 
@@ -568,7 +572,8 @@ roofline(
     tb_s,
     tflops,
     "Attention of a prompt of 512 tokens",
-    caption=f"Dots: {row.label}; rings: what the roof allows. 32 query heads, 8 KV heads, 128 numbers each, bfloat16. "
+    caption=f"Dots: {row.label}; rings: what the roof allows. 32 query heads, 8 KV "
+    "heads, 128 numbers each, bfloat16. "
     "The one kernel is FlashAttention-2, of lesson 7.",
 )
 

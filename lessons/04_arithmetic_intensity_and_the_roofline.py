@@ -148,7 +148,8 @@ out = np.empty((T, N), np.float32)  # [T, N]
 
 moved, flop = product(T, N, K, b)
 print(
-    f"{'by hand':14} {moved:10,} different bytes                          {flop:8,} FLOP"
+    f"{'by hand':14} {moved:10,} different bytes                          {flop:8,} "
+    "FLOP"
 )
 counted = {}
 for launcher in (matmul_naive, matmul_gemv):
@@ -182,11 +183,13 @@ print(f"{'stage':20} {'MB':>9} {'GFLOP':>7} {'FLOP per byte':>14}")
 for stage in costs.decode_stages(config, batch=1, context=576):
     operations = stage.flops + stage.other_flops
     print(
-        f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} {stage.arithmetic_intensity:14.2f}"
+        f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} "
+        f"{stage.arithmetic_intensity:14.2f}"
     )
 step = costs.decode_step(config, batch=1, context=576)
 print(
-    f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} {step.arithmetic_intensity:14.2f}"
+    f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} "
+    f"{step.arithmetic_intensity:14.2f}"
 )
 assert step.arithmetic_intensity < 2
 
@@ -219,7 +222,8 @@ guess.against(
 
 # %%
 print(
-    f"{'batch':>5} {'products':>10} {'attention':>10} {'whole step':>10}   FLOP per byte"
+    f"{'batch':>5} {'products':>10} {'attention':>10} {'whole step':>10}   FLOP per "
+    "byte"
 )
 for batch in (1, 8, 64, 512):
     stages = {
@@ -230,7 +234,8 @@ for batch in (1, 8, 64, 512):
         stages[name].arithmetic_intensity for name in ("MLP up projection", "attention")
     ]
     print(
-        f"{batch:5} {intensities[0]:10.1f} {intensities[1]:10.1f} {whole.arithmetic_intensity:10.1f}"
+        f"{batch:5} {intensities[0]:10.1f} {intensities[1]:10.1f} "
+        f"{whole.arithmetic_intensity:10.1f}"
     )
 group = config.num_attention_heads // config.num_key_value_heads
 assert abs(intensities[1] - group) < 0.1 * group
@@ -262,7 +267,8 @@ roofline(
     beta,
     pi,
     "A decode step of an 8B model: the dot moves with the batch",
-    caption="The number is the batch; rings are the floor, dots are measured by the GPU's clock, without the host. "
+    caption="The number is the batch; rings are the floor, dots are measured by the "
+    "GPU's clock, without the host. "
     f"{measured[0].case.split(', batch')[0]}; {measured[0].label}.",
 )
 
@@ -313,7 +319,8 @@ for batch, floor, ms, _ in steps:
         price / (3600 * 1e3 * batch / time) * 1e6 for time in (floor, ms)
     )
     print(
-        f"batch {batch:3}: a million tokens cost {cost:6.2f}, and at the floor {cost_floor:6.2f}"
+        f"batch {batch:3}: a million tokens cost {cost:6.2f}, and at the floor "
+        f"{cost_floor:6.2f}"
     )
 floors = {batch: floor for batch, floor, _, _ in steps}
 assert floors[64] < 1.4 * floors[1]
@@ -361,13 +368,15 @@ for gigabytes in (20, 16):
     cost = costs.Cost(bytes=gigabytes * 10**9, flops=round(flops))
     floor = cost.floor_ms(v100_tb_s, v100_tflops)
     print(
-        f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic {cost.compute_ms(v100_tflops):.1f} ms, "
+        f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic "
+        f"{cost.compute_ms(v100_tflops):.1f} ms, "
         f"so {floor:.1f} ms a step and {1e3 * batch / floor:.0f} tokens per second"
     )
     if gigabytes == 20:
         assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
 print(
-    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion weights used once for each sequence"
+    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion "
+    "weights used once for each sequence"
 )
 
 # %% [markdown]
@@ -419,7 +428,8 @@ floor = step.floor_ms(beta, pi)
 
 
 def product_ms(name, case):
-    """(the row of a product of that shape, milliseconds of a stage's weights at its speed)."""
+    """(the row of a product of that shape, milliseconds of a stage's weights at its
+    speed)."""
     moved = next(
         stage.weight_bytes
         for stage in costs.decode_stages(config, 1, context)
@@ -460,15 +470,18 @@ bars(
     ],
     unit="ms",
     title="One decode step of the 8B shape, explained",
-    caption=f"Each part from its own recorded kernel, so the sum is an estimate; {decode.label}.",
+    caption="Each part from its own recorded kernel, so the sum is an estimate; "
+    f"{decode.label}.",
 )
 
 # %%
 print(
-    f"measured {total:.2f} ms = GEMVs {products:.2f} + attention {attention_ms:.2f} + the rest {rest:.2f}"
+    f"measured {total:.2f} ms = GEMVs {products:.2f} + attention {attention_ms:.2f} + "
+    f"the rest {rest:.2f}"
 )
 print(
-    f"the rest is {1e3 * rest / config.num_hidden_layers:.1f} µs per layer, {config.num_hidden_layers} layers"
+    f"the rest is {1e3 * rest / config.num_hidden_layers:.1f} µs per layer, "
+    f"{config.num_hidden_layers} layers"
 )
 
 # %% [markdown]

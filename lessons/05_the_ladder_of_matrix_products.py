@@ -64,7 +64,8 @@ bars(
     limit=tflops,
     limit_name="best GEMM measured:",
     log=True,
-    caption=f"The axis is logarithmic. cuBLAS is NVIDIA's own library. {rows[0].label}.",
+    caption="The axis is logarithmic. cuBLAS is NVIDIA's own library. "
+    f"{rows[0].label}.",
 )
 
 # %% [markdown]
@@ -124,10 +125,12 @@ flops = 2 * M * N * K
 least_bytes = (M * K + N * K + M * N) * 2
 memory_us, arithmetic_us = least_bytes / tb_s / 1e6, flops / tflops / 1e6
 print(
-    f"{flops / 1e9:.1f} GFLOP, {least_bytes / 1e6:.1f} MB, {flops / least_bytes:.0f} FLOP per byte"
+    f"{flops / 1e9:.1f} GFLOP, {least_bytes / 1e6:.1f} MB, {flops / least_bytes:.0f} "
+    "FLOP per byte"
 )
 print(
-    f"H200: {memory_us:.1f} µs to move the bytes, {arithmetic_us:.1f} µs for the operations"
+    f"H200: {memory_us:.1f} µs to move the bytes, {arithmetic_us:.1f} µs for the "
+    "operations"
 )
 assert arithmetic_us > 3 * memory_us
 
@@ -166,14 +169,17 @@ def count(name, matmul, **options):
     read = trace.total.bytes - out.nbytes
     requests = sum(array.read.requests for array in trace.arrays.values())
     print(
-        f"{name}: {read:,} bytes in {requests:,} requests, {trace.total_flops / read:.1f} FLOP per byte"
+        f"{name}: {read:,} bytes in {requests:,} requests, "
+        f"{trace.total_flops / read:.1f} FLOP per byte"
     )
     print(
-        f"  sectors per request: {trace.arrays['weight'].read.sectors_per_request:.0f} of weight,",
+        "  sectors per request: "
+        f"{trace.arrays['weight'].read.sectors_per_request:.0f} of weight,",
         end=" ",
     )
     print(
-        f"{trace.arrays['x'].read.sectors_per_request:.0f} of x; bank conflicts: {trace.bank_conflicts}"
+        f"{trace.arrays['x'].read.sectors_per_request:.0f} of x; bank conflicts: "
+        f"{trace.bank_conflicts}"
     )
 
 
@@ -252,7 +258,8 @@ from minllm.course import heat_map
 
 
 def turns(pitch):
-    """[turns, banks]: 1 where a bank works. Lanes store k = 0 to 15 of two rows; from k to k + 1 are `pitch` words."""
+    """[turns, banks]: 1 where a bank works. Lanes store k = 0 to 15 of two rows; from k
+    to k + 1 are `pitch` words."""
     banks = [(k * pitch + row) % 32 for row in range(2) for k in range(16)]
     waiting = [banks.count(bank) for bank in range(32)]
     return np.array(
@@ -278,14 +285,16 @@ heat_map(
     "Rows of 65 words: 2 turns",
     row_names=["turn 1", "turn 2"],
     column_names=[str(bank) for bank in range(32)],
-    caption="One word of padding per row. Not perfect: lane k of the second row meets lane k + 1 of the first.",
+    caption="One word of padding per row. Not perfect: lane k of the second row meets "
+    "lane k + 1 of the first.",
 )
 
 # %%
 stores = [line for line in trace.shared if line.kind == "write"]
 for line in stores:
     print(
-        f"{line.array}: {line.requests} stores take {line.turns} turns, {line.worst}-way conflicts"
+        f"{line.array}: {line.requests} stores take {line.turns} turns, "
+        f"{line.worst}-way conflicts"
     )
 assert all(line.worst == len(turns(65)) for line in stores)
 
@@ -333,10 +342,12 @@ words = {
     for name in counted
 }
 print(
-    f"requests to global memory: tiled {loads['tiled']}, vectorized {loads['vectorized']}"
+    f"requests to global memory: tiled {loads['tiled']}, vectorized "
+    f"{loads['vectorized']}"
 )
 print(
-    f"requests to shared memory: tiled {words['tiled']}, vectorized {words['vectorized']}"
+    f"requests to shared memory: tiled {words['tiled']}, vectorized "
+    f"{words['vectorized']}"
 )
 assert (
     loads["tiled"] == 8 * loads["vectorized"]
@@ -403,7 +414,8 @@ timeline(
     ],
     "",
     "A ring of three tiles: two are under way while one is multiplied",
-    caption="Steps along K of one warp, from the simulator, which knows an order but no times.",
+    caption="Steps along K of one warp, from the simulator, which knows an order but "
+    "no times.",
 )
 
 # %% [markdown]
@@ -442,7 +454,8 @@ tall, wide = (
 
 
 def rounds(matmul):
-    """Run a rung in the simulator for one tile of out, check it, and return when each tile of x and weight did what."""
+    """Run a rung in the simulator for one tile of out, check it, and return when each
+    tile of x and weight did what."""
     out = np.empty((64, 256), ml_dtypes.bfloat16)  # [M, N]
     with tracing() as traces:
         matmul(tall, wide, out)
@@ -462,7 +475,7 @@ def show_rounds(stages, title):
             Span(f"stage {one.stage}", one.arrived, one.used, "full", colour=2),
             Span(f"stage {one.stage}", one.used, one.done, "used", colour=1),
         ]
-    caption = "Order of events in one block, from the simulator. It has no clock: widths are not times."
+    caption = "Order of events in one block, simulated; widths are not times."
     return timeline(spans, "", title, caption=caption)
 
 
@@ -605,7 +618,8 @@ for row in recorded("matmul", listed=True):
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
 
-# Operations per byte that a block asks for: tile_m tile_n / (tile_m + tile_n) with 2-byte numbers.
+# Operations per byte that a block asks for: tile_m tile_n / (tile_m + tile_n) with
+# 2-byte numbers.
 small = 64 * 256 / (64 + 256)
 intensities = {
     "naive": 0.5,
@@ -627,7 +641,8 @@ roofline(
     tb_s,
     tflops,
     "The ladder under the roof",
-    caption=f"Operations per byte as blocks ask for them, before caches. TFLOP/s {rows[0].label}.",
+    caption="Operations per byte as blocks ask for them, before caches. TFLOP/s "
+    f"{rows[0].label}.",
 )
 
 # %% [markdown]

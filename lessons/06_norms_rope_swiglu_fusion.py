@@ -167,7 +167,8 @@ llm.engine.ops.add_norm = observed
 llm.logits(token_ids)
 llm.engine.ops.add_norm = add_norm
 print(
-    f"{len(before)} norms; before the first {before[0]:.2f}, before the last {before[-1]:.2f}"
+    f"{len(before)} norms; before the first {before[0]:.2f}, before the last "
+    f"{before[-1]:.2f}"
 )
 assert before[-1] > 4 * before[0]
 
@@ -183,7 +184,8 @@ curves(
     "root mean square",
     "The hidden state grows, what the matrices get does not",
     log_y=True,
-    caption="The bundled model: two norms in each of 6 layers, and a last one before the head.",
+    caption="The bundled model: two norms in each of 6 layers, and a last one before "
+    "the head.",
 )
 
 # %% [markdown]
@@ -244,7 +246,8 @@ cos_sin = rope_table(
 )  # [positions, head_dim]: first half cosines, second half sines
 full_circle = 2 * np.pi / frequencies  # positions until a pair is back where it began
 print(
-    f"pair 0 is around after {full_circle[0]:.1f} positions, pair 31 after {full_circle[31]:,.0f}"
+    f"pair 0 is around after {full_circle[0]:.1f} positions, pair 31 after "
+    f"{full_circle[31]:,.0f}"
 )
 assert round(frequencies[0] / frequencies[31]) == 7499
 
@@ -257,7 +260,8 @@ heat_map(
     "How far each pair is turned, at each position",
     row_names=[f"pair {pair}" if pair % 4 == 0 else "" for pair in pairs],
     column_names=[str(position) if position % 8 == 0 else "" for position in positions],
-    caption="Columns are positions 0 to 63. Full colour: back where it began; none: turned half around.",
+    caption="Columns are positions 0 to 63. Full colour: back where it began; none: "
+    "turned half around.",
 )
 
 # %% [markdown]
@@ -280,7 +284,8 @@ for query_position, key_position in ((3, 0), (10, 7), (1003, 1000), (4, 0)):
     distance = query_position - key_position
     found = score(query_position, key_position)
     print(
-        f"query at {query_position:4}, key at {key_position:4}, distance {distance}: {found:8.4f}"
+        f"query at {query_position:4}, key at {key_position:4}, distance {distance}: "
+        f"{found:8.4f}"
     )
 assert np.isclose(score(3, 0), score(1003, 1000), atol=1e-3) and not np.isclose(
     score(3, 0), score(4, 0), atol=1e-3
@@ -293,7 +298,8 @@ heat_map(
     "Score of one query and one key, for all pairs of positions",
     row_names=[f"query at {m}" for m in range(12)],
     column_names=[f"key at {n}" for n in range(12)],
-    caption="Random vectors. The same colour along each diagonal: only the distance counts. (The mask is left out.)",
+    caption="Random vectors. The same colour along each diagonal: only the distance "
+    "counts. (The mask is left out.)",
 )
 
 # %% tags=["hide-input"]
@@ -522,7 +528,8 @@ fused = {
 
 # %%
 def counted(*launches):
-    """(bytes that the launches ask memory for, number of launches), without tables and weights, which stay in caches."""
+    """(bytes that the launches ask memory for, number of launches), without tables and
+    weights, which stay in caches."""
     with tracing() as traces:
         for one in launches:
             one()
@@ -542,7 +549,8 @@ for name in steps:
     together, launches = counted(fused[name])
     saved[name] = apart, together
     print(
-        f"{name:15} apart {apart:>6,} bytes in {apart_launches} launches, together {together:>6,} in {launches}"
+        f"{name:15} apart {apart:>6,} bytes in {apart_launches} launches, together "
+        f"{together:>6,} in {launches}"
     )
 for results in (summed, normalized, gated, turned):
     assert np.allclose(*results, atol=1e-5)
@@ -563,7 +571,8 @@ bars(
     ],
     unit="arrays",
     title="What moves, in arrays of [tokens, hidden]",
-    caption=f"Counted in the simulator: {tokens} tokens of {hidden} numbers. Tables and weights left out.",
+    caption=f"Counted in the simulator: {tokens} tokens of {hidden} numbers. Tables "
+    "and weights left out.",
 )
 
 # %% [markdown]
@@ -599,10 +608,12 @@ saved_launches = 32 * (
 )  # layers; two norms, a gate and RoPE with append in each
 saved_ms = saved_launches * smallest.value / 1e3
 print(
-    f"\nthe bytes of one token's norm: {norm_us:.3f} µs; the smallest kernel: {smallest.value:.1f} µs"
+    f"\nthe bytes of one token's norm: {norm_us:.3f} µs; the smallest kernel: "
+    f"{smallest.value:.1f} µs"
 )
 print(
-    f"{saved_launches} launches saved, {smallest.value:.1f} µs each: {saved_ms:.2f} ms of a step of {step_ms:.2f} ms"
+    f"{saved_launches} launches saved, {smallest.value:.1f} µs each: {saved_ms:.2f} "
+    f"ms of a step of {step_ms:.2f} ms"
 )
 assert norm_us < smallest.value / 50
 
@@ -709,7 +720,8 @@ if has_gpu():
         lambda stream: rms_norm(arrays[0], scale, arrays[2], 1e-5, arrays[1], stream)
     )
     print(
-        f"apart {1e6 * (added + normed):.0f} µs, together {1e6 * both:.0f} µs, {machine_line()}"
+        f"apart {1e6 * (added + normed):.0f} µs, together {1e6 * both:.0f} µs, "
+        f"{machine_line()}"
     )
 else:
     print("No GPU here: nothing was timed on this machine.")

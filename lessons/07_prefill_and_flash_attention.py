@@ -124,12 +124,14 @@ for first in (0, 2):
         o * factor + weights @ tile_values,
     )
     print(
-        f"scores {tile}: m = {m:g}, factor {factor:g}, weights {weights}, l = {total:g}, o = {o:g}"
+        f"scores {tile}: m = {m:g}, factor {factor:g}, weights {weights}, l = "
+        f"{total:g}, o = {o:g}"
     )
 
 all_at_once = 2 ** (scores - scores.max())
 print(
-    f"out = o / l = {o / total:.4f}; all at once: {all_at_once @ values / all_at_once.sum():.4f}"
+    f"out = o / l = {o / total:.4f}; all at once: "
+    f"{all_at_once @ values / all_at_once.sum():.4f}"
 )
 assert (m, total, o) == (5, 1.4375, 2.75) and np.isclose(
     o / total, all_at_once @ values / all_at_once.sum()
@@ -172,7 +174,8 @@ heat_map(
     "512 queries, 512 keys, tiles of 64",
     row_names=[f"queries {64 * i}-{64 * i + 63}" for i in range(8)],
     column_names=[str(64 * i) for i in range(8)],
-    caption="Dark: computed as it is. Light: computed and masked. Empty: skipped, and its keys are not even loaded.",
+    caption="Dark: computed as it is. Light: computed and masked. Empty: skipped, and "
+    "its keys are not even loaded.",
 )
 
 # %%
@@ -184,7 +187,8 @@ visible = T * (T + 1) // 2
 tiles_a_side = T // tile
 needed_tiles = tiles_a_side * (tiles_a_side + 1) // 2
 print(
-    f"visible scores: {visible / T**2:.1%} of the square; tiles computed: {needed_tiles:,} of {tiles_a_side**2:,}"
+    f"visible scores: {visible / T**2:.1%} of the square; tiles computed: "
+    f"{needed_tiles:,} of {tiles_a_side**2:,}"
 )
 print(f"computed and thrown away: {needed_tiles * tile**2 / visible - 1:.1%}")
 
@@ -194,7 +198,8 @@ print(f"computed and thrown away: {needed_tiles * tile**2 / visible - 1:.1%}")
     if stage.name == "attention"
 ]
 print(
-    f"{stage.flops / stage.bytes:,.0f} FLOP per byte, if Q, K, V and the output move once"
+    f"{stage.flops / stage.bytes:,.0f} FLOP per byte, if Q, K, V and the output move "
+    "once"
 )
 
 # %% [markdown]
@@ -231,7 +236,8 @@ heat_map(
     "FlashAttention-1: one block per head goes down the columns, 21 steps",
     *names,
     show_values=True,
-    caption="The number is the step. Every row is visited again and again, and its state travels each time.",
+    caption="The number is the step. Every row is visited again and again, and its "
+    "state travels each time.",
 )
 
 # %% tags=["fold"]
@@ -240,7 +246,8 @@ heat_map(
     "FlashAttention-2: one block per row of tiles, 6 steps at most",
     *names,
     show_values=True,
-    caption="The number is the step of the row's own block. The state never leaves the block.",
+    caption="The number is the step of the row's own block. The state never leaves "
+    "the block.",
     series=1,
 )
 
@@ -385,7 +392,8 @@ bars(
     unit="GB",
     title="Bytes that one layer's attention asks memory for, 8,192 tokens",
     log=True,
-    caption="From the formulas in the kernels' docstrings, before caches: a logarithmic axis.",
+    caption="From the formulas in the kernels' docstrings, before caches: a "
+    "logarithmic axis.",
 )
 
 # %% [markdown]
@@ -442,7 +450,8 @@ from minllm.course import Span, timeline
 
 
 def schedule(consumers, tiles=3):
-    """Spans of consumers that share one set of tensor cores and one of special function units."""
+    """Spans of consumers that share one set of tensor cores and one of special function
+    units."""
     spans, tensor_free, special_free = [], 0.0, 0.0
     ready = [0.0] * consumers
     for step in range(tiles):
@@ -476,7 +485,8 @@ def schedule(consumers, tiles=3):
 
 
 def share_busy(spans):
-    """Of the time from the first product's end to the last one's, how much tensor cores work."""
+    """Of the time from the first product's end to the last one's, how much tensor cores
+    work."""
     products = [span for span in spans if span.lane == "tensor cores"]
     return sum(span.end - span.start for span in products[1:]) / (
         products[-1].end - products[0].end
@@ -487,14 +497,16 @@ timeline(
     schedule(1),
     "cycles",
     "One consumer: tensor cores wait for the exponentials",
-    caption="A schedule computed from the two rates; copies, sums and maxima are left out. It is not a measurement.",
+    caption="A schedule computed from the two rates; copies, sums and maxima are left "
+    "out. It is not a measurement.",
 )
 
 # %% tags=["fold"]
 timeline(
     schedule(2),
     "cycles",
-    "Two consumers in turns: the exponentials of one hide behind the products of the other",
+    "Two consumers in turns: the exponentials of one hide behind the products of the "
+    "other",
     caption="The same, with two groups of warps. Colours are the groups.",
 )
 
@@ -562,7 +574,8 @@ timeline(
     ],
     "",
     "Copies of tiles, started by the producer, and products of the consumers",
-    caption="Steps of one block, from the simulator, which knows an order but no times.",
+    caption="Steps of one block, from the simulator, which knows an order but no "
+    "times.",
 )
 
 # %% [markdown]
@@ -712,7 +725,9 @@ if has_gpu():
                 lambda stream, attend=attend: attend(stream=stream)
             )
             print(
-                f"{name:18} {4 * heads * d * count * (count + 1) / 2 / seconds / 1e12:8.2f} TFLOP/s"
+                f"{name:18} "
+                f"{4 * heads * d * count * (count + 1) / 2 / seconds / 1e12:8.2f} "
+                "TFLOP/s"
             )
         except MinLLMError as error:
             print(f"{name:18} not on this GPU: {error}")

@@ -118,7 +118,8 @@ with_cache = [costs.decode_step(config, 1, n).flops for n in lengths]
 without = [costs.prefill(config, n).flops for n in lengths]
 print(f"with the cache   {sum(with_cache) / 1e9:8.1f} GFLOP")
 print(
-    f"without it       {sum(without) / 1e9:8.1f} GFLOP, {sum(without) / sum(with_cache):.0f} times as many"
+    f"without it       {sum(without) / 1e9:8.1f} GFLOP, "
+    f"{sum(without) / sum(with_cache):.0f} times as many"
 )
 
 # %% tags=["fold"]
@@ -135,7 +136,8 @@ curves(
     "Operations for the next token, bundled model",
     log_x=True,
     log_y=True,
-    caption="Counted by minllm.costs. With the cache, only attention grows, and that shows late.",
+    caption="Counted by minllm.costs. With the cache, only attention grows, and that "
+    "shows late.",
 )
 
 # %% [markdown]
@@ -164,7 +166,8 @@ table = rng.permutation(40).tolist()  # 40 blocks: room for 640 tokens
 
 
 def logits_of(token_ids, start, cache):
-    """Logits [vocabulary] after the last of `token_ids`, which stand at the positions from `start` on."""
+    """Logits [vocabulary] after the last of `token_ids`, which stand at the positions
+    from `start` on."""
     batch = build_batch(
         [NewTokens(token_ids, start, table)], [len(token_ids) - 1], BLOCK_SIZE
     )
@@ -236,7 +239,8 @@ curves(
     "Time for the next token, the shape of an 8B model",
     log_x=True,
     log_y=True,
-    caption="Time to first token (TTFT) and time per output token (TPOT). Without a cache both cost the whole text; "
+    caption="Time to first token (TTFT) and time per output token (TPOT). Without a "
+    "cache both cost the whole text; "
     f"{rows[0].label}.",
 )
 
@@ -252,7 +256,8 @@ from minllm.course import comparable
 comparable(whole, step)
 slow, fast = whole.value, step.value / 1e3
 print(
-    f"8B shape on the H200, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one token after 1,024 {fast:.2f} ms, "
+    f"8B shape on the H200, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one "
+    f"token after 1,024 {fast:.2f} ms, "
     f"{slow / fast:.0f} times; {whole.label}"
 )
 assert slow > 10 * fast
@@ -300,7 +305,8 @@ heat_map(
     "Slots of the first sequence, and the token in each (counted from 1)",
     row_names=[f"block {number}" for number in range(8)],
     show_values=True,
-    caption="Block table [5, 2, 7]: tokens 1 to 16 in block 5, 17 to 32 in block 2, the rest in block 7.",
+    caption="Block table [5, 2, 7]: tokens 1 to 16 in block 5, 17 to 32 in block 2, "
+    "the rest in block 7.",
 )
 
 # %% [markdown]
@@ -325,7 +331,8 @@ with tracing() as traces:
 assert all(np.array_equal(*pair) for pair in zip(caches, expected))
 for name, array in traces[0].arrays.items():
     print(
-        f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} bytes"
+        f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} "
+        "bytes"
     )
 assert (
     traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4
@@ -391,7 +398,8 @@ bars(
     ],
     unit="kB",
     title="Different bytes that move, 16 tokens",
-    caption="Counted in the simulator; the split by its formula, every byte read and written once.",
+    caption="Counted in the simulator; the split by its formula, every byte read and "
+    "written once.",
 )
 
 # %% tags=["hide"]
@@ -422,7 +430,8 @@ for heads, name in (
         f"{token * batch_tokens / 1e9:5.1f} GB for 16 x 1,024 tokens"
     )
 print(
-    f"2.6 MB, rounded first, times {batch_tokens:,} is {2.6e6 * batch_tokens / 1e9:.1f} GB"
+    f"2.6 MB, rounded first, times {batch_tokens:,} is "
+    f"{2.6e6 * batch_tokens / 1e9:.1f} GB"
 )
 assert token == costs.kv_bytes_per_token(llama70) == 327_680
 assert costs.ungrouped_kv_bytes_per_token(llama70) == 2_621_440
@@ -455,13 +464,15 @@ bars(
         Bar(
             name,
             costs.kv_bytes_per_token(one) / 1e3,
-            f"{one.num_attention_heads} query heads, {one.num_key_value_heads} KV heads",
+            f"{one.num_attention_heads} query heads, {one.num_key_value_heads} KV "
+            "heads",
         )
         for name, one in listed.items()
     ],
     unit="kB",
     title="Keys and values of one token, 16 bits",
-    caption="From each model's configuration. Llama-2-7B pays more than models ten times its size.",
+    caption="From each model's configuration. Llama-2-7B pays more than models ten "
+    "times its size.",
 )
 
 # %% tags=["hide"]
@@ -506,14 +517,16 @@ curves(
     "Largest batch, the shape of Llama-3.1-8B on one H200",
     log_x=True,
     log_y=True,
-    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Twice the context, half the batch.",
+    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Twice the "
+    "context, half the batch.",
 )
 
 # %%
 plan = make_plan(llama8, h200, Wishes(context=8192))
 room = plan.budget_bytes - plan.weight_bytes
 print(
-    f"{room / 1e9:.0f} GB beside the weights hold {room / costs.kv_bytes_per_token(llama8):,.0f} tokens"
+    f"{room / 1e9:.0f} GB beside the weights hold "
+    f"{room / costs.kv_bytes_per_token(llama8):,.0f} tokens"
 )
 print(f"sequences of 8,192 tokens: {plan.largest_batch}")
 
@@ -592,7 +605,8 @@ roofline(
     tb_s,
     tflops,
     "Writing the cache, and reading it",
-    caption=f"Sequences x context; 32 query heads, 8 KV heads of 128, bfloat16; {row.label}.",
+    caption="Sequences x context; 32 query heads, 8 KV heads of 128, bfloat16; "
+    f"{row.label}.",
 )
 
 # %% tags=["fold"]
@@ -602,7 +616,8 @@ floors = [
 ]
 for (n, floor), (_, ms) in zip(floors, decode_step):
     print(
-        f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms per token, {ms - floor:.2f} ms more"
+        f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms per token, "
+        f"{ms - floor:.2f} ms more"
     )
 
 # %% [markdown]
@@ -645,7 +660,8 @@ def mistaken_slots(block_table, positions, block_size):
 
 
 def drift(slots_of):
-    """The largest difference from the right logits after each of 40 tokens, written to the slots that are given."""
+    """The largest difference from the right logits after each of 40 tokens, written to
+    the slots that are given."""
     right, other = (KVCache(ops, shape, num_blocks=40) for _ in range(2))
     found = []
     for n in range(40):

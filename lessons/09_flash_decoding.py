@@ -42,7 +42,8 @@ from minllm.runtime.kernel import kernel
 
 @kernel
 def split_kernel(query, keys, values, maxima, sums, parts):  # [d], [T, d] twice
-    """One block per split, one thread per element of the head; queries are scaled already."""
+    """One block per split, one thread per element of the head; queries are scaled
+    already."""
     split, i = cuda.blockIdx.x, cuda.threadIdx.x
     share = (keys.shape[0] + cuda.gridDim.x - 1) // cuda.gridDim.x  # keys per split
     m, total, o = float32(-math.inf), float32(0), float32(0)
@@ -124,7 +125,8 @@ step = costs.decode_step(config, batch=1, context=8192)
 (attention,) = [stage for stage in stages if stage.name == "attention"]
 layer_bytes = attention.kv_bytes / config.num_hidden_layers
 print(
-    f"the step: {step.bytes / 1e9:.1f} GB, attention {attention.kv_bytes / 1e9:.2f} GB of them"
+    f"the step: {step.bytes / 1e9:.1f} GB, attention {attention.kv_bytes / 1e9:.2f} "
+    "GB of them"
 )
 print(f"attention in one layer: {layer_bytes / 1e6:.1f} MB")
 for batch in (1, 16, 64):
@@ -173,7 +175,8 @@ curves(
     "KB in flight on each SM",
     "TB/s",
     "What may be reached, by Little's law",
-    caption="Computed with a latency of 0.8 µs and the measured copy of the H200. Keep the lower line in mind.",
+    caption="Computed with a latency of 0.8 µs and the measured copy of the H200. "
+    "Keep the lower line in mind.",
 )
 
 # %% [markdown]
@@ -294,7 +297,8 @@ curves(
     "splits",
     "largest error",
     "Two ways to merge that are wrong",
-    caption="300 random keys, values about 1 in size; computed when this page was built.",
+    caption="300 random keys, values about 1 in size; computed when this page was "
+    "built.",
 )
 
 # %% [markdown]
@@ -385,7 +389,8 @@ for splits in (1, 2, 4, 8, 16):
     )
     counted[splits] = cached, states
     print(
-        f"{splits:2} splits, grid {split.grid}: K and V {cached:,} bytes, outputs of splits {states:6,}"
+        f"{splits:2} splits, grid {split.grid}: K and V {cached:,} bytes, outputs of "
+        f"splits {states:6,}"
     )
     assert cached == cache.nbytes and states == 2 * splits * heads * head_dim * 4
 
@@ -403,7 +408,8 @@ curves(
     "kB",
     "What splitting costs",
     log_x=True,
-    caption="Counted in the simulator: 256 keys, 4 query heads on one KV head of 64 numbers, bfloat16.",
+    caption="Counted in the simulator: 256 keys, 4 query heads on one KV head of 64 "
+    "numbers, bfloat16.",
 )
 
 # %% [markdown]
@@ -439,7 +445,8 @@ curves(
     "One sequence: more splits are better, up to 49 that fill the machine",
     log_x=True,
     log_y=True,
-    caption="Computed: 8 KV heads, 132 SMs with 3 blocks each. Copies and merging are left out.",
+    caption="Computed: 8 KV heads, 132 SMs with 3 blocks each. Copies and merging are "
+    "left out.",
 )
 
 # %% [markdown]
@@ -474,13 +481,15 @@ curves(
     "TB/s",
     "One sequence of 8,192 keys, split more and more",
     log_x=True,
-    caption=f"split_kv, 32 query heads, 8 KV heads of 128, bfloat16; measured: {splits_rows[0].label}.",
+    caption="split_kv, 32 query heads, 8 KV heads of 128, bfloat16; measured: "
+    f"{splits_rows[0].label}.",
 )
 
 # %%
 best = max(measured, key=measured.get)
 print(
-    f"1 split {measured[1]:.2f} TB/s, {best} splits {measured[best]:.2f}, 56 splits {measured[56]:.2f}"
+    f"1 split {measured[1]:.2f} TB/s, {best} splits {measured[best]:.2f}, 56 splits "
+    f"{measured[56]:.2f}"
 )
 assert measured[1] < measured[8] < measured[32] and 24 <= best <= 50
 assert max(value for splits, value in measured.items() if splits > 50) < min(
@@ -491,7 +500,8 @@ read_us = (
 )  # keys and values of 8 heads of 128 numbers of 2 bytes
 besides_us = read_us * (tb_s / measured[best] - 1)
 print(
-    f"a copy would take {read_us:.1f} µs for these bytes; the best number of splits takes {besides_us:.1f} µs more"
+    f"a copy would take {read_us:.1f} µs for these bytes; the best number of splits "
+    f"takes {besides_us:.1f} µs more"
 )
 
 # %%
@@ -531,7 +541,8 @@ curves(
 for batch, length in ((1, 1024), (1, 8192), (16, 1024), (64, 1024)):
     chosen = split_choice.choose_splits(batch, 8, 4, length, SMS)
     print(
-        f"{batch:2} sequences of {length:5,}: {chosen:2} splits, {8 * batch * chosen:3} blocks, "
+        f"{batch:2} sequences of {length:5,}: {chosen:2} splits, "
+        f"{8 * batch * chosen:3} blocks, "
         f"{times_the_ideal(8 * batch, chosen):.2f} times the ideal"
     )
 chosen = split_choice.choose_splits(16, 8, 4, 1024, SMS)
@@ -597,7 +608,8 @@ if has_gpu():
             continue
         speed = noise.nbytes / seconds / 1e12
         print(
-            f"{name:18} {str(splits or 'own plan'):>8}: {1e6 * seconds:7.1f} µs, {speed:.2f} TB/s"
+            f"{name:18} {str(splits or 'own plan'):>8}: {1e6 * seconds:7.1f} µs, "
+            f"{speed:.2f} TB/s"
         )
 else:
     print("No GPU here: nothing was timed on this machine.")
@@ -665,7 +677,8 @@ timeline(
     fair,
     "tiles",
     "Fair shares of one line: all end together",
-    caption="The same work. A head that is cut is merged afterwards; a block may end one head and begin the next.",
+    caption="The same work. A head that is cut is merged afterwards; a block may end "
+    "one head and begin the next.",
 )
 
 # %% [markdown]
@@ -744,7 +757,8 @@ curves(
     "TB/s",
     f"One sequence, against a copy's {tb_s:.2f} TB/s",
     log_x=True,
-    caption=f"32 query heads, 8 KV heads of 128; {rows[0].label}. The library, through torch, gets contiguous keys.",
+    caption=f"32 query heads, 8 KV heads of 128; {rows[0].label}. The library, "
+    "through torch, gets contiguous keys.",
 )
 
 # %% tags=["fold"]
@@ -778,7 +792,8 @@ bars(
     unit="TB/s",
     title="Sequences x keys",
     log=True,
-    caption=f"A logarithmic axis; 32 query heads, 8 KV heads of 128, bfloat16; {rows[0].label}.",
+    caption="A logarithmic axis; 32 query heads, 8 KV heads of 128, bfloat16; "
+    f"{rows[0].label}.",
 )
 
 # %%
@@ -788,14 +803,17 @@ split_rows = {size_of(row): row.value for row in rows if row.variant == "split_k
 ]
 unsplit = reachable(8 * block_bytes)
 print(
-    f"one sequence of 1,024 keys: {slow.value:.3f} TB/s without splits, {split_rows[1, 1024]:.2f} with them"
+    f"one sequence of 1,024 keys: {slow.value:.3f} TB/s without splits, "
+    f"{split_rows[1, 1024]:.2f} with them"
 )
 print(
-    f"8,192 keys: {split_rows[1, 8192]:.2f} TB/s; Little's law gives eight blocks {unsplit:.2f}"
+    f"8,192 keys: {split_rows[1, 8192]:.2f} TB/s; Little's law gives eight blocks "
+    f"{unsplit:.2f}"
 )
 waves_allow = tb_s / times_the_ideal(512, 1)
 print(
-    f"64 of 1,024: two waves of blocks allow {waves_allow:.2f} TB/s, split_kv reached {split_rows[64, 1024]:.2f}"
+    f"64 of 1,024: two waves of blocks allow {waves_allow:.2f} TB/s, split_kv reached "
+    f"{split_rows[64, 1024]:.2f}"
 )
 assert split_rows[64, 1024] < waves_allow
 assert all(

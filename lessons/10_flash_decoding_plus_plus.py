@@ -47,7 +47,8 @@ curves(
     "µs",
     f"A weight of {N:,} x {K:,}",
     log_x=True,
-    caption=f"bfloat16. Reading the weight once takes {2 * N * K / tb_s / 1e6:.1f} µs at a copy's speed; {label}.",
+    caption=f"bfloat16. Reading the weight once takes {2 * N * K / tb_s / 1e6:.1f} µs "
+    f"at a copy's speed; {label}.",
 )
 
 # %% [markdown]
@@ -152,7 +153,8 @@ assert np.allclose(out, x.astype(np.float64) @ weight.astype(np.float64).T, atol
 for name in ("weight", "x"):
     traffic = traces[0].arrays[name].read
     print(
-        f"{name:6}: {traffic.bytes:7,} bytes read, {traffic.unique_bytes:7,} different ones"
+        f"{name:6}: {traffic.bytes:7,} bytes read, {traffic.unique_bytes:7,} "
+        "different ones"
     )
 assert traces[0].arrays["weight"].read.bytes == weight.nbytes
 
@@ -160,7 +162,8 @@ tiling = gemv.choose_tiling(1, 28672, 4096)
 per_warp = tiling.rows * tiling.unroll * 32 * 16  # lanes, bytes per lane
 warps_needed = needed / SMS / per_warp
 print(
-    f"a warp has {per_warp:,} bytes in flight: {warps_needed:.0f} warps per SM are enough, 64 fit"
+    f"a warp has {per_warp:,} bytes in flight: {warps_needed:.0f} warps per SM are "
+    "enough, 64 fit"
 )
 assert warps_needed < 32
 
@@ -215,7 +218,8 @@ bars(
 # %%
 slower = microseconds["gemv"][8] / microseconds["gemv"][1]
 print(
-    f"gemv, 8 tokens instead of 1: {slower:.2f} times the time, though the bytes are nearly the same"
+    f"gemv, 8 tokens instead of 1: {slower:.2f} times the time, though the bytes are "
+    "nearly the same"
 )
 assert slower > 1.05
 
@@ -266,7 +270,8 @@ for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         (offset, error) for offset, error in points if np.isfinite(error)
     ]
     print(
-        f"{name:8}: usable from {points[0][0]} to {points[-1][0]} of {offsets[0]} to {offsets[-1]}"
+        f"{name:8}: usable from {points[0][0]} to {points[-1][0]} of {offsets[0]} to "
+        f"{offsets[-1]}"
     )
 assert usable["float16"][0][0] > -20 and len(usable["bfloat16"]) == len(offsets)
 
@@ -277,7 +282,8 @@ curves(
     "largest error",
     "The band in which a unified maximum works",
     log_y=True,
-    caption="300 random keys; computed. Where a line ends, weights overflow or all of them vanish.",
+    caption="300 random keys; computed. Where a line ends, weights overflow or all of "
+    "them vanish.",
 )
 
 # %% [markdown]

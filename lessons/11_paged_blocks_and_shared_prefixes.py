@@ -94,13 +94,15 @@ CACHE_TOKENS, LONGEST = 32_768, 2048
 requests = Traffic(requests=300, rate=200.0).generate()
 lengths = [len(one.prompt) + len(one.answer) for one in requests]
 print(
-    f"{len(requests)} requests of {min(lengths)} to {max(lengths):,} tokens, {np.mean(lengths):.0f} on average"
+    f"{len(requests)} requests of {min(lengths)} to {max(lengths):,} tokens, "
+    f"{np.mean(lengths):.0f} on average"
 )
 contiguous = replay(ContiguousPolicy(CACHE_TOKENS // LONGEST, LONGEST), requests)
 paged = replay(PagedPolicy(CACHE_TOKENS // 16, 16), requests)
 for name, played in (("contiguous", contiguous), ("paged", paged)):
     print(
-        f"{name:10} {played.mean_batch:5.1f} sequences at a time, {100 * played.waste:4.1f} % of memory unused"
+        f"{name:10} {played.mean_batch:5.1f} sequences at a time, "
+        f"{100 * played.waste:4.1f} % of memory unused"
     )
 assert (
     paged.mean_batch > 3 * contiguous.mean_batch
@@ -297,7 +299,8 @@ bars(
     unit="% of the cache",
     title="Share of the cache that holds tokens while requests wait",
     limit=100,
-    caption=f"{next(iter(shares.values())).case}; counted by minllm bench cache, which needs no GPU.",
+    caption=f"{next(iter(shares.values())).case}; counted by minllm bench cache, "
+    "which needs no GPU.",
 )
 
 # %% tags=["hide"]
@@ -355,7 +358,8 @@ policy.commit("first", len(first))  # computed: from now on others may find its 
 policy.free("first")  # and even though it has ended
 found = policy.reserve("second", second)
 print(
-    f"{found} of {len(second)} tokens need no computation; table {policy.table('second')}"
+    f"{found} of {len(second)} tokens need no computation; table "
+    f"{policy.table('second')}"
 )
 assert found == 32  # whole blocks
 
@@ -404,12 +408,14 @@ with LLM(dtype="float32", max_num_seqs=4, enable_prefix_caching=True) as llm:
     for prompt, answer in zip(prompts, answers):
         output = llm.generate([prompt], params)[0]
         print(
-            f"{output.num_cached_tokens:3} of {len(prompt)} prompt tokens were in the cache"
+            f"{output.num_cached_tokens:3} of {len(prompt)} prompt tokens were in the "
+            "cache"
         )
         assert output.outputs[0].token_ids == answer
     salted = llm.generate([prompt], params, cache_salt="another tenant")[0]
     print(
-        f"{salted.num_cached_tokens:3} of {len(prompt)} for the same prompt of another tenant"
+        f"{salted.num_cached_tokens:3} of {len(prompt)} for the same prompt of "
+        "another tenant"
     )
 assert output.num_cached_tokens == 592  # 37 blocks of 16, of the 600 that both have
 assert salted.num_cached_tokens == 0 and salted.outputs[0].token_ids == answer

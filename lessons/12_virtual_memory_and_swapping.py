@@ -119,7 +119,8 @@ _, llama8 = find_config("llama-3.1-8b")
 page = 2 * 2**20
 keys_of_a_token = costs.kv_bytes_per_token(llama8) // 2
 print(
-    f"one layer's keys alone: {page // (keys_of_a_token // llama8.num_hidden_layers):,} tokens per page"
+    "one layer's keys alone: "
+    f"{page // (keys_of_a_token // llama8.num_hidden_layers):,} tokens per page"
 )
 print(f"all layers side by side: {page // keys_of_a_token} tokens per page")
 assert page // keys_of_a_token == 32
@@ -159,6 +160,11 @@ print(f"A has ended: {policy.usage().retained:,} bytes stay mapped in its slot")
 policy.reserve("B", list(range(50)))
 print(policy.counts)
 
+# %% tags=["hide-input"]
+from minllm.course import show_source
+
+show_source(VirtualPolicy.make_room, folded="The policy makes room for a token")
+
 # %% [markdown]
 # More is mapped than filled from the start: room for the answer that is expected. The next sequence found most of its
 # pages in the slot (`reused`), and `mapped_late` counts the pages that had to be waited for.
@@ -189,7 +195,8 @@ bars(
     unit="% of the cache",
     title="Share of the cache that holds tokens while requests wait",
     limit=100,
-    caption=f"{next(iter(shares.values())).case}; counted by minllm bench cache, which needs no GPU.",
+    caption=f"{next(iter(shares.values())).case}; counted by minllm bench cache, "
+    "which needs no GPU.",
 )
 
 # %% [markdown]
@@ -218,7 +225,8 @@ for tokens in (128, 1024, 8192):
         recompute_ms(llama8, tokens, rates),
     )
     print(
-        f"{tokens:5,} tokens: out and in {there_and_back:6.1f} ms, computed again {again:6.1f} ms: {words}"
+        f"{tokens:5,} tokens: out and in {there_and_back:6.1f} ms, computed again "
+        f"{again:6.1f} ms: {words}"
     )
 assert swap_wins(llama8, 8192, rates) and not swap_wins(llama8, 8192, slow)
 
@@ -237,7 +245,8 @@ curves(
     "A preempted sequence of the 8B shape comes back",
     log_x=True,
     log_y=True,
-    caption="Computed by minllm.costs.swap with the recorded ceilings of an H200; minllm bench swap measures it.",
+    caption="Computed by minllm.costs.swap with the recorded ceilings of an H200; "
+    "minllm bench swap measures it.",
 )
 
 # %%

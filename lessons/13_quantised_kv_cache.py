@@ -203,12 +203,14 @@ heat_map(
 
 # %%
 def share_of_mean(x):
-    """How much of the squares is the mean over tokens, 1 if all are alike; x [layers, tokens, kv_heads, head_dim]."""
+    """How much of the squares is the mean over tokens, 1 if all are alike; x [layers,
+    tokens, kv_heads, head_dim]."""
     return float(np.square(x.mean(axis=1)).sum() / np.square(x).mean(axis=1).sum())
 
 
 print(
-    f"keys {100 * share_of_mean(keys):.0f} %, values {100 * share_of_mean(values):.0f} %"
+    f"keys {100 * share_of_mean(keys):.0f} %, values "
+    f"{100 * share_of_mean(values):.0f} %"
 )
 assert share_of_mean(keys) > 2 * share_of_mean(values)
 
@@ -273,7 +275,8 @@ errors = [
     for k in (keys, keys - mean)
 ]
 print(
-    f"int4: the error without the mean is {100 * errors[1] / errors[0]:.0f} % of the error with it"
+    f"int4: the error without the mean is {100 * errors[1] / errors[0]:.0f} % of the "
+    "error with it"
 )
 assert errors[1] < 0.8 * errors[0]
 
@@ -307,7 +310,8 @@ kivi = kv_format("kivi_int4", config.head_dim)
 
 
 def error_by_channel(x):
-    """Relative error of x [layers, tokens, kv_heads, head_dim] with a ruler for each channel of 32 tokens."""
+    """Relative error of x [layers, tokens, kv_heads, head_dim] with a ruler for each
+    channel of 32 tokens."""
     groups = x.reshape(len(x), -1, kivi.token_group, *x.shape[2:]).swapaxes(
         2, 3
     )  # [..., kv_heads, 32, head_dim]
@@ -318,7 +322,8 @@ def error_by_channel(x):
 
 for name, x in (("keys", keys), ("values", values)):
     print(
-        f"{name:6} by token {100 * error(x, form):.1f} %, by channel {100 * error_by_channel(x):.1f} %"
+        f"{name:6} by token {100 * error(x, form):.1f} %, by channel "
+        f"{100 * error_by_channel(x):.1f} %"
     )
 assert error_by_channel(keys) < 0.8 * error(keys, form)
 
@@ -334,7 +339,8 @@ assert error_by_channel(keys) < 0.8 * error(keys, form)
 
 # %% tags=["fold"]
 def part(scores, rows):
-    """A part of attention: the mean of `rows` by its own softmax, and how much it weighs."""
+    """A part of attention: the mean of `rows` by its own softmax, and how much it
+    weighs."""
     largest = scores.max()
     weights = np.exp(scores - largest)
     return weights @ rows / weights.sum(), largest + np.log(weights.sum())
@@ -383,7 +389,8 @@ curves(
     "Small numbers beside large ones",
     log_x=True,
     log_y=True,
-    caption="64 normal numbers, four of them larger than the others; computed in the cell.",
+    caption="64 normal numbers, four of them larger than the others; computed in the "
+    "cell.",
 )
 
 # %% [markdown]
@@ -396,7 +403,8 @@ curves(
 for name in ("int8", "int4", "fp8_e4m3"):
     form = kv_format(name, 128)
     print(
-        f"{name:9} {form.code_bytes:3} bytes of codes, {form.scale_bytes} of scales and zeros per head: "
+        f"{name:9} {form.code_bytes:3} bytes of codes, {form.scale_bytes} of scales "
+        "and zeros per head: "
         f"{256 / form.bytes_per_head:.2f} times the tokens"
     )
 int8_times, int4_times = (
@@ -456,7 +464,8 @@ def perplexities(title, names):
         ],
         unit="%",
         title=title,
-        caption=f"The bundled model, all of its held-out text; {rows[0].label}. Command: minllm bench accuracy.",
+        caption=f"The bundled model, all of its held-out text; {rows[0].label}. "
+        "Command: minllm bench accuracy.",
     )
 
 
@@ -529,7 +538,8 @@ bars(
     ],
     unit="times the tokens",
     title="Decode attention, 64 sequences of 4,096 tokens",
-    caption=f"Tokens of context per second, against split_tensor_core in bfloat16 in the same run; {rows[0].label}.",
+    caption="Tokens of context per second, against split_tensor_core in bfloat16 in "
+    f"the same run; {rows[0].label}.",
 )
 
 # %% [markdown]

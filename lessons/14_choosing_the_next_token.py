@@ -143,7 +143,8 @@ bars(
     ],
     unit="%",
     title="The seven likeliest next tokens, twice",
-    caption=f"The bundled model, {vocabulary:,} tokens; the other {vocabulary - 7:,} share the rest.",
+    caption=f"The bundled model, {vocabulary:,} tokens; the other {vocabulary - 7:,} "
+    "share the rest.",
 )
 
 # %% [markdown]
@@ -188,7 +189,8 @@ orders = [rng.permutation(6) for _ in range(200)]
 without = {reduce_in(order, x, False) for order in orders}
 with_rule = {reduce_in(order, x, True) for order in orders}
 print(
-    f"200 orders without a tie rule: winners {sorted(without)}; with it: {sorted(with_rule)}"
+    f"200 orders without a tie rule: winners {sorted(without)}; with it: "
+    f"{sorted(with_rule)}"
 )
 assert without == {1, 3, 5} and with_rule == {1}
 
@@ -342,7 +344,8 @@ heat_map(
     row_names=list(rules),
     column_names=[piece(token) for token in shown],
     show_values=True,
-    caption=f"The bundled model after {texts['between']!r}. No number: the token cannot be drawn.",
+    caption=f"The bundled model after {texts['between']!r}. No number: the token "
+    "cannot be drawn.",
 )
 
 # %% tags=["fold"]
@@ -452,7 +455,8 @@ outputs = llm.generate(
 written = {name: output.outputs[0] for name, output in zip(ways, outputs)}
 for name, one in written.items():
     print(
-        f"--- {name}: {len(set(one.token_ids))} different tokens among {len(one.token_ids)}"
+        f"--- {name}: {len(set(one.token_ids))} different tokens among "
+        f"{len(one.token_ids)}"
     )
     print("\n".join(line[:100] for line in one.text.splitlines() if line.strip())[:180])
 assert len(set(written["none"].token_ids)) < len(
@@ -760,7 +764,8 @@ print(f"{'':23} floor of its bytes   1 row    64 rows")
 for name, count in passes.items():
     floor_us = count * one_pass / tb_s / 1e6
     print(
-        f"{name:23} {floor_us:14.2f} µs {one_row[name].value:9.1f} µs {many_rows[name].value:7.1f} µs"
+        f"{name:23} {floor_us:14.2f} µs {one_row[name].value:9.1f} µs "
+        f"{many_rows[name].value:7.1f} µs"
     )
 print(one_row["greedy"].label)
 
@@ -832,7 +837,8 @@ roofline(
     tb_s,
     tflops,
     "Greedy and a plain draw, 64 rows",
-    caption=f"Rings: what memory would allow. 128,256 tokens, float32; {many_rows['greedy'].label}.",
+    caption="Rings: what memory would allow. 128,256 tokens, float32; "
+    f"{many_rows['greedy'].label}.",
 )
 
 # %% tags=["hide"]

@@ -44,7 +44,8 @@ KERNELS = [
 
 
 def one_by_one(host_us):
-    """The spans of a stream whose kernels are launched one after another, `host_us` of host time each."""
+    """The spans of a stream whose kernels are launched one after another, `host_us` of
+    host time each."""
     spans, launched, ended = [], 0, 0
     for name, kernel_us in KERNELS:
         spans.append(Span("host", launched, launched + host_us, "launch", 1))
@@ -59,7 +60,8 @@ timeline(
     one_by_one(OURS[1]),
     "µs",
     "Launched one by one: the GPU waits for the host",
-    caption=f"Drawn, not measured: launches of {OURS[1]:.1f} µs, and kernels of a few µs.",
+    caption=f"Drawn, not measured: launches of {OURS[1]:.1f} µs, and kernels of a few "
+    "µs.",
 )
 
 # %% [markdown]
@@ -167,7 +169,8 @@ bars(
     ],
     unit="µs",
     title="Host time of a launch",
-    caption=f"By minllm bench launch; {recorded('launch')[0].label}. Other hosts differ.",
+    caption=f"By minllm bench launch; {recorded('launch')[0].label}. Other hosts "
+    "differ.",
 )
 
 # %% [markdown]
@@ -196,7 +199,8 @@ H200 = Device(
 
 
 def dry_step(config):
-    """The launches of a decode step at batch 1, its batch, and the state of the slots."""
+    """The launches of a decode step at batch 1, its batch, and the state of the
+    slots."""
     with dry_run(H200) as launches:
         ops = DryRunOps("bfloat16")
         weights = DryRunReader(ops, layout_of(config)).read_model()
@@ -244,10 +248,12 @@ print(
     f"host, one by one : {len(launches)} x {RMS_NORM:.1f} µs = {all_us:.0f} µs, {times}"
 )
 print(
-    f"less the checks  : {len(launches)} x {OURS[1]:.1f} µs = {len(launches) * OURS[1]:.0f} µs"
+    f"less the checks  : {len(launches)} x {OURS[1]:.1f} µs = "
+    f"{len(launches) * OURS[1]:.0f} µs"
 )
 print(
-    f"the driver alone : {len(launches)} x {DRIVER[1]:.1f} µs = {len(launches) * DRIVER[1]:.0f} µs"
+    f"the driver alone : {len(launches)} x {DRIVER[1]:.1f} µs = "
+    f"{len(launches) * DRIVER[1]:.0f} µs"
 )
 assert len(launches) * OURS[1] > floor_us
 
@@ -294,7 +300,8 @@ timeline(
     replayed_spans(1.2),
     "µs",
     "The same six kernels, replayed from a graph",
-    caption=f"Drawn, not measured: one launch of {OURS[1]:.1f} µs for all, and 1.2 µs between two kernels.",
+    caption=f"Drawn, not measured: one launch of {OURS[1]:.1f} µs for all, and 1.2 µs "
+    "between two kernels.",
 )
 
 # %% tags=["hide"]
@@ -393,7 +400,8 @@ from minllm.engine.running.machine import HostMachine
 
 
 class HostGraph:
-    """Runs a function again at each launch, and writes its results over those of the first run."""
+    """Runs a function again at each launch, and writes its results over those of the
+    first run."""
 
     def __init__(self, function, diary):
         self.function, self.diary, self.result = function, diary, None
@@ -418,7 +426,8 @@ class HostGraphs(HostMachine):
     def capture(self, function):
         graph = HostGraph(function, self.diary)
         self.diary.append(
-            f"capture of {graph.batch.num_tokens} tokens, {graph.batch.num_sequences} rows"
+            f"capture of {graph.batch.num_tokens} tokens, {graph.batch.num_sequences} "
+            "rows"
         )
         return graph
 
@@ -563,7 +572,8 @@ timeline(
     without + together,
     "µs",
     "Three kernels of a graph, in order and overlapped",
-    caption="Drawn, not measured. The parts in another colour lie before the wait: set-up, and for the GEMV the first "
+    caption="Drawn, not measured. The parts in another colour lie before the wait: "
+    "set-up, and for the GEMV the first "
     "weights.",
 )
 
@@ -609,7 +619,8 @@ overlapping = sum(launch.launch.kernel.dependent_launch for launch in launches)
 in_order, overlapped = steps["graph replay, kernels in order"], steps["graph replay"]
 saved = in_order - overlapped
 print(
-    f"a step took {in_order:.0f} µs in order and {overlapped:.0f} µs overlapped ({rows[0].label})"
+    f"a step took {in_order:.0f} µs in order and {overlapped:.0f} µs overlapped "
+    f"({rows[0].label})"
 )
 print(
     f"{saved:.0f} µs saved, {saved / overlapping:.2f} µs for each kernel that overlaps"
@@ -635,7 +646,8 @@ with patch.object(cuda_ops, "MOST_ROWS_FUSED", 0):
     apart_launches, *_ = dry_step(config_1b)
 names_apart = [launch.name for launch in apart_launches]
 print(
-    f"{len(apart_launches)} launches with norms, rotation and residuals apart, {len(launches)} fused"
+    f"{len(apart_launches)} launches with norms, rotation and residuals apart, "
+    f"{len(launches)} fused"
 )
 for name in dict.fromkeys(names_apart):
     print(f"{names_apart.count(name):4} {name}")
@@ -655,7 +667,8 @@ for name in ("bundled", "llama-3.2-1b", "llama-3.1-8b"):
     measured, floor = 1e6 / row.value, 1e6 / row.limit
     rows.append((name, row, count, measured, floor))
     print(
-        f"{name:13} {count:3} launches: floor {floor:7.1f} µs, measured {measured:7.1f} µs, "
+        f"{name:13} {count:3} launches: floor {floor:7.1f} µs, measured "
+        f"{measured:7.1f} µs, "
         f"{(measured - floor) / count:.1f} µs more per launch"
     )
 assert rows[0][1].of_limit < rows[1][1].of_limit < rows[2][1].of_limit
@@ -711,7 +724,8 @@ if has_gpu():
     )
     for name, seconds in (("one by one", launched), ("replayed", replayed)):
         print(
-            f"{name:11} {1e6 * seconds:6.0f} µs, {1e6 * seconds / len(launches):.1f} µs each, {machine_line()}"
+            f"{name:11} {1e6 * seconds:6.0f} µs, {1e6 * seconds / len(launches):.1f} "
+            f"µs each, {machine_line()}"
         )
 else:
     print("No GPU here: nothing was timed on this machine.")

@@ -114,7 +114,8 @@ def noting(scheduler):
     for span in step.spans if step else ():
         kind = "decode" if span.decodes else "prefill"
         print(
-            f"  request {span.sequence.request_id}: {kind} of {span.length} tokens at {span.start}"
+            f"  request {span.sequence.request_id}: {kind} of {span.length} tokens at "
+            f"{span.start}"
         )
     return step
 
@@ -209,8 +210,10 @@ timeline(
     both,
     "µs",
     "Four steps of three requests: in turns, and one step ahead",
-    caption=f"Simulated. Decode steps of {STEP_US:.0f} µs ({step_row.label}); host times assumed. "
-    "On the host: schedule, upload and replay; waiting; take and detokenise. Hover for names.",
+    caption=f"Simulated. Decode steps of {STEP_US:.0f} µs ({step_row.label}); host "
+    "times assumed. "
+    "On the host: schedule, upload and replay; waiting; take and detokenise. Hover "
+    "for names.",
 )
 
 # %% [markdown]
@@ -240,7 +243,8 @@ for batch, found in stages.items():
     )
     weights_percent[batch] = 100 * weights / (weights + cache)
     print(
-        f"batch {batch:3}: weights {weights / 1e9:.1f} GB, keys and values {cache / 1e9:.1f} GB"
+        f"batch {batch:3}: weights {weights / 1e9:.1f} GB, keys and values "
+        f"{cache / 1e9:.1f} GB"
     )
 assert weights_percent[1] > 99 and weights_percent[256] < 35
 
@@ -261,7 +265,8 @@ bars(
     ],
     unit="ms",
     title="Floor of every stage of a decode step, all layers together",
-    caption=f"Computed by minllm.costs: 8B shape, context 1,024, {tb_s:.2f} TB/s as a copy on an H200.",
+    caption=f"Computed by minllm.costs: 8B shape, context 1,024, {tb_s:.2f} TB/s as a "
+    "copy on an H200.",
 )
 
 # %% [markdown]
@@ -273,7 +278,8 @@ bars(
 for row in recorded("decode step", "", "graph replay", listed=True):
     share = f"{100 * row.of_limit:.0f} % of the limit"
     print(
-        f"{row.case.replace(' (random weights)', '')}: {row.value / 1e3:.2f} ms, {share}"
+        f"{row.case.replace(' (random weights)', '')}: {row.value / 1e3:.2f} ms, "
+        f"{share}"
     )
     print(f"    {row.label}")
 
@@ -285,12 +291,15 @@ for row in recorded("decode step", "", "graph replay", listed=True):
 # assumptions**: other providers ask half or three times as much. Put in your own.
 
 # %%
-PRICES = {  # dollars per GPU and hour; Lambda, 8 GPUs, on demand, lambda.ai/instances, read 2026-09-20
+# dollars per GPU and hour; Lambda, 8 GPUs, on demand, lambda.ai/instances, read
+# 2026-09-20
+PRICES = {
     "v100-16gb": 0.79,
     "a100-40gb": 1.99,
     "a100-80gb": 2.79,
     "h100-sxm": 3.99,
-    "h200": 3.99,  # Hyperstack, on demand, hyperstack.cloud/gpu-pricing, read 2026-08-26
+    # Hyperstack, on demand, hyperstack.cloud/gpu-pricing, read 2026-08-26
+    "h200": 3.99,
     "b200": 6.69,
 }
 
@@ -322,7 +331,8 @@ for name, tokens_per_s, label in rates:
         dollars_per_million(PRICES["h200"], tokens_per_s, u) for u in (1, 1 / 3)
     )
     print(
-        f"{name:53} {tokens_per_s:8,.0f} tokens/s {full:7.3f} $, at u = 1/3 {third:7.3f} $"
+        f"{name:53} {tokens_per_s:8,.0f} tokens/s {full:7.3f} $, at u = 1/3 "
+        f"{third:7.3f} $"
     )
     print(f"    {label}")
 print(f"an H200 at {PRICES['h200']} $/h")
@@ -364,7 +374,8 @@ def plan_on(chip, config, batch, gpus):
 
 
 def cheapest(chip, config):
-    """(number of chips, plan at batch 1, plan of the largest batch) with the cheapest tokens."""
+    """(number of chips, plan at batch 1, plan of the largest batch) with the cheapest
+    tokens."""
     options = []
     for gpus in (1, 2, 4, 8, 16):
         largest = plan_on(chip, config, 1, gpus).largest_batch
@@ -376,7 +387,8 @@ def cheapest(chip, config):
 
 
 print(
-    "shape   chips            1 user     largest batch   tokens/s   $/M tokens  $/M prompt"
+    "shape   chips            1 user     largest batch   tokens/s   $/M tokens  $/M "
+    "prompt"
 )
 dollars = {}
 for name, config in shapes.items():
@@ -387,7 +399,8 @@ for name, config in shapes.items():
         rate = full.decode.tokens_per_s
         print(
             f"{name[2:]:>4} {gpus:3} x {chip:10} {one.decode.floor_ms:8.2f} ms "
-            f"{full.wishes.batch:8,} x {CONTEXT} {rate:11,.0f} {dollars[name, chip]:11.3f} {prompt:11.4f}"
+            f"{full.wishes.batch:8,} x {CONTEXT} {rate:11,.0f} "
+            f"{dollars[name, chip]:11.3f} {prompt:11.4f}"
         )
 
 # %% tags=["fold"]
@@ -401,7 +414,8 @@ bars(
     unit="$",
     title="Floor of the price of a million generated tokens, full batch",
     log=True,
-    caption=f"Computed: data sheets, context {CONTEXT:,}, 16 bits, prices as assumed above, 100 % utilised.",
+    caption=f"Computed: data sheets, context {CONTEXT:,}, 16 bits, prices as assumed "
+    "above, 100 % utilised.",
 )
 
 # %%
@@ -411,7 +425,8 @@ for chip, price in PRICES.items():
         price / 3600 / gpu_named(chip)[1].bandwidth_tb_s
     )  # dollars per TB
     print(
-        f"{chip:10} {1e3 * byte_price[chip]:.3f} $ per 1,000 TB read, {gpu_named(chip)[1].memory_gb:3.0f} GB"
+        f"{chip:10} {1e3 * byte_price[chip]:.3f} $ per 1,000 TB read, "
+        f"{gpu_named(chip)[1].memory_gb:3.0f} GB"
     )
 assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(
     byte_price.values()

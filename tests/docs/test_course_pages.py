@@ -64,26 +64,21 @@ def prose(text: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL))
 
 
-def open_code(notebook) -> list[str]:
+def open_code(cells) -> list[str]:
     """The lines of code that a reader sees before anything is opened: cells outside of side paths, and source that is not folded."""
     lines, names, aside = [], {"show_source": show_source}, False
-    for cell in notebook.cells:
+    for cell in cells:
         if cell.cell_type == "markdown":
             aside = "<!-- aside" in cell.source.rpartition("<!-- end aside")[2] or (aside and "<!-- end aside" not in cell.source)
-        elif not aside:
+            continue
+        tree = ast.parse(cell.source)
+        exec(compile(ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], []), "imports", "exec"), names)
+        if not aside:
             lines += [] if cell.metadata.get("tags") else cell.source.splitlines()
-            lines += shown_source(cell.source, names)
+            if "show_source(" in cell.source:
+                shown = eval(compile(ast.Expression(tree.body[-1].value), "shown", "eval"), names)
+                lines += [] if shown.folded else shown.annotated.splitlines()
     return lines
-
-
-def shown_source(source: str, names: dict) -> list[str]:
-    """The lines of the package that a cell shows open; names: what it and cells before it import."""
-    tree = ast.parse(source)
-    if "show_source(" not in source:
-        return []
-    exec(compile(ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], []), "imports", "exec"), names)
-    shown = eval(compile(ast.Expression(tree.body[-1].value), "shown", "eval"), names)
-    return [] if shown.folded else shown.annotated.splitlines()
 
 
 @each_lesson
@@ -91,7 +86,7 @@ def test_a_lesson_is_short_enough_to_be_finished(lesson):
     notebook = jupytext.read(lesson)
     text = open_text(notebook)
     words = len(re.findall(r"[A-Za-z][\w'’-]*", prose(text)))
-    lines = sum(-(-len(line) // PROSE_WIDTH) for line in text.splitlines()) + len(open_code(notebook))
+    lines = sum(-(-len(line) // PROSE_WIDTH) for line in text.splitlines()) + len(open_code(notebook.cells))
     assert words <= MOST_WORDS, f"{words} words"
     assert lines <= MOST_LINES, f"{lines} lines"
 
@@ -105,7 +100,7 @@ def test_a_lesson_begins_with_picture_equation_and_kernel(lesson):
     code = [cell for cell in before if cell.cell_type == "code"]
     assert "```mermaid" in text or any("fold" in cell.metadata.get("tags", []) for cell in code)
     assert "$$" in text and code
-    assert len(open_code(notebook | dict(cells=before))) <= 45
+    assert len(open_code(before)) <= 45
 
 
 @each_lesson
