@@ -12,7 +12,8 @@ HEADS = "32/8 heads, d 128, bfloat16"
 ACCURACY = ("KV cache accuracy", "bundled, 59263 tokens, perplexity above the plain cache's")
 # (benchmark, case, the idea's variant, the variant that won, as the page writes them)
 LOST = [
-    ("prefill attention", f"1x512, {HEADS}", "flash_attention_1", "materialized", "0.674 TFLOP/s; three kernels with scores in memory 1.12"),
+    ("prefill attention", f"1x512, {HEADS}", "flash_attention_1", "materialized",
+     "0.674 TFLOP/s; three kernels with scores in memory 1.12"),
     ("matmul", "8192x8192x8192, bfloat16", "warp_specialized", "warpgroup", "294 TFLOP/s; one stage without a producer 414"),
     ("decode attention", f"64x4096, {HEADS}, contiguous", "split_unified_maximum", "split_tensor_core",
      "4.18 TB/s; with a running maximum 4.35"),
