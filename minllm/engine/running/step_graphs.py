@@ -17,6 +17,7 @@ One graph runs at a time, so all share memory for temporaries and results, as mu
 "cudagraph capture sizes".
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ import numpy as np
 
 from minllm.engine.requests.sequence import NO_SLOT
 from minllm.engine.running.host_copies import Uploads
+from minllm.errors import CaptureError
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.protocol import Batch, RecentTokens
@@ -106,6 +108,7 @@ class StepGraphs:
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
         self.mixed_sizes = mixed_sizes(max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs + 1))
+        self._has_own_kernels = bool(getattr(ops, "own", None))  # nobody knows what their first launch loads and makes
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # slots of the last step, if all its sequences decoded
         largest = GraphKey(self.token_sizes[-1], max_num_seqs, PROMPTS[-1], columns, SamplingKind.GREEDY)
@@ -154,13 +157,19 @@ class StepGraphs:
         return graph.result
 
     def capture(self, key: GraphKey, uploads: Uploads) -> None:
-        """Capture a graph. A step of padding alone is launched first, which compiles and allocates whatever is missing."""
+        """Capture a graph. If a kernel is not loaded yet, or an array not made, a step of padding alone is launched before."""
         self._rows = []
-        self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
         slots, batch = self.batch(key)
         step = functools.partial(self.compute, slots, batch, key.kind)
-        step()
-        self._graphs[key] = self.machine.capture(step)
+        graph = None
+        if not self._has_own_kernels:
+            with contextlib.suppress(CaptureError):
+                graph = self.machine.capture(step)
+        if graph is None:
+            self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
+            step()
+            graph = self.machine.capture(step)
+        self._graphs[key] = graph
 
     def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
