@@ -30,7 +30,7 @@ def available_host_bytes() -> int:
 def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
     """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
 
-    weight_format: of the layers' matrices; None is plain.
+    weight_format: of the layers' matrices; None is plain. Raises InvalidOptionError if a matrix does not fit it.
     """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
@@ -38,7 +38,9 @@ def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format:
     else:
         itemsize, (free, _) = ops.dtype.itemsize, ops.device_memory()
         owner, advice = "the GPU's memory", "end other programs on the GPU"
-    needed = layout_of(config, weight_format=weight_format).weight_bytes(itemsize)
+    layout = layout_of(config, weight_format=weight_format)
+    layout.check_format()
+    needed = layout.weight_bytes(itemsize)
     if needed > free:
         each = f"{itemsize} for each of {needed // itemsize:,} numbers" if weight_format is None else f"most of it as {weight_format.name}"
         raise OutOfMemoryError(
