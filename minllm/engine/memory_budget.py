@@ -15,6 +15,7 @@ from minllm.errors import OutOfMemoryError
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.weights.format import WeightFormat
+from minllm.weights.formats import WEIGHT_FORMATS
 
 MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
@@ -72,6 +73,9 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
     reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_seqs, *sizes)
+    if options.quantization is not None:
+        weight_format, rows = WEIGHT_FORMATS[options.quantization], max(options.max_num_batched_tokens, options.max_num_seqs)
+        reserved += max(weight_format.workspace_bytes(rows, *matrix, ops.dtype.itemsize) for matrix in layout_of(config).matrices())
     free, total = ops.device_memory()
     return CacheBudget(
         int(total * options.gpu_memory_utilization) - (total - free) - reserved,

@@ -8,6 +8,7 @@
     int4.py      4 bits in groups that share a scale, with or without zero points
     nf4.py       4-bit codes for normally distributed numbers, with scales that are quantised too
     pieces.py    a matrix quantised a piece at a time
+    quantized_kernels.py  how a GPU multiplies by them
     formats.py   the table: one line a format
     shard.py     Shard: the part of a Linear that one of several GPUs holds
     stored.py    the linear layers of a checkpoint: names and shapes, and how a tensor is cut for a shard

@@ -35,6 +35,7 @@ class LinearKernels(NamedTuple):
     choose: Callable[[Any, Any], str]  # (x, weight) -> the variant for these arrays
     most_rows: Mapping[str, int] = {}  # the most rows of x that a variant takes, if it is limited
     activations: Mapping[str, Callable] = {}  # variant -> quantiser(x, empty, stream) of x, for variants that multiply quantised rows
+    workspaces: Mapping[str, Callable] = {}  # variant -> (x, weight, empty), which makes its launcher's `workspace`
     gated: Callable | None = None  # (variant, x, weight) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
     # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.
     normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
@@ -68,6 +69,10 @@ class WeightFormat:
         """Bytes of a matrix in memory, scales and zeros included."""
         groups = outputs * inputs // self.group_size if self.group_size else 0
         return int(outputs * inputs * self.matrix_itemsize) + outputs * self.row_bytes + groups * self.group_bytes
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The most bytes that a GPU needs beside x, weight and out to multiply this number of rows, whose numbers have `itemsize` bytes."""
+        return 0
 
     def check_inputs(self, name: str, inputs: int) -> None:
         """Raises InvalidOptionError if the matrix of a module, or its shard, cannot be held because of its number of inputs."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from minllm.weights.format import WeightFormat
+from minllm.weights.format import LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -60,3 +60,14 @@ class Fp8Format(WeightFormat):
         sums = rows.codes.view(E4M3).astype(np.float32) @ weight.codes.view(E4M3).astype(np.float32).T
         out = sums * rows.scales[:, None] * weight.scales
         return (out if bias is None else out + bias).astype(x.dtype if out_dtype is None else out_dtype)
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The widened matrix, codes of x as numbers, and float32 sums."""
+        return outputs * inputs * itemsize + rows * (inputs * itemsize + 4 * outputs)
+
+    @property
+    def kernels(self) -> LinearKernels:
+        """kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import FP8  # here, so that a plan needs no kernels
+
+        return FP8

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.format import WeightFormat
+from minllm.weights.format import LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 LARGEST_CODE, MIDDLE = 15, 8
@@ -74,3 +74,14 @@ class Int4Format(WeightFormat):
         groups = (outputs, inputs // self.group_size)
         zeros = ops.empty(groups, np.uint8) if self.has_zeros else None
         return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, np.float16), zeros)
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The widened matrix."""
+        return outputs * inputs * itemsize
+
+    @property
+    def kernels(self) -> LinearKernels:
+        """kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import INT4  # here, so that a plan needs no kernels
+
+        return INT4

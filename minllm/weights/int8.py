@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.format import WeightFormat
+from minllm.weights.format import LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 LEVELS = 127  # the code -128 is not used, so that codes are symmetric
@@ -58,3 +58,14 @@ class Int8Format(WeightFormat):
         sums = (rows.codes.astype(np.float64) @ weight.codes.astype(np.float64).T).astype(np.float32)
         out = sums * rows.scales[:, None] * weight.scales
         return (out if bias is None else out + bias).astype(x.dtype if out_dtype is None else out_dtype)
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The widened matrix, codes of x as numbers, and float32 sums."""
+        return outputs * inputs * itemsize + rows * (inputs * itemsize + 4 * outputs)
+
+    @property
+    def kernels(self) -> LinearKernels:
+        """kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import INT8  # here, so that a plan needs no kernels
+
+        return INT8

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.format import WeightFormat
+from minllm.weights.format import LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 BLOCK, NESTED_BLOCK = 64, 256  # numbers that share an absmax, and absmax that share a nested scale
-MAP_BYTES = 4 * 256
+TABLE_BYTES = 4 * (256 + 16)  # the map and the codes
 NF4_CODES = np.array(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -44,6 +44,7 @@ class Nf4Weight(NamedTuple):
     map: Any  # float32 [256]
     offsets: Any  # float32 [outputs], the same for all rows of a module
     first_blocks: Any  # int32 [outputs], the number of a row's first block
+    table: Any  # float32 [16], NF4_CODES
 
 
 def dynamic_map() -> np.ndarray:
@@ -75,11 +76,11 @@ def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Nf4Format(WeightFormat):
-    """Half a byte per number, a byte per block, 4 bytes per 256 blocks, 8 per output, and the map."""
+    """Half a byte per number, a byte per block, 4 bytes per 256 blocks, 8 per output, and two tables."""
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Codes, absmax, offsets and first blocks, nested scales and the map."""
-        return super().matrix_bytes(outputs, inputs) + 4 * -(-(outputs * inputs // BLOCK) // NESTED_BLOCK) + MAP_BYTES
+        """Codes, absmax, offsets and first blocks, nested scales and tables."""
+        return super().matrix_bytes(outputs, inputs) + 4 * -(-(outputs * inputs // BLOCK) // NESTED_BLOCK) + TABLE_BYTES
 
     def encode(self, matrix: np.ndarray) -> Nf4Weight:
         """All arrays of a matrix [outputs, inputs]."""
@@ -95,7 +96,7 @@ class Nf4Format(WeightFormat):
         with np.errstate(invalid="ignore"):
             absmax_codes = nearest(centred * inverse[:, None], table).reshape(-1)[: absmax.size].reshape(absmax.shape)
         first_blocks = np.arange(outputs, dtype=np.int32) * np.int32(blocks)
-        return Nf4Weight(codes, absmax_codes, nested, table, np.full(outputs, offset, np.float32), first_blocks)
+        return Nf4Weight(codes, absmax_codes, nested, table, np.full(outputs, offset, np.float32), first_blocks, NF4_CODES)
 
     def dequantize(self, weight: Nf4Weight) -> np.ndarray:
         """NF4_CODES[code] * absmax."""
@@ -104,11 +105,22 @@ class Nf4Format(WeightFormat):
         block = weight.first_blocks[:, None] + np.arange(weight.absmax.shape[1])
         absmax = weight.map[weight.absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
         codes = unpack_nibbles(weight.codes).reshape(*absmax.shape, BLOCK)
-        return (NF4_CODES[codes] * absmax[..., None]).reshape(len(codes), -1)
+        return (weight.table[codes] * absmax[..., None]).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:
         """The arrays of a weight of this shape."""
         blocks = inputs // BLOCK
         nested = -(-outputs * blocks // NESTED_BLOCK)
         sizes = (((outputs, inputs // 2), np.uint8), ((outputs, blocks), np.uint8), ((nested,), np.float32), ((256,), np.float32))
-        return Nf4Weight(*(ops.empty(*one) for one in (*sizes, ((outputs,), np.float32), ((outputs,), np.int32))))
+        return Nf4Weight(*(ops.empty(*one) for one in (*sizes, ((outputs,), np.float32), ((outputs,), np.int32), ((16,), np.float32))))
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The widened matrix."""
+        return outputs * inputs * itemsize
+
+    @property
+    def kernels(self) -> LinearKernels:
+        """kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import NF4  # here, so that a plan needs no kernels
+
+        return NF4
