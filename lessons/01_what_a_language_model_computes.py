@@ -28,8 +28,8 @@
 #
 # ## Predict
 #
-# minllm comes with a small model of Python code: 6 layers, hidden size 320, a vocabulary of 4,096 tokens, 8.2 million
-# numbers of 2 bytes each. Before you read on, write down what you believe. A guess that turns out wrong is worth more
+# minllm comes with a small model of Python code: 6 layers, hidden size 320, a vocabulary of 4,096 tokens, 7.95
+# million numbers of 2 bytes each. Before you read on, write down what you believe. A guess that turns out wrong is worth more
 # here than none.
 #
 # - To write **one** token, how many bytes must be read from memory, and how many floating-point operations be done?
@@ -242,9 +242,10 @@ for row in recorded("bits a byte"):
 # intensity, operations for each byte moved, is about T in the one and about 1 in the other.
 
 # %%
-from minllm.costs import decode_step, prefill
+from minllm.costs import decode_step, parameter_count, prefill
 
 config = llm.engine.model.config
+assert round(parameter_count(config) / 1e6, 2) == 7.95  # million numbers, as said above
 decode_cost, prefill_cost = decode_step(config, context=512), prefill(config, tokens=512)
 for name, cost in (("decode", decode_cost), ("prefill", prefill_cost)):
     megabytes, megaflops = cost.bytes / 1e6, cost.flops / 1e6

@@ -521,12 +521,14 @@ print(f"{traces[0].tensor_core_flops:,} operations, {traces[0].total.bytes:,} by
 # %% [markdown]
 # ## The staircase
 #
-# What is it worth? Every rung that was recorded on an H200, for the product of the prediction:
+# What is it worth? The rungs that were recorded together on an H200, for the product of the prediction. Kernels
+# change between recordings, so rungs of another commit are not drawn beside these; they are listed further down.
 
 # %% tags=["fold"]
-from minllm.course import recorded
+from minllm.course import comparable, recorded
 
-rows = recorded("matmul", "2048x2048x2048, bfloat16")
+every_rung = recorded("matmul", "2048x2048x2048, bfloat16", listed=True)
+rows = list(comparable(*(row for row in every_rung if row.commit == every_rung[0].commit)))
 order = ["naive", "tiled", "vectorized", "tensor_core", "warpgroup", "warp_specialized", "wgmma"]
 rows.sort(key=lambda row: order.index(row.variant) if row.variant in order else len(order))
 steps = [Bar(row.variant, row.value, f"{100 * row.value / tflops:.2g} %") for row in rows]
@@ -538,11 +540,11 @@ bars(
     limit=tflops,
     limit_name="best product measured:",
     log=True,
-    caption=f"The axis is logarithmic. cuBLAS is NVIDIA's own library. {rows[0].label}; rungs 5 and 6 on 2026-11-22.",
+    caption=f"The axis is logarithmic. cuBLAS is NVIDIA's own library. {rows[0].label}.",
 )
 
 # %%
-speeds = {row.variant: row.value for row in rows}
+speeds = {row.variant: row.value for row in every_rung}
 print("no recorded row yet:", ", ".join(name for name in order if name not in speeds) or "none is missing")
 assert speeds["naive"] < speeds["tiled"] < speeds["tensor_core"]
 assert speeds["naive"] / counted["naive"].arithmetic_intensity > tb_s  # TB/s in sectors
@@ -559,7 +561,7 @@ percentages = {f"{name}_percent": 100 * speeds[name] / tflops for name in hopper
 hopper_guess.against(**percentages) if percentages else "rungs 5 and 6: nothing to compare yet"
 
 # %% tags=["fold"]
-for row in recorded("matmul"):
+for row in recorded("matmul", listed=True):
     if row.variant in hopper_rungs:
         print(row)
 
@@ -666,7 +668,7 @@ show_case("last_tile")
 # (GEMV): every weight is used once, no tile can help, and the limit is the speed of memory.
 
 # %%
-for row in recorded("matmul", "1x28672x4096") + recorded("matmul", "1x4096x14336"):
+for row in recorded("matmul", "1x28672x4096", listed=True) + recorded("matmul", "1x4096x14336", listed=True):
     print(row)
 
 # %% [markdown]

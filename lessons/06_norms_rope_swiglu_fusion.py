@@ -173,8 +173,8 @@ show_source(
 # $$(a, b) \to (a \cos p\theta_i - b \sin p\theta_i,\;\; b \cos p\theta_i + a \sin p\theta_i)
 # \qquad \theta_i = 10000^{-2i/d}$$
 #
-# Pair 0 turns fast, a radian a position. The last pair turns ten thousand times more slowly. It is like a clock with
-# many hands. By hand: the arrow $(1, 0)$, turned by a quarter of a circle, is $(0, 1)$.
+# Pair 0 turns fast, one radian per position. With 32 pairs the last one turns 7,499 times more slowly, by
+# $10000^{-62/64}$ radians. It is like a clock with many hands. By hand: the arrow $(1, 0)$, turned by a quarter of a circle, is $(0, 1)$.
 
 # %%
 from minllm.kernels.rope.rotate import rope_reference, rope_table
@@ -188,6 +188,7 @@ frequencies = 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)  # [32], radian
 cos_sin = rope_table(2048, head_dim, frequencies)  # [positions, head_dim]: first half cosines, second half sines
 full_circle = 2 * np.pi / frequencies  # positions until a pair is back where it began
 print(f"pair 0 is around after {full_circle[0]:.1f} positions, pair 31 after {full_circle[31]:,.0f}")
+assert round(frequencies[0] / frequencies[31]) == 7499
 
 # %% tags=["fold"]
 from minllm.course import heat_map

@@ -168,8 +168,8 @@ print(f"{stage.flops / stage.bytes:,.0f} FLOP a byte, if Q, K, V and the output 
 guess.against(share_of_scores=visible / T**2, tiles=needed_tiles, limit="arithmetic")
 
 # %% [markdown]
-# [The interactive page](../docs/flash-attention-tiles.md) lets you step through the tiles of a small case and watch the three
-# numbers of every row.
+# [The interactive page](../docs/flash-attention-tiles.md) lets you step through the tiles of keys of one query, and watch
+# its state $(m, l, o)$. Every other row of queries does the same with a state of its own.
 #
 # ## FlashAttention-1: keys outside
 #
@@ -613,7 +613,7 @@ show_case("rising_scores")
 # All this was for a prompt. When the model writes, there is one query, and the same kernel has one row in its tile:
 
 # %%
-for row in recorded("decode attention", "1x8192"):
+for row in recorded("decode attention", "1x8192", listed=True):
     print(row)
 
 # %% [markdown]

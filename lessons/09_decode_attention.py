@@ -455,7 +455,7 @@ curves(
 # %% tags=["fold"]
 from minllm.course import recorded
 
-splits_rows = recorded("splits", "1x8192", "split_kv", record="lessons/h200")
+splits_rows = recorded("splits", "1x8192", "split_kv")
 measured = {int(row.case.split(", ")[-1].split()[0]): row.value for row in splits_rows}  # splits -> TB/s
 
 

@@ -254,10 +254,10 @@ bars(
 # `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
 
 # %%
-for row in recorded("decode step", "", "graph replay"):
+for row in recorded("decode step", "", "graph replay", listed=True):
     share = f"{100 * row.of_limit:.0f} % of the limit"
     print(f"{row.case.replace(' (random weights)', '')}: {row.value / 1e3:.2f} ms, {share}")
-print(row.label)
+    print(f"    {row.label}")
 
 # %% [markdown]
 # ## What a million tokens cost
@@ -288,7 +288,7 @@ def dollars_per_million(price, tokens_per_s, utilisation=1.0):
 
 def rate(benchmark, case):
     """(name, recorded tokens per second)."""
-    row = recorded(benchmark, case)[0]
+    row = recorded(benchmark, case, listed=True)[0]
     return f"{case.split()[0]}, {case.rpartition('), ')[2]}", row.value, row.label
 
 
@@ -297,10 +297,11 @@ rates += [
     rate("serving throughput", f"{model} (random weights), mixed-prompts, 256 requests, all at once")
     for model in ("llama-3.2-1b", "llama-3.1-8b")
 ]
-for name, tokens_per_s, _ in rates:
+for name, tokens_per_s, label in rates:
     full, third = (dollars_per_million(PRICES["h200"], tokens_per_s, u) for u in (1, 1 / 3))
     print(f"{name:53} {tokens_per_s:8,.0f} tokens/s {full:7.3f} $, at u = 1/3 {third:7.3f} $")
-print(f"an H200 at {PRICES['h200']} $/h; {rates[-1][2]}")
+    print(f"    {label}")
+print(f"an H200 at {PRICES['h200']} $/h")
 assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 60
 
 # %% [markdown]

@@ -36,7 +36,8 @@ def left_out(items: Iterable[Any]) -> list[Any]:
     for item in items:
         if item.get_closest_marker("covering") and hasattr(item, "callspec"):
             cases_of[item.path, item.originalname].append(item)
-    return [item for cases in cases_of.values() for item in cases if item not in covering(cases, marked_features)]
+    chosen = {item for cases in cases_of.values() for item in covering(cases, marked_features)}
+    return [item for cases in cases_of.values() for item in cases if item not in chosen]
 
 
 def marked_features(item: Any) -> list[tuple]:

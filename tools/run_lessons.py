@@ -3,7 +3,7 @@
     python tools/run_lessons.py             every lesson
     python tools/run_lessons.py 01 03       those that begin so
 
-A lesson that fails shows its cell and error, the others still run, and the exit code is 1. Needs `pip install minllm[lessons]`.
+A lesson that fails shows its cell and error, the others still run, and the exit code is 1. Needs `pip install -e '.[lessons]'`.
 """
 
 import sys

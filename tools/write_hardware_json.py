@@ -3,7 +3,7 @@
     minllm/data/measurements.json               from docs/results: ceilings, and the times of whole models, by GPU
     docs/assets/javascripts/hardware.json       data sheets of machine/hardware.py, shapes of models/shapes.py, measured kernels
 
-Run it after `python tools/record_results.py` and after a change of either table; a test detects a missing run.
+Run it after `python tools/record.py` and after a change of either table; a test detects a missing run.
 """
 
 import json
@@ -37,9 +37,8 @@ def measurement(record: dict) -> dict:
             first = values["time to first token", case, dtype]
             lengths = dict(prompt=int(match["prompt"]), new=int(match["new"]))
             runs.append(dict(model=match["model"], dtype=dtype, **lengths, decode_ms=round(1e3 / rate, 4), first_token_ms=first))
-    earlier = next((row.get("earlier") for row in record["rows"] if row["benchmark"] == "decode"), None)
-    date, commit = earlier.split(", commit ") if earlier else (record["date"], record["commit"])
-    return dict(date=date, commit=commit, **record["ceilings"], runs=runs)
+    run = next((row for row in record["rows"] if row["benchmark"] == "decode"), record)
+    return dict(date=run["date"], commit=run["commit"], **record["ceilings"], runs=runs)
 
 
 def measurements_text() -> str:
@@ -58,8 +57,7 @@ def measured_kernels() -> list[dict]:
                 continue
             intensity = flops / moved
             tflops = row["value"] * (intensity if row["unit"] == "TB/s" else 1)
-            date = row["earlier"].split(", commit ")[0] if row.get("earlier") else record["date"]
-            place = dict(gpu=record["device"], date=date, case=row["case"], variant=row["variant"])
+            place = dict(gpu=record["device"], date=row["date"], case=row["case"], variant=row["variant"])
             shown.append(dict(place, intensity=round(intensity, 4), tflops=round(tflops, 4)))
     return shown
 

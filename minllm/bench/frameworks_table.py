@@ -6,6 +6,8 @@ November 2026; of 0.25.1 the better of its default mode and of one without prefi
 
 from typing import NamedTuple
 
+from minllm.bench.record import origin
+
 LARGE, SMALL = "llama-3.1-8b (random weights)", "llama-3.2-1b (random weights)"
 REQUESTS = "256 requests, all at once"
 MILLISECONDS = {"µs": 1e-3, "ms": 1.0}
@@ -54,7 +56,7 @@ HEADER = "| | vLLM 0.22.0 | vLLM 0.25.1 | minllm | minllm over the faster vLLM |
 
 def frameworks_table(record: dict) -> str:
     """The rows that the record holds, and where ours were measured."""
-    lines = [line(compared, row) for compared in COMPARED if (row := recorded_row(record, compared)) is not None]
+    lines = [line(compared, row, record) for compared in COMPARED if (row := recorded_row(record, compared)) is not None]
     return "\n".join([HEADER, *lines, "", f"minllm: one {record['device']}, {record['date']}, commit {record['commit'][:7]}."])
 
 
@@ -70,16 +72,15 @@ def recorded_row(record: dict, compared: Compared) -> dict | None:
     return (max if compared.is_rate else min)(found, key=lambda row: row["value"], default=None)
 
 
-def line(compared: Compared, row: dict) -> str:
+def line(compared: Compared, row: dict, record: dict) -> str:
     """One row of the table; the ratio is one of speeds."""
     unit = "tokens/s" if compared.is_rate else "ms"
     ours = row["value"] if compared.is_rate else row["value"] * MILLISECONDS[row["unit"]]
     theirs = (max if compared.is_rate else min)(compared.vllm_0_22, compared.vllm_0_25)
     ratio = ours / theirs if compared.is_rate else theirs / ours
     cells = " | ".join(f"{number(value)} {unit}" for value in (compared.vllm_0_22, compared.vllm_0_25, ours))
-    when = f" (measured {row['earlier']})" if row.get("earlier") else ""
     place = row["case"].partition("), ")[2]
-    return f"| {compared.name} | {cells} | {ratio:.2f} | {place}, {row['variant']}{when} |"
+    return f"| {compared.name} | {cells} | {ratio:.2f} | {place}, {row['variant']}{origin(row, record)} |"
 
 
 def number(value: float) -> str:

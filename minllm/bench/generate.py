@@ -93,7 +93,7 @@ def check_model(model: str) -> None:
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:
     """Write a model directory without weights: config.json, and a tokenizer in which every id is its own word."""
-    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     vocabulary = {f"<{token_id}>": token_id for token_id in range(config["vocab_size"])}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<0>")).save(str(directory / "tokenizer.json"))
 

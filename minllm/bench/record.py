@@ -4,7 +4,9 @@ The format of `docs/results/*.json` and of `--json`:
 
     {"device", "driver", "date", "commit", "packages": {}, "ceilings": {"copy_tb_s", "bf16_tflops"}, "rows": [...]}
 
-A new measurement replaces the old row; benchmark, case and variant identify a row.
+A new measurement replaces the old row; benchmark, case and variant identify a row. Each row names its own run (machine, date, commit) and
+carries the key of the kernels that it measured (kernel_keys.py), by which it is known whether they have changed since. The fields above
+the rows are those of the newest run.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ import json
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,11 @@ class Row:
     of_limit: float | None = None
     error: float | None = None
     peer_error: float | None = None
+    machine: str = ""
+    date: str = ""
+    commit: str = ""
+    key: str | None = None  # None: unknown; "": of no kernel of this package
+    note: str = ""  # on the run, for tables
 
 
 @dataclass(frozen=True)
@@ -60,15 +67,30 @@ class Record:
 
 def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) -> Record:
     """A record with the current time and this machine; `device` is the GPU's name or "cpu"."""
-    return Record(
+    run = Record(
         device=device if device != "cpu" else f"cpu ({platform.machine()})",
         driver=driver.release() if device != "cpu" else "",
         date=datetime.date.today().isoformat(),
         commit=commit(),
         packages={"python": platform.python_version(), **installed(PACKAGES)},
         ceilings=ceilings,
-        rows=rows,
     )
+    place = dict(machine=run.device, date=run.date, commit=run.commit)
+    return replace(run, rows=[replace(row, **place, key=key_for(row, device)) for row in rows])
+
+
+def key_for(row: Row, device: str) -> str | None:
+    """The key of the kernels that a row measured on this machine; "" on a CPU, None for kernels that are no specimens."""
+    if device == "cpu":
+        return ""
+    from minllm.bench.kernel_keys import current_key
+
+    return current_key(row.benchmark, row.variant)
+
+
+def of_commit(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """A record as one of the commit `name`, where git could not tell it."""
+    return {**record, "commit": name, "rows": [{**row, "commit": name} for row in record["rows"]]}
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
@@ -95,23 +117,37 @@ def commit() -> str:
 
 
 def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
-    """`new` merged into an older record of the same device: its rows replace older ones, all other fields are the new record's.
-
-    The other rows stay, and get an entry `earlier`, the date and commit of the run that measured them, unless it is the new run.
-    """
+    """`new` merged into an older record of the same device: its rows replace older ones, all other rows stay as they are."""
     result = asdict(new)
     if old is None:
         return result
-    same_run = (old["date"], old["commit"]) == (new.date, new.commit)
-    kept = old["rows"] if same_run else [row | dict(earlier=row.get("earlier") or run_of(old)) for row in old["rows"]]
-    rows = {(row["benchmark"], row["case"], row["variant"]): row for row in [*kept, *result["rows"]]}
+    rows = {identity(row): row for row in [*old["rows"], *result["rows"]]}
     ceilings = {**old["ceilings"], **{name: value for name, value in new.ceilings.items() if value is not None}}
     return {**result, "ceilings": ceilings, "rows": list(rows.values())}
 
 
-def run_of(record: dict[str, Any]) -> str:
-    """Date and commit of a record, as text."""
-    return f"{record['date']}, commit {record['commit']}"
+def identity(row: dict[str, Any]) -> tuple[str, str, str]:
+    """What makes two rows measurements of the same."""
+    return row["benchmark"], row["case"], row["variant"]
+
+
+def origin(row: dict[str, Any], record: dict[str, Any]) -> str:
+    """Where a row differs from the newest run, as a remark for tables: " (2026-11-21, commit 5f46087, older)"; "" if nowhere."""
+    from minllm.bench.kernel_keys import is_older
+
+    same_run = (row["date"], row["commit"]) == (record["date"], record["commit"])
+    words = [] if same_run else [row["date"], f"commit {row['commit'][:7]}"]
+    words += [row["note"]] if row.get("note") else []
+    words += ["older"] if is_older(row["benchmark"], row["variant"], row["key"]) else []
+    return f" ({', '.join(words)})" if words else ""
+
+
+def write_record(path: Path, whole: dict[str, Any]) -> None:
+    """Write a record with one row per line."""
+    rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in whole["rows"])
+    head = json.dumps({name: value for name, value in whole.items() if name != "rows"}, ensure_ascii=False, indent=1).removesuffix("\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
 def file_name(device: str) -> str:

@@ -1,10 +1,12 @@
 """The record of measurements as Markdown: the README's short table, and the page with every row.
 
 These functions generate, from docs/results/h200.json, the tables between two marker comments in README.md and docs/results.md;
-`tools/record_results.py` writes them, and a test compares them with the record.
+`tools/record.py` writes them, and a test compares them with the record.
 """
 
 from pathlib import Path
+
+from minllm.bench.record import origin
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
@@ -39,14 +41,18 @@ def number(value: float | None) -> str:
 
 
 def line(row: dict, name: str) -> str:
-    """One table row: name, value, share of the limit, peer, ratio."""
+    """One table row: name with its origin, value, share of the limit, peer, ratio."""
     share = "" if row["of_limit"] is None else f"{100 * row['of_limit']:.0f} %"
-    name += f" (measured {row['earlier']})" if row.get("earlier") else ""
     peer = "" if row["peer_value"] is None else f"{row['peer']} {number(row['peer_value'])}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
     return f"| {name} | {number(row['value'])} {row['unit']} | {share} | {peer} | {ratio} |"
 
 
+OLDER = (
+    'A row marked "older" was measured before the last change of its kernel: its key, a hash of the kernels that it launched, is not '
+    "that of today's source. Rows recorded before there were keys got that of their commit's source; where it could not be computed, "
+    "a row counts as older."
+)
 HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds |\n| --- | --- | --- | --- | --- |"
 
 
@@ -55,7 +61,8 @@ def provenance(record: dict) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     return (
         f"One {record['device']}, driver {record['driver']}, {record['date']}, commit {record['commit']} ({packages}), by "
-        f"`python tools/record_results.py`. Limits were measured in the same run: a copy moves {record['ceilings']['copy_tb_s']:.2f} TB/s, "
+        f"`python tools/record.py`; rows of other runs name theirs. {OLDER} "
+        f"Limits were measured in the same run: a copy moves {record['ceilings']['copy_tb_s']:.2f} TB/s, "
         f"cuBLAS multiplies at {record['ceilings']['bf16_tflops']:.0f} TFLOP/s in bfloat16."
     )
 
@@ -69,7 +76,7 @@ def short_table(record: dict) -> str:
             for row in record["rows"]
             if row["benchmark"] == benchmark and row["case"].startswith(case) and row["variant"] == variant and "float32" not in row["case"]
         )
-        lines.append(line(row, name))
+        lines.append(line(row, name + origin(row, record)))
     return "\n".join([HEADER, *lines, "", provenance(record)])
 
 
@@ -78,7 +85,7 @@ def full_table(record: dict) -> str:
     parts = [provenance(record)]
     for benchmark in dict.fromkeys(row["benchmark"] for row in record["rows"]):
         rows = [row for row in record["rows"] if row["benchmark"] == benchmark]
-        lines = [line(row, f"{row['case']}, {row['variant']}") for row in rows]
+        lines = [line(row, f"{row['case']}, {row['variant']}{origin(row, record)}") for row in rows]
         parts.append("\n".join([f"## {benchmark[0].upper()}{benchmark[1:]}", "", HEADER, *lines]))
     return "\n\n".join(parts)
 

@@ -52,7 +52,7 @@ def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> Non
         return
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidOptionError(f"the table cannot be written to {target}: {error.strerror}; name another file with --json.") from None
     table_of.cache_clear()

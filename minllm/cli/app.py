@@ -88,7 +88,7 @@ def plan(
 @app.command()
 def inspect(
     kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
-    cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 8.0, 8.9, 9.0...")] = "9.0",
+    cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 7.5, 8.0, 9.0...")] = "9.0",
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the machine code, each piece under its line of Python.")] = False,
     json_file: JsonOption = None,

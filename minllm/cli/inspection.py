@@ -17,7 +17,6 @@ from minllm.machine.occupancy import MULTIPROCESSORS, Occupancy, occupancy, roun
 
 PACKAGE = Path(__file__).resolve().parent.parent
 STACK_UNIT = 8  # a stack frame is a multiple of this many bytes
-OLDEST = (8, 0)  # the kernels need bfloat16, cp.async and mma.m16n8k16
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,8 @@ def parse_compute_capability(text: str) -> tuple[int, int]:
     """(9, 0) from "9.0", "90" or "sm_90a". Raises InvalidOptionError for other texts, and for GPUs that the kernels do not support."""
     found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)a?", text.strip().lower())
     capability = (int(found[1]), int(found[2])) if found else None
-    known = [capability for capability in MULTIPROCESSORS if capability >= OLDEST]
-    if capability not in known:
-        allowed = ", ".join(f"{major}.{minor}" for major, minor in known)
+    if capability not in MULTIPROCESSORS:
+        allowed = ", ".join(f"{major}.{minor}" for major, minor in MULTIPROCESSORS)
         raise InvalidOptionError(f"--cc {text} is not a compute capability that the kernels are compiled for: choose one of {allowed}.")
     return capability
 

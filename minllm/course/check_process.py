@@ -1,8 +1,9 @@
-"""`minllm check` in a process of its own: a file that ends its process has not passed.
+"""`minllm check` in a process of its own: neither a file that ends its process nor one that writes the report itself has passed.
 
 A reader's file is a program, and it may call sys.exit, os._exit, or crash the interpreter. So the check runs in a child that shares the
-terminal, so that print and pdb work, and that writes its report to a file of the parent's when it has come to its end. Only that report
-says that the exercise is passed; the child's exit code says nothing.
+terminal, so that print and pdb work, and that writes its report to a file of the parent's when it has come to its end; the child's exit
+code says nothing. The report alone says nothing either, because the file's code could have written it. It holds the results that
+the checks saw (`checks/evidence.py`), and the parent, which never runs the file, compares them with those that it expects.
 """
 
 import json
@@ -15,7 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from minllm.course.checks import check_file
+from minllm.course.checks.doors import exercise_of_file
+from minllm.course.checks.evidence import Note, collecting, plain, restored
+from minllm.course.checks.mismatch import differing
+from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
 
 INTERRUPTED = 130
@@ -31,16 +40,14 @@ class CheckedFile:
 
 def check_in_a_process(path: Path, name: str | None) -> CheckedFile:
     """The report on a reader's file; name: its exercise, overriding its markers. ExerciseError if there is none, or no exercise."""
+    exercise = exercise_of_file(path, name)
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         command = [sys.executable, "-P", "-m", "minllm.course.check_process", str(report), str(path), *([name] if name else [])]
         with _interrupts_left_to_the_child():
             code = subprocess.run(command, env=_environment()).returncode
         if report.exists():
-            values = json.loads(report.read_text(encoding="utf-8"))
-            if "error" in values:
-                raise ExerciseError(values["error"])
-            return CheckedFile(values["passed"] is True, values["text"])
+            return judged(report, path, exercise)
     if code in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -48,6 +55,49 @@ def check_in_a_process(path: Path, name: str | None) -> CheckedFile:
         f"{path} has not passed: the check {how} before it could report. The file ends the process: remove os._exit and the like, and run "
         "it in the simulator under a debugger if it crashes."
     )
+
+
+def judged(report: Path, path: Path, exercise: Exercise) -> CheckedFile:
+    """The child's report on `path`, believed as far as its results go. Raises ExerciseError for a report of an error, or of no check."""
+    try:
+        values = json.loads(report.read_text(encoding="utf-8"))
+        if "error" in values:
+            raise ExerciseError(str(values["error"]))
+        checked = CheckedFile(values["passed"] is True, str(values["text"]))
+        results = values["results"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ExerciseError(f"{path} has not passed: its process left no report that can be read") from None
+    if not checked.passed:
+        return checked
+    with collecting() as right:
+        own = check_file(exercise.path, exercise.name)
+    if not own.passed:
+        raise ExerciseError(f"the package's own {exercise.name} does not pass its check, so no file can be judged:\n{own}")
+    if (doubtful := first_doubt(results, right)) is not None:
+        raise ExerciseError(
+            f"{path} has not passed: its process reported a pass, but its result for {doubtful!r} is missing or wrong. Code in the file "
+            "changes the check or its report."
+        )
+    return checked
+
+
+def first_doubt(reported: Any, right: list[Note]) -> str | None:
+    """The name of the first result that is missing or wrong among those `reported`, (name, plain value) each; None if all are right."""
+    reported = reported if isinstance(reported, list) else []
+    for number, one in enumerate(right):
+        try:
+            name, value = reported[number]
+            got, solution = restored(value), restored(plain(one.got))
+            expected = solution if one.expected is None else np.asarray(one.expected)
+            if isinstance(solution, str) or one.expected is None:
+                agrees = type(got) is type(solution) and np.array_equal(got, solution)
+            else:
+                agrees = got.shape == expected.shape and not differing(got, expected, one.tolerance).any()
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return one.name
+        if name != one.name or not agrees:
+            return one.name
+    return None
 
 
 def _environment() -> dict[str, str]:
@@ -71,11 +121,10 @@ def _interrupts_left_to_the_child() -> Iterator[None]:
 
 def main(report: str, path: str, name: str | None = None) -> None:
     """The child: check, and report at the very end."""
-    from minllm.course.checks import check_file
-
     try:
-        checked = check_file(path, name)
-        values = dict(passed=checked.passed, text=str(checked))
+        with collecting() as notes:
+            checked = check_file(path, name)
+        values = dict(passed=checked.passed, text=str(checked), results=[(one.name, plain(one.got)) for one in notes])
     except ExerciseError as error:
         values = dict(error=str(error))
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from minllm.course.exercise import Exercise
-from minllm.course.exercise_markers import blank, holder, parts
+from minllm.course.exercise_markers import blank, holder, parts, without_siblings
 from minllm.course.exercise_page import literal
 from minllm.errors import ExerciseError
 
@@ -28,8 +28,8 @@ def test_exercise(path):
 
 
 def skeleton(exercise: Exercise) -> str:
-    """The exercise's module with the solution removed."""
-    return blank(exercise.source, exercise.name, exercise.task)
+    """The exercise's module with the solution removed, and with the functions of its other exercises imported."""
+    return blank(without_siblings(exercise.source, exercise.name, exercise.module), exercise.name, exercise.task)
 
 
 def notebook(exercise: Exercise) -> dict:

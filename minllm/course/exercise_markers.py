@@ -5,7 +5,8 @@
     # end exercise
 
 `blank` replaces the solution by a hint and a NotImplementedError and leaves every other character alone; `fill` puts the solution
-back. So a skeleton is made from the package itself on every request, and cannot differ from it.
+back. So a skeleton is made from the package itself on every request, and cannot differ from it. `without_siblings` replaces the functions
+of a file's other exercises by an import of the package's own, so that no skeleton shows another's solution.
 """
 
 import ast
@@ -78,6 +79,14 @@ def blank(text: str, name: str, task: str) -> str:
     lines = textwrap.wrap(hint, LINE - len(indent), break_long_words=False, break_on_hyphens=False)
     lines = [f"# {line}" for line in lines] + [f'raise NotImplementedError("{name} is not filled in yet")']
     return fill(text, name, "".join(f"{indent}{line}\n" for line in lines))
+
+
+def without_siblings(text: str, name: str, module: str) -> str:
+    """The text of `module` with its other exercises' functions imported from the package."""
+    for sibling in regions(text).keys() - {name}:
+        before, _, after = parts(text, sibling)
+        text = f"{before}from {module} import {holder(text, sibling)}  # the package's own: this is the exercise {sibling}\n{after}"
+    return text
 
 
 def holder(text: str, name: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.figures.timeline import Span
 
 HOST, GPU = "host", "GPU"
@@ -21,24 +22,33 @@ LAUNCH_COLOUR, READ_COLOUR, WAIT_COLOUR = 1, 2, 3
 
 
 class HostAndGpu:
-    """Two clocks in microseconds, and the spans of what happened on them."""
+    """A virtual clock in microseconds, and the spans of what happened on it."""
 
     def __init__(self):
-        self.now = 0.0  # the host's time
-        self.gpu_ends = 0.0  # when the GPU will have computed all that was launched
+        self.clock = VirtualClock()
         self.spans: list[Span] = []
+
+    @property
+    def now(self) -> float:
+        """The host's time."""
+        return self.clock.time
+
+    @property
+    def gpu_ends(self) -> float:
+        """When the GPU will have computed all that was launched."""
+        return self.clock.device_ends
 
     def work(self, name: str, microseconds: float, colour: int = LAUNCH_COLOUR) -> None:
         """The host is busy."""
-        self.spans.append(Span(HOST, self.now, self.now + microseconds, name, colour))
-        self.now += microseconds
+        start = self.now
+        self.clock.wait(start + microseconds)
+        self.spans.append(Span(HOST, start, self.now, name, colour))
 
     def launch(self, name: str, microseconds: float) -> float:
         """Queue work of the GPU; returns when it will be done. The host goes on at once."""
-        start = max(self.now, self.gpu_ends)
-        self.gpu_ends = start + microseconds
-        self.spans.append(Span(GPU, start, self.gpu_ends, name))
-        return self.gpu_ends
+        start, end = self.clock.launch(microseconds)
+        self.spans.append(Span(GPU, start, end, name))
+        return end
 
     def wait(self, until: float, name: str = "wait") -> None:
         """The host waits until then, unless that time has passed."""

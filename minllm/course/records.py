@@ -1,14 +1,20 @@
-"""Recorded measurements, shown by lessons without a GPU, always with machine and date.
+"""Recorded measurements, shown by lessons without a GPU, always with machine, date and commit.
 
-The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results.
+The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row whose kernel has changed
+since it was measured is *older*: its label says so, and it may not be compared with a newer one (`comparable`, `parts_of`).
 """
 
 import functools
 import json
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from minllm.errors import LessonError
+
+NOTEBOOK = "ipykernel_"  # in the file name of a cell's code
+_taken: dict[str, dict["Measurement", None]] = {}  # the rows that each cell took
 
 
 @dataclass(frozen=True)
@@ -26,15 +32,38 @@ class Measurement:
     of_limit: float | None
     machine: str
     date: str
+    commit: str
+    key: str | None
+    cell: str = field(default="", compare=False)  # of the lesson, that shows it beside others
+
+    @property
+    def is_older(self) -> bool:
+        """Whether its kernel has changed since."""
+        from minllm.bench.kernel_keys import is_older  # reads the source of all kernels of a stage
+
+        return is_older(self.benchmark, self.variant, self.key)
 
     @property
     def label(self) -> str:
-        """For captions: "recorded on an NVIDIA H200, 2026-11-20"."""
-        return f"recorded on an {self.machine}, {self.date}"
+        """For captions: "recorded on an NVIDIA H200, 2026-11-20, commit 5f46087", of this row and those that its cell took with it.
+
+        Where kernels have changed since, it says so, and of which if not of all.
+        """
+        return label_of(_taken.get(self.cell, [self]))
 
     def __str__(self) -> str:
         share = "" if self.of_limit is None else f", {100 * self.of_limit:.0f} % of the limit"
-        return f"{self.benchmark}, {self.case}, {self.variant}: {self.value:,.4g} {self.unit}{share} ({self.label})"
+        return f"{self.benchmark}, {self.case}, {self.variant}: {self.value:,.4g} {self.unit}{share} ({label_of([self])})"
+
+
+def label_of(rows: Iterable[Measurement]) -> str:
+    """Where and when rows were recorded, and which of them before the last change of their kernel."""
+    rows = list(rows)
+    runs = dict.fromkeys(f"{row.date}, commit {row.commit[:7]}" for row in rows)
+    older = dict.fromkeys(row.variant for row in rows if row.is_older)
+    all_older = ", before the last change of " + ("its kernel" if len(rows) == 1 else "their kernels")
+    mark = "" if not older else all_older if all(row.is_older for row in rows) else f"{all_older}: {', '.join(older)}"
+    return f"recorded on an {rows[0].machine}, {' and '.join(runs)}{mark}"
 
 
 @functools.cache
@@ -43,10 +72,13 @@ def load_record(name: str = "h200") -> dict:
     return json.loads(files("minllm").joinpath(f"data/results/{name}.json").read_text(encoding="utf-8"))
 
 
-def recorded(benchmark: str, case: str = "", variant: str | None = None, record: str = "h200") -> list[Measurement]:
+def recorded(
+    benchmark: str, case: str = "", variant: str | None = None, record: str = "h200", listed: bool = False
+) -> list[Measurement]:
     """The rows of `benchmark` whose case contains `case`, of one variant or of all, in the record's order.
 
-    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed.
+    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed. All rows that a cell of a lesson takes must
+    be `comparable`, because it shows them side by side; listed: it only lists them, each with its label.
     """
     whole = load_record(record)
     found = [
@@ -59,10 +91,41 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
         raise LessonError(
             f"No recorded row for benchmark {benchmark!r}, case {case!r}, variant {variant!r}. There are: {'; '.join(known)}."
         )
-    fields = ("benchmark", "case", "variant", "value", "unit", "peer", "peer_value", "limit", "of_limit")
-    return [Measurement(*(row[name] for name in fields), machine=whole["device"], date=date_of(row, whole)) for row in found]
+    place = sys._getframe(1).f_code.co_filename
+    cell = place if NOTEBOOK in place and not listed else ""
+    rows = [Measurement(**{name: row[name] for name in Measurement.__match_args__ if name != "cell"}, cell=cell) for row in found]
+    if cell:
+        _taken[cell] = {**_taken.get(cell, {}), **dict.fromkeys(rows)}
+        comparable(*_taken[cell])
+    return rows
 
 
-def date_of(row: dict, whole: dict) -> str:
-    """The date of a row's measurement: the record's, unless the row names an earlier run."""
-    return row["earlier"].partition(",")[0] if row.get("earlier") else whole["date"]
+def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
+    """The same rows, for a figure or a sentence that holds one against another.
+
+    Rows of one commit may be, and rows whose kernels have not changed since. Raises LessonError for any others: if an older row is of
+    another commit than the rest, a difference may be that of two states of a kernel.
+    """
+    if len({row.commit for row in rows}) > 1 and any(row.is_older for row in rows):
+        listed = "; ".join(str(row) for row in rows)
+        raise LessonError(f"These figures are of different states of the kernels, so they cannot be compared: {listed}. Record them again.")
+    return rows
+
+
+def parts_of(whole: Measurement, whole_ms: float, parts: Mapping[str, tuple[Measurement, float]]) -> float:
+    """What is left of a step of `whole_ms` milliseconds beside its parts, {name: (the row it comes from, milliseconds)}.
+
+    Raises LessonError if a part was measured with a kernel that the engine does not launch, if rows are not `comparable`, or if the
+    parts exceed the whole: then they are not its parts.
+    """
+    from minllm.bench.kernel_keys import is_first_rung
+
+    for name, (row, _) in parts.items():
+        if is_first_rung(row.benchmark, row.variant):
+            raise LessonError(f"{name} was measured with {row.variant}, which the engine does not launch.")
+    comparable(whole, *(row for row, _ in parts.values()))
+    rest = whole_ms - sum(ms for _, ms in parts.values())
+    if rest < 0:
+        listed = " + ".join(f"{name} {ms:.3f}" for name, (_, ms) in parts.items())
+        raise LessonError(f"The parts exceed the whole by {-rest:.3f} ms: {listed} > {whole_ms:.3f}.")
+    return rest

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from minllm.engine.engine_stats import EngineStats
 from minllm.engine.llm import LLM
-from minllm.engine.llm_engine import EngineStats
 from minllm.engine.option_help import shows_options
 from minllm.engine.pipeline.output_stream import OutputStream
 from minllm.engine.pipeline.pipeline import Pipeline

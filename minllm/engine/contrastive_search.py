@@ -2,7 +2,7 @@
 
     x = argmax over the top_k likeliest tokens v of   (1 - α) p(v | x_<t) - α max_j cos(h_v, h_x_j)        j < t
 
-h is the last layer's hidden state behind the final norm, that of a candidate v computed as if v were the next token. So a step computes
+h is the last layer's hidden state after the final norm; a candidate's is computed as if it were the next token. So a step computes
 top_k forks of the text by one token; the chosen one's logits give the next candidates, and the others are freed.
 
 Hidden states come to the host, where the scores are computed, and one text is continued at a time: this is for comparing texts, not for
@@ -20,7 +20,7 @@ from minllm.cache.policy import CachePolicy
 from minllm.engine.requests.parameter_checks import flag, integer, real
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import hidden_states
@@ -101,10 +101,8 @@ class ContrastiveSearch:
     def _prompt(self, fork: Fork, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """The logits behind a prompt, [vocab], and the directions of its hidden states, [n, hidden]."""
         self.policy.append(fork, token_ids[1:])
-        table, found = self.policy.table(fork), []
-        for start in range(0, len(token_ids), self.max_num_batched_tokens):
-            chunk = token_ids[start : start + self.max_num_batched_tokens]
-            found.append(self._forward([NewTokens(chunk, start, table)], [len(chunk) - 1]))
+        spans = chunks(token_ids, self.max_num_batched_tokens, self.policy.table(fork))
+        found = [self._forward([span], [len(span.token_ids) - 1]) for span in spans]
         return found[-1][0][0], np.concatenate([hidden for _, hidden in found])
 
     def _extend(self, forks: list[Fork], candidates: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:

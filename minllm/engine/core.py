@@ -5,7 +5,7 @@
     scheduler.take(step, tokens)           sequences get their tokens; those that end leave
 
 The next step is planned and launched before the results of this one are read, so a GPU is never idle between steps. A sequence that ends
-with a token nobody knew in advance, such as an end of text, is therefore computed one step too far, and the surplus token is dropped.
+with a token that was not known in advance, such as an end of text, is therefore computed one step too far; the surplus token is dropped.
 """
 
 from collections import deque
@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from minllm.engine.requests.outputs import Logprob
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.running.model_runner import ForwardResult, ModelRunner
+from minllm.engine.running.forward_result import ForwardResult
+from minllm.engine.running.runner import Runner
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
@@ -21,7 +22,7 @@ from minllm.kernels.sampling.log_probabilities import LogProbabilities
 class EngineCore:
     """Runs sequences on a scheduler and a runner. Nothing here may be called from two threads at a time."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, tokenizer):
+    def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer):
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.num_steps = 0
         self._launched: deque = deque()  # (step, results), the oldest first

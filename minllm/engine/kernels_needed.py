@@ -1,7 +1,7 @@
 """Which kernels an engine will launch, found by a dry run of its forward passes.
 
 A dry run needs the model's configuration and no weights, so that kernels are compiled while the weights are read. Layers that differ only
-in their numbers launch the same kernels: of each kind of layer two take part, because the first layer of a model has no residual yet.
+in their numbers launch the same kernels. Two layers of each kind take part, because a model's first layer has no residual yet.
 """
 
 import itertools
@@ -30,6 +30,7 @@ from minllm.models.weights import WeightReader
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.device import Device
 from minllm.runtime.dry_run import DryRunPages, Signature, dry_run, signatures
+from minllm.runtime.recording import RecordedLaunch
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
@@ -37,7 +38,7 @@ from minllm.weights.stored import StoredLinear, StoredTensor
 
 LAYERS_OF_A_KIND = 2
 FEW_ROWS = 16
-LAYER_NUMBER = re.compile(r"\.\d+\.")  # in the names of tensors
+LAYER_NUMBER = re.compile(r"\.\d+\.")  # the part of a tensor's name that differs between layers of one kind
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class EngineShape:
 
 def kernels_needed(shape: EngineShape) -> list[Signature]:
     """The kernels of an engine with their argument types, in the order of their first launches."""
+    return signatures(launches_needed(shape))
+
+
+def launches_needed(shape: EngineShape) -> list[RecordedLaunch]:
+    """Launches of an engine, of every kernel that it needs at least one."""
     with dry_run(shape.device) as launches:
         ops = DryRunOps(str(shape.cache.dtype), shape.kernel_variants)
         model = dry_model(ops, shape)
@@ -77,7 +83,7 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
         if runner.graphs is None or shape.cache.residual_window:
             run_prompts(runner, shape)
         run_decodes(runner, shape)
-    return signatures(launches)
+    return launches
 
 
 class DryRunMachine(HostMachine):
@@ -182,7 +188,7 @@ class DryRunReader(WeightReader):
 
 def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:
     """A cache of these layers with room for one sequence."""
-    if shape.virtual_cache:  # the layers of a token lie side by side: all of them decide about the sizes of the first ones
+    if shape.virtual_cache:  # a token's layers lie side by side, so array sizes depend on the number of all layers
         virtual = VirtualKVCache(DryRunPages(ops.memory.memory), shape.cache, 1, shape.max_model_len, 1)
         virtual.layers = virtual.layers[:layers]
         return virtual

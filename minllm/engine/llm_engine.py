@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from minllm.engine.core import EngineCore
+from minllm.engine.engine_stats import EngineStats, engine_stats
 from minllm.engine.loading import Engine
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.outputs import RequestOutput
@@ -15,24 +15,10 @@ from minllm.engine.requests.prompts import PromptTokens, checked_salts, naming_t
 from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.errors import InvalidRequestError
+from minllm.engine.scheduling.policies import POLICIES
+from minllm.errors import InvalidOptionError, InvalidRequestError
 
 MOST_PRIORITY = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What an engine is doing."""
-
-    num_running: int  # sequences
-    num_waiting: int
-    kv_cache_usage: float  # share of the KV cache that running sequences hold, 0 to 1
-    num_preemptions: int  # since the engine was made, like the numbers below
-    prefix_cache_queries: int  # prompt tokens
-    prefix_cache_hits: int  # those of them that were found in the cache
-    num_steps: int
-    num_graphs: int = 0  # CUDA graphs captured so far
-    graph_memory_bytes: int = 0  # of their temporaries and results, which they share
 
 
 class LLMEngine:
@@ -42,7 +28,7 @@ class LLMEngine:
         self.engine, self.default_params, self.seed = engine, default_params, seed
         self.core = EngineCore(engine.scheduler, engine.runner, engine.tokenizer)
         self._requests: dict[str, list[Sequence]] = {}
-        self._num_requests = 0  # numbers the requests, for their seeds
+        self._num_requests = 0  # the next request's number, from which its seed derives
 
     def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
@@ -89,7 +75,7 @@ class LLMEngine:
         return [self._output(request_id) for request_id in moved if request_id in self._requests]
 
     def advance(self) -> list[Sequence]:
-        """The same, without outputs, which take longer to make than a step of a small model: returns the sequences."""
+        """Like `step`, but returns the sequences: making outputs takes longer than a step of a small model."""
         moved = self.core.step()
         for sequence in moved:
             others = self._requests.get(sequence.request_id, ()) if sequence.is_finished else ()
@@ -101,15 +87,15 @@ class LLMEngine:
         """Whether a request has not ended."""
         return bool(self._requests)
 
+    def set_scheduling_policy(self, name: str) -> None:
+        """Plan the steps from now on by another policy; requests go on. InvalidOptionError for an unknown name."""
+        if name not in POLICIES:
+            raise InvalidOptionError(f"scheduling_policy={name!r} is not allowed: give one of {', '.join(POLICIES)}.")
+        self.core.scheduler.policy = POLICIES[name]()
+
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
-        scheduler, policy = self.core.scheduler, self.core.scheduler.memory.policy
-        usage, hits = policy.usage(), policy.prefix_hits
-        return EngineStats(
-            num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
-            num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-            num_steps=self.core.num_steps, **self.core.runner.graph_counts(),
-        )  # fmt: skip
+        return engine_stats(self.core.scheduler, self.core.num_steps, **self.engine.runner.graph_counts())
 
     def parse(self, prompts: Any) -> list[PromptTokens]:
         """The tokens of one prompt or of each of several. Raises InvalidRequestError."""
@@ -136,7 +122,7 @@ class LLMEngine:
 
     def abort_all(self) -> None:
         """End all requests."""
-        self.core.abort(sequence for sequence in self.core.scheduler.sequences())
+        self.core.abort(self.core.scheduler.sequences())
         self._requests.clear()
 
     def forget_history(self) -> None:

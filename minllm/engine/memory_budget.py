@@ -12,6 +12,7 @@ from minllm.cache.capacity import CacheBudget, activation_bytes
 from minllm.costs.parameters import widest_activation
 from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
+from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.weights.format import WeightFormat
@@ -21,17 +22,14 @@ MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
 
 
-def available_host_bytes() -> int:
-    """Memory that the operating system could give to this process now, in bytes."""
-    with open("/proc/meminfo") as lines:
-        fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
 def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
     """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
 
+<<<<<<< HEAD
     weight_format: of the layers' matrices; None is plain. Raises InvalidOptionError if a matrix does not fit it.
+=======
+    weight_format: the format of the layers' matrices; None is plain.
+>>>>>>> main
     """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
@@ -85,7 +83,7 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
 
 
 def _given_budget(device: str, ops: Any, num_bytes: int) -> CacheBudget:
-    """The bytes that kv_cache_memory_bytes asks for. Raises OutOfMemoryError if fewer are free."""
+    """The budget that kv_cache_memory_bytes gives. Raises OutOfMemoryError if fewer are free."""
     free = available_host_bytes() if device == "cpu" else ops.device_memory()[0]
     if num_bytes > free:
         owner = "this machine's memory" if device == "cpu" else "the GPU's memory"

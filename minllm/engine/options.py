@@ -58,7 +58,7 @@ class EngineOptions:
 
     dtype: str = "auto"
     """The type of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto",
-    the type that the checkpoint has."""
+    the type that the checkpoint has; float16 for a bfloat16 checkpoint on a GPU without bfloat16 (before compute capability 8.0)."""
 
     quantization: str | None = None
     """Format to which the layers' matrices are quantised while a 16-bit checkpoint is loaded, by rounding to the nearest code: "int8" and

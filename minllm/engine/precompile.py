@@ -2,11 +2,11 @@
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.kernels_needed import EngineShape, kernels_needed
-from minllm.engine.memory_budget import available_host_bytes
 from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.runtime.compile_ahead import CompileAhead, compile_ahead
 from minllm.runtime.device import current_device

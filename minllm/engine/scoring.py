@@ -14,7 +14,7 @@ import numpy as np
 
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
-from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
+from minllm.engine.running.batch_arrays import build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import forward
@@ -49,9 +49,8 @@ class Scorer:
             window = self.cache.shape.residual_window
             ring = self.cache.room.scoring_ring if window else 0
             step = max(1, min(self.max_num_batched_tokens, MAX_LOGITS // self.model.config.vocab_size))
-            for start in range(0, len(token_ids), step):
-                span = NewTokens(token_ids[start : start + step], start, table, ring)
-                skipped = min(max(0, first_row - start), len(span.token_ids))
+            for span in chunks(token_ids, step, table, ring):
+                skipped = min(max(0, first_row - span.start), len(span.token_ids))
                 rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits computes one row, which is dropped
                 batch = to_backend(build_batch([span], rows, self.cache.block_size, window), self.ops)
                 logits = forward(self.ops, self.model, batch, self.cache.layers)

@@ -1,12 +1,14 @@
 """Horizontal bars: a ladder of variants, probabilities of tokens, parts of a whole."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, over_lines, text_width, titled
+from minllm.figures.figure import CHARACTER, FONT_SIZE, GRID, MUTED, Figure, colour, element, label, over_lines, text_width, titled
 from minllm.figures.scale import Scale, short
 
-WIDTH, ROW, BAR = 640.0, 26.0, 16.0
+WIDTH, ROW, BAR, REMARK = 640.0, 26.0, 16.0, 15.0
+LEAST_PLOT = 220.0  # width of the longest bar; remarks that would leave less go below the bars
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,23 @@ def bars(
     """
     name_width = min(250.0, 1.15 * max(text_width(item.name) for item in items) + 10)  # digits are wider than most letters
     value_width = max(text_width(f"{short(item.value)} {unit} {item.remark}") for item in items) + 14
+    below = WIDTH - name_width - value_width < LEAST_PLOT
+    if below:
+        value_width = max(text_width(f"{short(item.value)} {unit}") for item in items) + 14
+    remarks = [textwrap.wrap(item.remark, int((WIDTH - name_width) / CHARACTER)) if below else [] for item in items]
+    rows = [ROW + REMARK * len(lines) for lines in remarks]
     top = 2.2 * FONT_SIZE
-    height = top + ROW * len(items) + (1.6 * FONT_SIZE if limit is not None else 6)
+    bottom = top + sum(rows)
+    height = bottom + (1.6 * FONT_SIZE if limit is not None else 6)
     most = max([item.value for item in items] + ([limit] if limit is not None else []))
     least = min(item.value for item in items if item.value > 0) / 2 if log else 0.0
     x = Scale(least, most or 1.0, name_width, WIDTH - value_width, log)
     drawn = [label(0, FONT_SIZE, title, font_weight=600)]
     if limit is not None:
-        bottom = top + ROW * len(items)
         drawn.append(element("line", x1=x(limit), x2=x(limit), y1=top - 6, y2=bottom, stroke=MUTED, stroke_dasharray="4 3"))
         drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
     for row, item in enumerate(items):
-        y = top + row * ROW
+        y = top + sum(rows[:row])
         end = x(item.value)
         text = f"{short(item.value)} {unit}"
         drawn += [
@@ -50,9 +57,10 @@ def bars(
             ),
             over_lines(end + 6, y + 13, text),
         ]
-        if item.remark:
+        drawn += [over_lines(name_width + 4, y + BAR + REMARK * (i + 0.9), line, fill=MUTED) for i, line in enumerate(remarks[row])]
+        if item.remark and not below:
             drawn.append(over_lines(end + 12 + text_width(text), y + 13, item.remark, fill=MUTED))
-    drawn.insert(1, element("line", x1=name_width, x2=name_width, y1=top - 6, y2=top + ROW * len(items), stroke=GRID))
+    drawn.insert(1, element("line", x1=name_width, x2=name_width, y1=top - 6, y2=bottom, stroke=GRID))
     spoken = "; ".join(f"{item.name} {short(item.value)} {unit}" for item in items)
     return Figure(
         WIDTH, height, drawn, f"{title}: {spoken}" + (f"; {limit_name} {short(limit)} {unit}" if limit is not None else ""), caption

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from numba.cuda import types
-
+from minllm.machine.numba_cuda import types
 from minllm.machine.occupancy import WARP, registers_for
 
 DTYPES = {"float32": types.float32, "float16": types.float16, "bfloat16": types.bfloat16}

@@ -15,6 +15,7 @@ from minllm.machine.hardware import find_gpu
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 OLDEST_COMPUTE_CAPABILITY = (7, 5)  # the oldest that CUDA 13's compilers support
+FIRST_WITH_BFLOAT16 = (8, 0)
 LITTLE_MEMORY = 2 * 10**9  # bytes; less is enough for the bundled model only
 
 Level = Literal["ok", "note", "problem"]
@@ -139,6 +140,8 @@ def _gpu(machine: Machine) -> list[Finding]:
     if device.free_bytes < LITTLE_MEMORY:
         mend = "nvidia-smi shows which processes hold it; end those that may go"
         findings.append(Finding("problem", "GPU", f"only {free:.1f} GB is free", mend))
+    if device.compute_capability < FIRST_WITH_BFLOAT16:
+        findings.append(Finding("note", "GPU", "no bfloat16: checkpoints in it are computed in float16"))
     gpu = find_gpu(device.name)
     ceiling = f"{gpu.ceiling_tb_s} TB/s ({gpu.ceiling_source})" if gpu else "unknown: it is not in minllm/machine/hardware.py"
     findings.append(Finding("note", "GPU", f"memory bandwidth ceiling {ceiling}"))

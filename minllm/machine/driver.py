@@ -9,15 +9,17 @@ Source: CUDA Driver API, cuInit, cuDriverGetVersion (1000 * major + 10 * minor).
 """
 
 import ctypes
+import sys
 
 SUPPORTED_MAJORS = (12, 13)
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the driver's library
 
 
 class NoDriver(Exception):
     """There is no usable NVIDIA driver; the message says why."""
 
 
-def cuda_version(library_name="libcuda.so.1"):
+def cuda_version(library_name=LIBRARY):
     """(major, minor) of the newest CUDA that the driver supports. Raises NoDriver."""
     try:
         library = ctypes.CDLL(library_name)
@@ -36,7 +38,7 @@ def cuda_version(library_name="libcuda.so.1"):
     return version.value // 1000, version.value % 1000 // 10
 
 
-def device_name(library_name="libcuda.so.1"):
+def device_name(library_name=LIBRARY):
     """The driver's name of the first GPU. Raises NoDriver if there is none."""
     cuda_version(library_name)
     library, name = ctypes.CDLL(library_name), ctypes.create_string_buffer(256)

@@ -48,6 +48,7 @@ MULTIPROCESSORS: dict[tuple[int, int], Multiprocessor] = {
     (10, 0): Multiprocessor(warps=64, blocks=32, shared_kib=228),
     (10, 3): Multiprocessor(warps=64, blocks=32, shared_kib=228),
     (12, 0): Multiprocessor(warps=48, blocks=24, shared_kib=100),
+    (12, 1): Multiprocessor(warps=48, blocks=24, shared_kib=100),
 }
 
 

@@ -23,9 +23,9 @@ class DryRunOps(CudaOps):
         """An array of this shape and dtype."""
         return self.empty(host_array.shape, host_array.dtype)
 
-    def weight(self, host_array: np.ndarray, dtype: Any = None) -> Any:
-        """An array of this shape, in `dtype` (by default the activations')."""
-        return self.empty(host_array.shape, self.dtype if dtype is None else dtype)
+    def weight(self, host_array: np.ndarray) -> Any:
+        """An array of this shape."""
+        return self.empty(host_array.shape, self.dtype)
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
         """An array of all rows of the parts."""

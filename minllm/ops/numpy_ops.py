@@ -7,10 +7,8 @@ storage is wider. Other formats keep their own arrays.
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
@@ -29,11 +27,10 @@ from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots_reference
+from minllm.ops.arguments import activation_dtype, check_gated_activation, gelu_approximation
 from minllm.ops.composed import ComposedOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
-
-DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class NumpyOps(ComposedOps):
@@ -41,10 +38,7 @@ class NumpyOps(ComposedOps):
 
     def __init__(self, dtype: Any = "float32"):
         """`dtype` is that of the activations, by name or as NumPy has it: float32, float16 or bfloat16."""
-        found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-        if found not in DTYPES.values():
-            raise KernelArgumentError(f"NumpyOps computes in {', '.join(DTYPES)}, not in {dtype}.")
-        self.dtype = found
+        self.dtype = activation_dtype(dtype, "NumpyOps")
 
     def array(self, host_array: np.ndarray) -> np.ndarray:
         """The array itself, C-contiguous."""
@@ -62,10 +56,9 @@ class NumpyOps(ComposedOps):
         """An array of zeros."""
         return np.zeros(shape, dtype)
 
-    def weight(self, host_array: np.ndarray, dtype: Any = None) -> np.ndarray:
-        """A float32 copy, C-contiguous, of the values rounded to `dtype` (by default the activations')."""
-        rounded = host_array.astype(self.dtype if dtype is None else dtype, copy=False)
-        return np.array(rounded, np.float32, order="C")
+    def weight(self, host_array: np.ndarray) -> np.ndarray:
+        """A float32 copy, C-contiguous, of the values rounded to the activations' dtype."""
+        return np.array(host_array.astype(self.dtype, copy=False), np.float32, order="C")
 
     def embed(self, batch: Batch, embedding: np.ndarray, position_embedding: np.ndarray | None = None) -> np.ndarray:
         """Rows of the embedding, plus those of the positions: [T, hidden]."""
@@ -133,16 +126,13 @@ class NumpyOps(ComposedOps):
 
     def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
-        if activation != "silu":
-            raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
+        check_gated_activation(activation)
         return self.linear(silu_and_multiply_reference(self.linear(x, gate_up)), down)
 
     def mlp(self, x: np.ndarray, up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(gelu(up(x))): [T, hidden]."""
-        approximations = {"gelu": "none", "gelu_tanh": "tanh"}
-        if activation not in approximations:
-            raise KernelArgumentError(f"a feed-forward without a gate takes {' or '.join(approximations)}, not {activation}")
-        return self.linear(gelu_reference(self.linear(x, up), approximations[activation]), down)
+        approximation = gelu_approximation(activation)
+        return self.linear(gelu_reference(self.linear(x, up), approximation), down)
 
     def logits(
         self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None

@@ -102,7 +102,7 @@ class RecentCache:
     scratch: tuple[Array, Array]  # the same in every layer
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """Those that the batch works in."""
+        """The arrays that the batch works in."""
         return self.rings if batch.recent.stores is None else self.scratch
 
 
@@ -166,8 +166,8 @@ class Ops(Protocol):
         """An array of zeros."""
         ...
 
-    def weight(self, host_array: np.ndarray, dtype: Any = None) -> Array:
-        """A parameter as this machine likes to keep it, rounded to `dtype` (by default the activations').
+    def weight(self, host_array: np.ndarray) -> Array:
+        """A parameter in the machine's own form, rounded to the activations' dtype.
 
         [out_features, in_features] for a matrix. The result is only ever given back to the operations below; the host array may be
         a view of a memory-mapped file and is not kept.
@@ -175,7 +175,7 @@ class Ops(Protocol):
         ...
 
     def uploads(self) -> AbstractContextManager:
-        """A context within which the two operations around this one are fast for large arrays."""
+        """A context within which `weight` and `stacked_weight` are fast for large arrays."""
         ...
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Array:

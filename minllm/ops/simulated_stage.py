@@ -22,7 +22,7 @@ class SimulatedStageOps(NumpyOps):
     """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: by stage, those in the simulator so far."""
 
     def __init__(self, dtype: Any, kernels: Mapping[str, OwnKernel]):
-        """kernels: stage -> launcher; dtype: of the activations."""
+        """kernels: the kernel of each stage. dtype: the activations'."""
         super().__init__(dtype)
         self.kernels = dict(kernels)
         self.launches, self.seconds = Counter(), Counter()

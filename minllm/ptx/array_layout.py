@@ -1,9 +1,6 @@
 """The token stride of a KV cache, a property that only the compiler knows."""
 
-from numba.cuda import types
-from numba.cuda.cgutils import unpack_tuple
-from numba.cuda.extending import intrinsic
-
+from minllm.machine.numba_cuda import intrinsic, types, unpack_tuple
 from minllm.ptx.instruction import emulated
 
 

@@ -7,9 +7,8 @@ other threads see them after a barrier. PTX ISA, "Data Movement and Conversion I
 import numpy as np
 from greenlet import getcurrent
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.transfer import end_transfer, start_transfer
@@ -51,8 +50,8 @@ cp_async_16 = make_cp_async_16(
     "cp_async_16",
     ".L2::128B",
     """cp_async_16(shared_address, array, index, valid_bytes): start copying 16 bytes to shared memory; the copy is complete once its group
-    has been waited for. Only the first `valid_bytes` (0 to 16) are read, the rest are zeros, for tiles at the edge of a matrix. L2
-    fetches the line of 128 bytes. PTX ISA, "cp.async", with src-size and .level::prefetch_size.""",
+    has been waited for. Only the first `valid_bytes` (0 to 16; 0 or 16 before compute capability 8.0) are read, the rest are zeros,
+    for tiles at the edge of a matrix. L2 fetches the line of 128 bytes. PTX ISA, "cp.async", with src-size and .level::prefetch_size.""",
 )
 cp_async_16_narrow = make_cp_async_16(
     "cp_async_16_narrow",

@@ -8,9 +8,8 @@ true of the tiles of tensor_copy.py. PTX ISA, "Data movement and conversion inst
 
 from greenlet import getcurrent
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.ptx.swizzle import CHUNK_BYTES
 from minllm.sim.arrays import fail

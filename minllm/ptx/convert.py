@@ -4,9 +4,8 @@ import struct
 
 import numpy as np
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import emulated, instruction
 
 WORD, TWO_WORDS, TWO_FLOATS, TWO_HALVES = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<ff"), struct.Struct("<ee")

@@ -6,8 +6,8 @@ kernel source serves both GPU and simulator.
 """
 
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
+
+from minllm.machine.numba_cuda import intrinsic, types
 
 # Constraint letters: "Inline PTX Assembly in CUDA", section 1.2.
 REGISTERS = {

@@ -7,9 +7,8 @@ element (2 * (l % 4), l // 4) and the one below. PTX ISA, "ldmatrix", "stmatrix"
 
 import numpy as np
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.machine import collective

@@ -5,9 +5,8 @@ An `index` is always the flat index of an element of a C-contiguous array; an ac
 
 import numpy as np
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
 from minllm.sim.arrays import fail
 

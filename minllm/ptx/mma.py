@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
 from minllm.ptx.matrix import registers
 from minllm.sim.machine import collective

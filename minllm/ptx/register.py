@@ -1,9 +1,8 @@
 """Registers: moving them between warpgroups (setmaxnreg), and keeping values in them."""
 
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.registers import set_registers

@@ -17,10 +17,9 @@ import functools
 
 from greenlet import getcurrent
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
 from minllm.errors import KernelArgumentError
+from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.ptx.warpgroup_product import WARPGROUP, Product, run_groups, start_reading
 from minllm.sim.arrays import fail

@@ -6,8 +6,9 @@ through all functions that it can reach, in any file, and lists their bytecode a
 edit of a comment, a launcher, or another kernel does not.
 
 The walk does not reach two things, which are hashed as files: minllm/ptx, whose functions emit instructions instead of being compiled, and
-the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. For everything outside the
-package, the key has the versions of Python, Numba, NumPy and the toolkit.
+the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. What older_gpus.py replaces for
+a target is a part of the key for that target. For everything outside the package, the key has the versions of Python, Numba, NumPy and the
+toolkit.
 
 A value of an unknown kind makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
 """
@@ -23,7 +24,9 @@ import types as python_types
 from pathlib import Path
 
 import numpy as np
-from numba.cuda import types
+
+from minllm.machine.numba_cuda import types
+from minllm.runtime.older_gpus import replacements_for
 
 PACKAGE = Path(__file__).resolve().parent.parent
 CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
@@ -48,7 +51,8 @@ def cache_key(function, argument_types, compute_capability, options):
     except Undescribable:
         return None
     parts = [
-        compiler_sources(), compiler_versions(), meaning, list(map(str, argument_types)), compute_capability, sorted(options.items())
+        compiler_sources(), compiler_versions(), meaning, list(map(str, argument_types)), compute_capability,
+        replacements_for(tuple(compute_capability)), sorted(options.items()),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 

@@ -25,8 +25,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minllm.machine import host
 from minllm.runtime.cache_key import code_size
-from minllm.runtime.disk_cache import is_cached, is_writable
+from minllm.runtime.disk_cache import CAN_LOCK, is_cached, is_writable
 from minllm.runtime.dry_run import Signature
 
 MOST_PROCESSES = 16
@@ -117,9 +118,12 @@ def keys_of(found: Sequence[Signature], compute_capability: tuple[int, int]) -> 
 
 
 def available_cores() -> int:
-    """The number of cores for worker processes, at most MOST_PROCESSES; none in a program that was frozen with its interpreter."""
+    """The number of cores for worker processes, at most MOST_PROCESSES; none in a program that was frozen with its interpreter.
+
+    Without locks (disk_cache.py) nothing divides the work among processes: there is one.
+    """
     is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if is_python else 0
+    return min(MOST_PROCESSES if CAN_LOCK else 1, host.available_cores()) if is_python else 0
 
 
 def start_worker(task: bytes, errors: Any) -> subprocess.Popen:

@@ -15,24 +15,21 @@ import tempfile
 import types as python_types
 from dataclasses import dataclass
 
-import ml_dtypes
-import numpy as np
 from numba.cuda import dispatcher as numba_dispatcher
-from numba.cuda import types
 from numba.cuda.compiler import compile_cuda, kernel_fixup
 from numba.cuda.cudadrv import driver as numba_driver
 from numba.cuda.cudadrv import nvvm
-from numba.cuda.np.numpy_support import from_dtype
 
-from minllm.errors import KernelArgumentError, KernelCompilationError
+from minllm.errors import KernelCompilationError
+from minllm.machine.numba_cuda import types
 from minllm.runtime import range_loops  # noqa: F401 (replaces Numba's lowering of range)
 from minllm.runtime.cache_key import cache_key
 from minllm.runtime.disk_cache import cached_text, making, read_cached, write_cached
+from minllm.runtime.older_gpus import replace_missing
 
 # The linker's reaction if modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since compute
 # capability 10.0 the linker requires the same flag in all modules, and NVRTC, which compiles Numba's bfloat16 functions, sets 1.
 NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG = 'i32 2, !"Debug Info Version"', 'i32 1, !"Debug Info Version"'
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -70,35 +67,6 @@ class CompiledKernel:
             file.flush()
             command = [nvdisasm, "-c", "-ndf", *options, file.name]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def argument_type(value):
-    """The Numba type of a kernel's argument: ints are int32, floats float32.
-
-    None has the type none: `if bias is not None:` in a kernel is then decided at compile time, and the other branch is not compiled.
-    """
-    if isinstance(value, types.Type):
-        return value
-    if value is None:
-        return types.none
-    if hasattr(value, "numba_type"):  # an object that states its own type: a tensor map
-        return value.numba_type
-    if isinstance(value, (bool, np.bool_)):
-        raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
-    if isinstance(value, np.generic):  # np.float64 is also a Python float
-        return from_dtype(value.dtype)
-    if isinstance(value, int):
-        if not -(2**31) <= value < 2**31:
-            raise KernelArgumentError(f"a kernel was given {value}, which does not fit int32; pass np.int64({value})")
-        return types.int32
-    if isinstance(value, float):
-        return types.float32
-    dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
-    if dtype is None or ndim is None:
-        raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints, floats and None")
-    element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
-    contiguous = value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", True)
-    return types.Array(element, ndim, "C" if contiguous else "A")
 
 
 def compile_kernel(function, argument_types, compute_capability, *, wait=True, fastmath=False, launch_bounds=None, max_registers=None):
@@ -168,8 +136,7 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
         nvvm.set_launch_bounds(entry, options["launch_bounds"])
         if lineinfo:
             library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
-        if compute_capability < (9, 0):  # no programmatic dependent launch: its instructions would not assemble, and are not needed
-            library._llvm_strs = [re.sub('"griddepcontrol[^"]*"', '""', text) for text in library.llvm_strs]
+        library._llvm_strs = [replace_missing(text, compute_capability) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
         library._link_all(linker, target, ignore_nonlto=False)
     return linker, entry.name, "sm_{}{}{}".format(*target)

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minllm.errors import DeviceError
+from minllm.machine.driver import LIBRARY
+from minllm.machine.occupancy import MULTIPROCESSORS
 
-HOPPER = (9, 0)  # compute capability
+AMPERE, ADA, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
 SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # without a GPU: an H200
 
 
@@ -22,7 +24,7 @@ def is_available() -> bool:
     try:
         if importlib.util.find_spec("cuda.bindings") is None or importlib.util.find_spec("cuda.core") is None:
             return False
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(LIBRARY)
         count = ctypes.c_int(0)
         return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
     except (OSError, ImportError, AttributeError):
@@ -108,6 +110,11 @@ def capability_here() -> tuple[int, int]:
 def sms_here() -> int:
     """The number of SMs (streaming multiprocessors) of this machine's GPU; without one, an H200's."""
     return describe_device(0).sm_count if assumed or is_available() else SIMULATED_SMS
+
+
+def block_shared_bytes_here() -> int:
+    """The most shared memory that a block can have on this machine's GPU, on one that is not known 99 KB; without a GPU, on an H200."""
+    return MULTIPROCESSORS.get(capability_here(), MULTIPROCESSORS[8, 9]).block_shared_bytes
 
 
 @functools.cache

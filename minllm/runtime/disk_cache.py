@@ -1,11 +1,17 @@
 """Cubins and disassembly on disk: a kernel is compiled once per machine."""
 
 import contextlib
-import fcntl
 import json
 import os
 import tempfile
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+CAN_LOCK = fcntl is not None
 
 
 def cache_directory() -> Path:
@@ -53,8 +59,11 @@ def making(key, wait=True):
     """Held while the entry `key` is made: a second process that needs it waits for the first instead of making it too.
 
     Yields whether this process holds it: without `wait` that is False if another does. The lock is on the entry's folder, so that no file
-    remains of it, and ends with its process. Without a folder there is no lock.
+    remains of it, and ends with its process. Without a folder there is no lock, and none on Windows, where both make the entry.
     """
+    if not CAN_LOCK:
+        yield True
+        return
     with contextlib.ExitStack() as stack:
         is_mine = True
         try:

@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from minllm.runtime.argument_type import argument_type
 from minllm.runtime.array import DeviceArray
-from minllm.runtime.compiler import argument_type
 from minllm.runtime.device import Device, assume
 from minllm.runtime.kernel import Kernel
 from minllm.runtime.parameters import parameter

@@ -30,6 +30,8 @@ class HostPages:
 
     def reserve(self, nbytes: int) -> int:
         """The first of `nbytes` reserved addresses; this takes no memory."""
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            raise DeviceError('this system reserves no addresses without memory: take kv_cache_policy="paged"')
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         try:
             memory = mmap.mmap(-1, nbytes, flags=flags)

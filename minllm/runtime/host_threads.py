@@ -4,11 +4,12 @@ One core reads about 10 GB/s, and waits for every page of a file that is not in 
 faster.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
+from minllm.machine.host import available_cores
+
 MOST_THREADS = 8
-THREADS = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+THREADS = min(MOST_THREADS, available_cores())
 
 
 def host_threads() -> ThreadPoolExecutor:

@@ -23,7 +23,7 @@ import functools
 import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
-from minllm.runtime import compiler
+from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.parameters import parameter, write_parameters
 
@@ -36,7 +36,7 @@ compilation_listeners = []  # functions called with a kernel's name before it is
 class Kernel:
     """A kernel to launch, simulate, trace or compile; made by the decorator `kernel`."""
 
-    argument_type = staticmethod(compiler.argument_type)  # the simulator too gives arguments these types
+    argument_type = staticmethod(argument_type)  # the simulator too gives arguments these types
 
     def __init__(self, function, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
         functools.update_wrapper(self, function)
@@ -60,12 +60,16 @@ class Kernel:
 
     def compile(self, *arguments, compute_capability=(9, 0), wait=True):
         """The CompiledKernel for arguments like these, or Numba types. Needs no GPU. wait: see compiler.compile_kernel."""
-        types = [compiler.argument_type(argument) for argument in arguments]
+        from minllm.runtime import compiler  # needs numba-cuda
+
+        types = [argument_type(argument) for argument in arguments]
         return compiler.compile_kernel(self.function, types, compute_capability, wait=wait, **self.options)
 
     def cache_key(self, types, compute_capability):
         """The disk cache's key for arguments of these Numba types; None if the kernel is not cached."""
-        return compiler.cache_key(self.function, types, compute_capability, self.options)
+        from minllm.runtime.cache_key import cache_key
+
+        return cache_key(self.function, types, compute_capability, self.options)
 
     def load(self, arguments):
         """Compile for the current device (or read the disk cache) and load the cubin -> LoadedKernel."""

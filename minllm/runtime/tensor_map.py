@@ -20,9 +20,9 @@ import struct
 
 import ml_dtypes
 import numpy as np
-from numba.cuda import types
 
 from minllm.errors import DeviceError, KernelArgumentError
+from minllm.machine.numba_cuda import types
 from minllm.runtime import device
 from minllm.runtime.device import check_driver
 

@@ -4,6 +4,7 @@ A GPU computes an address and reads whatever is there; NumPy counts negative ind
 kernel gets its global, shared and local arrays as `CheckedArray`s, which raise SimulationError instead.
 """
 
+import functools
 import math
 import sys
 
@@ -33,7 +34,7 @@ class CheckedArray:
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat_bytes", "quick"),
+        *("space", "base", "name", "address", "flat", "quick"),
     )
 
     def __init__(self, data, space="global", base=0, name=""):
@@ -43,7 +44,7 @@ class CheckedArray:
         self.itemsize = data.dtype.itemsize
         self.quick = data.size if data.ndim == 1 else 0  # an int below this is a valid index by itself: the common case
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
-        self.flat_bytes = bytes_between(data)
+        self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
 
     def part(self, data, offset):
         """A slice or view of this array, `offset` bytes in."""
@@ -73,6 +74,18 @@ class CheckedArray:
     def strides(self):
         """Bytes from one element to the next along each axis."""
         return self.data.strides
+
+    @property
+    def flat_bytes(self):
+        """A uint8 view from the first element to the last, gaps included."""
+        if self.flat is None:
+            self.flat = bytes_between(self.data)
+        return self.flat
+
+    @property
+    def span(self):
+        """Bytes from the first element to the last, gaps included."""
+        return self.data.nbytes if self.data.flags.c_contiguous else self.flat_bytes.size
 
     @property
     def nbytes(self):
@@ -150,16 +163,16 @@ class CheckedArray:
 
         kind: "read" or "write", what the caller does at once. thread: the accessing thread, by default the running one.
         """
-        start = int(index) * self.itemsize
-        if start < 0 or start + count > self.flat_bytes.size:
+        start, flat = int(index) * self.itemsize, self.flat_bytes
+        if start < 0 or start + count > flat.size:
             fail(f"{count} bytes at element {int(index)} are out of bounds for the {self} of {self.size} elements")
         if self.address is None:
             self.address = self.data.__array_interface__["data"][0]
         if (self.address + start) % (alignment or count):
             fail(f"a {count}-byte access at element {int(index)} of the {self} is not aligned to {alignment or count} bytes")
-        if self.flat_bytes.size != self.nbytes and not lies_in_a_row(self.data, start, count):
+        if flat.size != self.data.nbytes and not lies_in_a_row(self.data, start, count):
             fail(f"{count} bytes at element {int(index)}, counted from the first, are in a gap of the {self} with strides {self.strides}")
-        return self.flat_bytes[start : start + count]
+        return flat[start : start + count]
 
     def check_contiguous(self, use):
         """Fail for an array with gaps."""
@@ -177,3 +190,6 @@ def poisoned(shape, dtype):
     shape = shape if isinstance(shape, tuple) else (shape,)
     count = math.prod(int(extent) for extent in shape)
     return np.full(count * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape([int(extent) for extent in shape])
+
+
+poison = functools.lru_cache(256)(poisoned)  # to be copied: the local arrays of all threads have few shapes

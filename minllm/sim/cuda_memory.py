@@ -6,10 +6,10 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
-from minllm.sim.arrays import fail, poisoned
+from minllm.sim.arrays import fail, poison
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import assigned_name, instruction
+from minllm.sim.place import assigned_name, code_number, instruction
 from minllm.sim.scalars import dtype_of
 
 
@@ -28,12 +28,13 @@ class SharedMemory(Named):
     def array(self, shape, dtype, alignment=None):
         """A static array, one per block and place in the code; shape 0 means the dynamic shared memory."""
         block, dtype = getcurrent().block, dtype_of(dtype)
-        key = instruction(sys._getframe(1))
+        code, offset = instruction(sys._getframe(1))
+        key = code_number(code), offset
         if key not in block.shared_arrays:
             start, stop = self.place(block, shape, dtype, alignment)
             data = block.shared[start:stop].view(dtype)
             data = data if shape == 0 else data.reshape(shape)
-            block.shared_arrays[key] = checked(data, "shared", start, assigned_name(*key), block.monitor, block.shared_root)
+            block.shared_arrays[key] = checked(data, "shared", start, assigned_name(code, offset), block.monitor, block.shared_root)
         return block.shared_arrays[key]
 
     def place(self, block, shape, dtype, alignment):
@@ -57,7 +58,7 @@ class LocalMemory(Named):
     def array(self, shape, dtype, alignment=None):
         """A thread's own array, filled with NaN."""
         name = assigned_name(*instruction(sys._getframe(1)))
-        return checked(poisoned(shape, dtype_of(dtype)), "local", 0, name, getcurrent().block.monitor)
+        return checked(poison(shape, dtype_of(dtype)).copy(), "local", 0, name, getcurrent().block.monitor)
 
 
 class ConstantMemory(Named):

@@ -6,8 +6,8 @@ import sys
 import numba.cuda
 import numpy as np
 from greenlet import getcurrent
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory

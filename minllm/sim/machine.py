@@ -150,13 +150,16 @@ def barrier(value=None):
 def collective(kind, value, compute, mask=FULL_MASK):
     """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
     thread = getcurrent()
-    warp, mask = thread.warp, int(mask) & FULL_MASK
-    if not mask >> thread.lane & 1:
-        fail(f"lane {thread.lane} calls {kind} with mask {mask:#010x}, which leaves it out")
-    meeting = warp.meetings.setdefault((kind, mask), {})
-    meeting[thread.lane] = value
+    warp, lane, mask = thread.warp, thread.lane, int(mask) & FULL_MASK
+    if not mask >> lane & 1:
+        fail(f"lane {lane} calls {kind} with mask {mask:#010x}, which leaves it out")
+    key = kind, mask
+    meeting = warp.meetings.get(key)
+    if meeting is None:
+        meeting = warp.meetings[key] = {}
+    meeting[lane] = value
     if len(meeting) == (mask & warp.lanes).bit_count():
-        del warp.meetings[(kind, mask)]
+        del warp.meetings[key]
         if warp.monitor is not None:
             warp.monitor.collective(warp, kind, list(meeting), mask, kernel_frame(sys._getframe(1)))
         results = compute(meeting)
@@ -166,8 +169,8 @@ def collective(kind, value, compute, mask=FULL_MASK):
             if other is not thread:
                 other.block.runnable.append(other)
         return thread.result
-    thread.waiting_for = (kind, mask)
-    block_scheduler_switch(thread)
+    thread.waiting_for = key
+    thread.parent.switch()
     return thread.result
 
 

@@ -20,6 +20,9 @@ class Launch:
     arrays: dict[str, Any] = field(default_factory=dict)
 
 
+NO_MORE = object()  # the answer of a monitor's `access` that needs no further accesses to this array
+
+
 class Monitor:
     """The events of a simulation, one method each; a subclass overrides those that it needs, the others do nothing.
 
@@ -42,7 +45,8 @@ class Monitor:
         """A thread reads, writes or atomically changes memory: kind is "read", "write" or "atomic".
 
         array: .space is "global", "shared", "local" or "constant", .name the argument or variable, .root the whole array of a slice or
-        view. The dict `array.root.notes` holds what must live as long as the memory.
+        view. The dict `array.root.notes` holds what must live as long as the memory. A monitor that needs no further accesses to `array`
+        may return NO_MORE; they end if no other monitor sees the memory's space.
         start_byte: offset from the start of the root array; for shared memory, the shared address.
         """
 
@@ -102,11 +106,13 @@ class Monitors(Monitor):
 
     def route(self, thread, array, *rest):
         """Report an access to the monitors of the array's space."""
-        self.report_to[array.space](thread, array, *rest)
+        if self.report_to[array.space] is not None:
+            self.report_to[array.space](thread, array, *rest)
 
     def access_to(self, space):
-        """The function to which accesses to memory of this space are reported."""
-        return in_turn([monitor.access for monitor in self.monitors if hears(monitor, "access") and space in monitor.spaces])
+        """The function to which accesses to memory of this space are reported, or None."""
+        methods = [monitor.access for monitor in self.monitors if hears(monitor, "access") and space in monitor.spaces]
+        return in_turn(methods) if methods else None
 
 
 def hears(monitor, name):

@@ -8,13 +8,15 @@ import sys
 from greenlet import getcurrent
 
 from minllm.sim.arrays import CheckedArray
+from minllm.sim.monitor import NO_MORE
 from minllm.sim.place import kernel_frame
 
 
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
-    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory.
+    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. report: the monitor's function
+    for accesses, None once no monitor wants to see more of them.
     """
 
     __slots__ = ("monitor", "report", "root", "notes", "strides")
@@ -27,7 +29,15 @@ class MonitoredArray(CheckedArray):
         self.strides = data.strides
 
     def part(self, data, offset):
-        return type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        found = type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
+        if self.report is None:
+            found.report = None
+        return found
+
+    def tell(self, thread, start, count, kind, frame):
+        """Report an access; frame: that of its caller. A monitor that answers NO_MORE has seen all that it wants of this array."""
+        if self.report(thread, self, start, count, kind, kernel_frame(frame)) is NO_MORE:
+            self.report = None
 
     def start_byte(self, index):
         """The offset of an existing element from the start of the root, in bytes."""
@@ -48,8 +58,8 @@ class MonitoredArray(CheckedArray):
             self.monitor.index(getcurrent(), self, index)
 
     def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1:  # the common case, and the quick one
-            found = CheckedArray.__getitem__(self, index)
+        if type(index) is int and 0 <= index < self.quick:  # the common case, and the quick one
+            found = self.data.item(index) if self.integer else self.data[index]
             start = self.base + index * self.itemsize
         else:
             self.look_at(index)
@@ -57,26 +67,30 @@ class MonitoredArray(CheckedArray):
             if isinstance(found, CheckedArray):
                 return found
             start = self.start_byte(index)
-        self.report(getcurrent(), self, start, self.itemsize, "read", kernel_frame(sys._getframe(1)))
+        if self.report is not None:
+            self.tell(getcurrent(), start, self.itemsize, "read", sys._getframe(1))
         return found
 
     def __setitem__(self, index, value):
-        self.look_at(index)
+        if type(index) is not int:
+            self.look_at(index)
         CheckedArray.__setitem__(self, index, value)
-        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "write", kernel_frame(sys._getframe(1)))
+        if self.report is not None:
+            self.tell(getcurrent(), self.start_byte(index), self.itemsize, "write", sys._getframe(1))
 
     def atomic(self, index, change):
         self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         CheckedArray.__setitem__(self, index, change(old))
-        self.report(getcurrent(), self, self.start_byte(index), self.itemsize, "atomic", kernel_frame(sys._getframe(1)))
+        if self.report is not None:
+            self.tell(getcurrent(), self.start_byte(index), self.itemsize, "atomic", sys._getframe(1))
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
         self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        start, frame = self.base + int(index) * self.itemsize, kernel_frame(sys._getframe(1))
-        self.report(getcurrent() if thread is None else thread, self, start, count, kind, frame)
+        if self.report is not None:
+            self.tell(getcurrent() if thread is None else thread, self.base + int(index) * self.itemsize, count, kind, sys._getframe(1))
         return found
 
 

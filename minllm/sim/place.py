@@ -9,16 +9,30 @@ OWN_DIRECTORIES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("sim", 
 
 
 @functools.cache
-def is_own(code):
-    """Whether a code object belongs to the simulator or to an emulated instruction, not to a kernel."""
-    return code.co_filename.startswith(OWN_DIRECTORIES)
+def is_own(filename):
+    """Whether a file belongs to the simulator or to an emulated instruction, not to a kernel."""
+    return filename.startswith(OWN_DIRECTORIES)
 
 
 def kernel_frame(frame):
     """The innermost frame of a kernel or device function at or above `frame`; None if there is none."""
-    while frame is not None and is_own(frame.f_code):
+    while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def cached_by_code(function):
+    """A cache for a function of a code object, by the object's identity: its hash reads all of its instructions."""
+    known = {}
+
+    @functools.wraps(function)
+    def cached(code, *rest):
+        key = id(code), *rest
+        if key not in known:
+            known[key] = code, function(code, *rest)  # keeps the code object, so that no other gets its id
+        return known[key][1]
+
+    return cached
 
 
 def file_of(code):
@@ -38,7 +52,7 @@ def describe_instruction(code, offset):
     return f"{file_of(code)}:{line} in {code.co_name}"
 
 
-@functools.cache
+@cached_by_code
 def instruction_starts(code):
     """For each two bytes of a code object, the offset at which their instruction begins.
 
@@ -58,7 +72,16 @@ def instruction(frame):
     return frame.f_code, instruction_starts(frame.f_code)[frame.f_lasti >> 1]
 
 
-@functools.cache
+_code_numbers = {}
+
+
+@cached_by_code
+def code_number(code):
+    """A number for a code object, the same for equal ones: type inference may make several of one device function that do not differ."""
+    return _code_numbers.setdefault(code, len(_code_numbers))
+
+
+@cached_by_code
 def assigned_name(code, offset):
     """The local variable to which the result of the call at byte `offset` is assigned, or "" if there is none."""
     for instruction in dis.get_instructions(code):

@@ -11,10 +11,8 @@ import types as python_types
 
 import numba.cuda
 import numpy as np
-from numba.cuda import types
-from numba.cuda.extending import _Intrinsic
-from numba.cuda.np.numpy_support import from_dtype
 
+from minllm.machine.numba_cuda import _Intrinsic, from_dtype, types
 from minllm.sim.arrays import CheckedArray, fail
 from minllm.sim.cuda_math import SimulatedLibdevice, SimulatedMath
 from minllm.sim.cuda_module import Indices, SimulatedCuda

@@ -8,8 +8,8 @@ import functools
 
 import ml_dtypes
 import numpy as np
-from numba.cuda import types
-from numba.cuda.np.numpy_support import as_dtype
+
+from minllm.machine.numba_cuda import as_dtype, types
 
 
 class Cast:

@@ -5,8 +5,8 @@ import inspect
 import random
 
 import numpy as np
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting

@@ -67,6 +67,7 @@ class Tracer(Monitor):
     """A Monitor that builds a Trace; `when_done` is called with it after the last block."""
 
     array_class = CountedArray
+    spaces = ("global", "shared")
 
     def __init__(self, when_done=None):
         self.trace, self.when_done = None, when_done
@@ -89,8 +90,6 @@ class Tracer(Monitor):
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         space = array.space
-        if space != "global" and space != "shared":
-            return
         if space == "shared" and kind == "write" and self.pipeline.arrival(array, start_byte):
             return  # was counted when the copy started
         if space == "shared" and kind == "read" and self.stages.block is thread.block:
@@ -114,7 +113,7 @@ class Tracer(Monitor):
         while frame is not None:
             known = id(frame.f_code)
             if known not in self.codes:
-                self.codes[known] = frame.f_code, None if is_own(frame.f_code) else instruction_starts(frame.f_code)
+                self.codes[known] = frame.f_code, None if is_own(frame.f_code.co_filename) else instruction_starts(frame.f_code)
             starts = self.codes[known][1]
             if starts is not None:
                 chain.append(known)

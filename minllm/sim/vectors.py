@@ -3,10 +3,10 @@
 import functools
 import re
 
-import numba.cuda
 from numba.cuda import stubs
 
 from minllm.errors import SimulationError
+from minllm.machine.numba_cuda import types
 from minllm.sim.scalars import simulated_type
 
 FIELDS = "xyzw"
@@ -21,7 +21,7 @@ def is_vector_stub(value):
 def vector_type(name):
     """The class that simulates a vector type of numba.cuda, by its full name, such as "float32x4"."""
     element, _, count = name.rpartition("x")
-    cast, fields = simulated_type(getattr(numba.cuda.types, element)), FIELDS[: int(count)]
+    cast, fields = simulated_type(getattr(types, element)), FIELDS[: int(count)]
 
     class Vector:
         """A vector; built from numbers and other vectors, whose elements are concatenated."""

@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
-from dataclasses import replace
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from minllm.bench.record import Record, Row, commit, file_name, installed, merged, new_record
+from minllm.bench.kernel_keys import is_older, key_of
+from minllm.bench.record import Record, Row, commit, file_name, installed, merged, new_record, origin
+from minllm.machine import driver
 
 ROOT = Path(__file__).parents[2]
 ROW = Row("decode", "llama-3.2-1b, batch 1", "bfloat16", 812.5, "tokens/s", limit=1500.0, of_limit=0.542)
@@ -16,9 +19,10 @@ RECORD = Record("NVIDIA H200", "580.65", "2026-01-02", "abc", {"numpy": "2.4.6"}
 
 @pytest.fixture(scope="module")
 def tool():
-    """tools/record_results.py as a module."""
-    spec = importlib.util.spec_from_file_location("record_results", ROOT / "tools" / "record_results.py")
+    """tools/record.py as a module."""
+    spec = importlib.util.spec_from_file_location("record_tool", ROOT / "tools" / "record.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules["record_tool"] = module
     spec.loader.exec_module(module)
     return module
 
@@ -29,6 +33,7 @@ def test_a_record_is_one_line_of_json_with_the_fields_of_the_format():
     assert set(json.loads(text)) == {"device", "driver", "date", "commit", "packages", "ceilings", "rows"}
     assert set(json.loads(text)["rows"][0]) == {
         "benchmark", "case", "variant", "value", "unit", "peer", "peer_value", "ratio", "limit", "of_limit", "error", "peer_error",
+        "machine", "date", "commit", "key", "note",
     }  # fmt: skip
 
 
@@ -39,11 +44,37 @@ def test_a_new_row_replaces_its_older_self_and_no_other():
     result = merged(old, replace(RECORD, date="2026-02-03", ceilings={"copy_tb_s": 4.2, "bf16_tflops": None}, rows=[newer]))
     assert [(row["variant"], row["value"]) for row in result["rows"]] == [("bfloat16", 900.0), ("float16", 700.0)]
     assert result["date"] == "2026-02-03" and result["ceilings"]["copy_tb_s"] == 4.2
-    assert [row.get("earlier") for row in result["rows"]] == [None, f"{RECORD.date}, commit {RECORD.commit}"]
-    again = merged(result, replace(RECORD, date="2026-03-04", rows=[]))
-    assert [row["earlier"] for row in again["rows"]] == [f"2026-02-03, commit {RECORD.commit}", f"{RECORD.date}, commit {RECORD.commit}"]
-    same_run = merged(old, replace(RECORD, rows=[newer]))
-    assert not any("earlier" in row for row in same_run["rows"])
+
+
+def test_each_row_of_a_record_names_its_run_and_the_key_of_its_kernels(monkeypatch):
+    gemv = Row("matmul", "1x4096x4096, bfloat16", "gemv", 4.0, "TB/s")
+    monkeypatch.setattr(driver, "release", lambda: "580.65")
+    row, copy, lost = new_record("NVIDIA H200", {}, [gemv, replace(gemv, benchmark="copy"), replace(gemv, variant="magic")]).rows
+    assert (row.machine, row.commit, row.key) == ("NVIDIA H200", commit(), key_of("matmul", "gemv")) and row.date
+    assert copy.key == "" and lost.key is None
+    assert [is_older(one.benchmark, one.variant, one.key) for one in (row, copy, lost)] == [False, False, True]
+    record = dict(date=row.date, commit=row.commit)
+    assert origin(asdict(row), record) == "" and origin(asdict(replace(row, key="other")), record) == " (older)"
+    elsewhere = replace(row, date="2026-01-02", commit="0123456789ab", note="the second of two runs")
+    assert origin(asdict(elsewhere), record) == " (2026-01-02, commit 0123456, the second of two runs)"
+
+
+def test_a_row_of_the_format_before_keeps_its_run(tool):
+    old = dict(benchmark="matmul", case="a", variant="gemv", value=1.0, unit="TB/s")
+    earlier = dict(old, case="b", earlier="2026-11-22, commit b643f10, the second of two runs")
+    rows = tool.with_runs(dict(device="NVIDIA H200", date="2026-11-21", commit="5f46087", rows=[old, earlier]))["rows"]
+    assert [(row["machine"], row["date"], row["commit"], row["note"], row["key"]) for row in rows] == [
+        ("NVIDIA H200", "2026-11-21", "5f46087", "", None), ("NVIDIA H200", "2026-11-22", "b643f10", "the second of two runs", None),
+    ]  # fmt: skip
+    assert "earlier" not in rows[1]
+
+
+def test_a_missing_key_is_computed_from_its_commits_source(tool):
+    if not commit():
+        pytest.skip("no git checkout: no other commit's source")
+    row = dict(benchmark="rope", case="a", variant="rope", commit=commit().rstrip("+"), key=None)
+    rows = tool.with_keys(dict(rows=[row, dict(row, case="b", commit="0" * 12), dict(row, case="c", key="known")]))["rows"]
+    assert rows[0]["key"] is not None and [one["key"] for one in rows[1:]] == [None, "known"]
 
 
 def test_a_ceiling_that_was_not_measured_leaves_the_old_one():
@@ -76,7 +107,7 @@ def test_the_commit_is_git_s_own_or_empty():
 def test_the_tool_writes_a_file_that_reads_back_and_merges(tool, tmp_path):
     measured = json.loads(RECORD.to_json())
     path = tool.record(measured, tmp_path)
-    assert path.name == "h200.json" and json.loads(path.read_text()) == measured
+    assert path.name == "h200.json" and json.loads(path.read_text()) == tool.with_runs(measured)
     tool.record(dict(measured, rows=[dict(measured["rows"][0], value=1.0), dict(measured["rows"][0], variant="x")]), tmp_path)
     rows = json.loads(path.read_text())["rows"]
     assert [(row["variant"], row["value"]) for row in rows] == [("bfloat16", 1.0), ("x", 812.5)]

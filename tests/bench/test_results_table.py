@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from minllm.bench.frameworks_table import COMPARED, frameworks_table
+from minllm.bench.record import origin
 from minllm.bench.results_table import BEGIN, END, full_table, number, replace_between_markers, short_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,29 +20,31 @@ PAGES = [("README.md", short_table), ("docs/results.md", full_table), ("docs/fra
 def test_pages_show_the_record(page, table):
     text = (ROOT / page).read_text(encoding="utf-8")
     shown = text.partition(BEGIN)[2].partition(END)[0].strip()
-    assert shown == table(RECORD), f"{page} does not follow docs/results/h200.json: tools/record_results.py writes both"
+    assert shown == table(RECORD), f"{page} does not follow docs/results/h200.json: tools/record.py writes both"
 
 
 def test_every_row_is_on_the_page():
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     for row in RECORD["rows"]:
-        when = f" (measured {row['earlier']})" if row.get("earlier") else ""
-        assert f"| {row['case']}, {row['variant']}{when} |" in page
+        assert f"| {row['case']}, {row['variant']}{origin(row, RECORD)} |" in page
+        assert row["machine"] == RECORD["device"] and row["date"] and row["commit"] and "key" in row
     assert RECORD["device"] == "NVIDIA H200" and RECORD["date"] and RECORD["commit"] and RECORD["packages"]["numba-cuda"]
 
 
 def test_frameworks_are_compared_where_a_row_is_recorded():
     assert frameworks_table(RECORD | dict(rows=[])).count("\n| ") == 1  # below the head only the rule
+    run = dict(machine=RECORD["device"], date=RECORD["date"], commit=RECORD["commit"], key="")
     rows = [
         dict(benchmark="decode step", case="llama-3.1-8b (random weights), batch 16, context 1024", variant="graph replay", value=5000.0),
         dict(benchmark="decode step", case="llama-3.1-8b (random weights), batch 16, context 192", variant="graph replay", value=4096.0),
         dict(benchmark="decode step", case="llama-3.1-8b (random weights), batch 16, context 64", variant="kernels in order", value=9.0),
     ]
-    table = frameworks_table(RECORD | dict(rows=[row | dict(unit="µs") for row in rows]))
+    table = frameworks_table(RECORD | dict(rows=[row | run | dict(unit="µs") for row in rows]))
     assert "| 8B shape, decode step, batch 16 | 5.12 ms | 5.12 ms | 4.10 ms | 1.25 | batch 16, context 192, graph replay |" in table
     name = "llama-3.1-8b (random weights), mixed-prompts, 256 requests, all at once"
     rows = [dict(benchmark="serving throughput", case=name, variant=v, value=r, unit="tokens/s") for v, r in (("a", 9e3), ("b", 10_642.0))]
-    assert "| 10,600 tokens/s | 10,642 tokens/s | 10,642 tokens/s | 1.00 |" in frameworks_table(RECORD | dict(rows=rows))
+    table = frameworks_table(RECORD | dict(rows=[row | run for row in rows]))
+    assert "| 10,600 tokens/s | 10,642 tokens/s | 10,642 tokens/s | 1.00 |" in table
     assert len({compared.name for compared in COMPARED}) == len(COMPARED)
 
 

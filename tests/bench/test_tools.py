@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,57 +17,78 @@ RECORD = Record("NVIDIA H200", "580.65", "2026-01-02", "", {}, {"copy_tb_s": 4.2
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(f"{name}_tool", ROOT / "tools" / f"{name}.py")
+    module = sys.modules[f"{name}_tool"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+WRITES = f"import sys; open(sys.argv[-1], 'w').write({RECORD.to_json()!r})"
+
+
 @pytest.fixture
-def record_results(monkeypatch, tmp_path):
-    """The tool, whose benchmarks are the scripts that a test gives instead of `minllm bench`: each gets "--json" and a path last."""
-    tool = load("record_results")
+def record(monkeypatch, tmp_path):
+    """The tool, whose parts are the scripts that a test gives instead of benchmarks: {name: script}, and its command line."""
+    tool = load("record")
 
-    def main(*scripts, arguments=()):
-        commands = iter(scripts)
-
-        class Subprocess:
-            TimeoutExpired = tool.subprocess.TimeoutExpired
-            run = staticmethod(
-                lambda command, timeout: real_run([sys.executable, "-c", next(commands), command[-1]], timeout=timeout, text=True)
-            )
-
-        real_run = tool.subprocess.run
-        monkeypatch.setattr(tool, "subprocess", Subprocess)
-        monkeypatch.setattr(tool, "BENCHMARKS", tuple(("generate", str(i)) for i in range(len(scripts))))
-        monkeypatch.setattr(sys, "argv", ["record_results.py", "--results", str(tmp_path), *arguments])
+    def main(scripts, *arguments, seconds=1):
+        every = tuple(tool.Part(name, (sys.executable, "-c", script), seconds) for name, script in scripts.items())
+        monkeypatch.setattr(tool, "parts", lambda: every)
+        monkeypatch.setattr(sys, "argv", ["record.py", "--results", str(tmp_path), "--commit", "abc123", *arguments])
         return tool.main()
 
+    main.tool = tool
     return main
 
 
-WRITES = f"import sys; open(sys.argv[1], 'w').write({RECORD.to_json()!r})"
+def measuring(name):
+    """A benchmark of one row, whose case is `name`."""
+    made = replace(RECORD, rows=[replace(RECORD.rows[0], case=name)])
+    return f"import sys; open(sys.argv[-1], 'w').write({made.to_json()!r})"
 
 
-def test_a_part_that_fails_leaves_the_others(record_results, tmp_path, capsys):
-    assert record_results("import sys; sys.exit(3)", WRITES, arguments=("--commit", "abc123")) == 1
+def test_a_part_that_fails_leaves_the_others(record, tmp_path, capsys):
+    assert record({"bad": "import sys; sys.exit(3)", "good": WRITES}) == 1
     whole = json.loads((tmp_path / "h200.json").read_text())
-    assert whole["commit"] == "abc123" and len(whole["rows"]) == 1
-    assert "exit code 3" in capsys.readouterr().err
+    assert whole["commit"] == "abc123" and [row["commit"] for row in whole["rows"]] == ["abc123"]
+    assert whole["parts"] == {"good": "abc123"} and "exit code 3" in capsys.readouterr().err
 
 
-def test_what_a_failing_part_has_measured_is_kept(record_results, tmp_path):
-    assert record_results(WRITES + "; sys.exit(1)") == 1
-    assert len(json.loads((tmp_path / "h200.json").read_text())["rows"]) == 1
+def test_what_a_failing_part_has_measured_is_kept(record, tmp_path):
+    assert record({"half": WRITES + "; sys.exit(1)"}) == 1
+    whole = json.loads((tmp_path / "h200.json").read_text())
+    assert len(whole["rows"]) == 1 and "parts" not in whole  # so the next run measures it again
 
 
-def test_all_well_is_exit_code_0(record_results):
-    assert record_results(WRITES, WRITES) == 0
+def test_a_run_ends_in_time_and_the_next_goes_on(record, tmp_path, monkeypatch, capsys):
+    scripts = {name: measuring(name) for name in ("one", "two", "three")}
+    monkeypatch.setattr(record.tool, "RUN_SECONDS", 30)
+    assert record(scripts, seconds=30) == 0  # the first part leaves too little for another
+    assert "2 parts are left, run it again: two, three" in capsys.readouterr().out
+    monkeypatch.setattr(record.tool, "RUN_SECONDS", 570)
+    assert record(scripts) == 0
+    said = capsys.readouterr().out
+    assert "all parts were run" in said and "== one" not in said and said.index("== two") < said.index("== three")
+    assert [row["case"] for row in json.loads((tmp_path / "h200.json").read_text())["rows"]] == ["one", "two", "three"]
+    assert record(scripts) == 0 and "==" not in capsys.readouterr().out
+    assert record(scripts, "--only", "t") == 0 and capsys.readouterr().out.count("== t") == 2
 
 
-def test_records_that_were_measured_before(record_results, tmp_path):
-    (tmp_path / "one.json").write_text(RECORD.to_json())
-    assert record_results(arguments=(str(tmp_path / "one.json"),)) == 0
+def test_a_part_that_takes_too_long_is_stopped(record, monkeypatch, capsys):
+    monkeypatch.setattr(record.tool, "RUN_SECONDS", 0.5)
+    assert record({"slow": "import time; time.sleep(60)"}) == 1 and "none within" in capsys.readouterr().err
+
+
+def test_every_part_fits_a_run_and_has_a_name_of_its_own():
+    tool = load("record")
+    every = tool.parts()
+    assert len({part.name for part in every}) == len(every) and max(part.seconds for part in every) < tool.RUN_SECONDS
+    assert tool.RUN_SECONDS < 600 and {"lessons", "kernels", "step"} <= {part.name.split()[0] for part in every}
+
+
+def test_records_that_were_measured_before(record, tmp_path):
+    (tmp_path / "one.txt").write_text(RECORD.to_json())
+    assert record({}, str(tmp_path / "one.txt")) == 0
     assert (tmp_path / "h200.json").exists()
 
 

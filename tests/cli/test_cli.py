@@ -278,6 +278,7 @@ def shell(command, **options):
     return subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], env=environment, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.covering("arguments", "reader")
 @pytest.mark.parametrize("arguments", ["--help", "plan llama-3.1-8b --stages", "plan llama-3.1-8b --json -", "exercise", "inspect"])
 @pytest.mark.parametrize("reader", ["head -1", "true"])
 def test_a_reader_that_goes_away_is_no_failure(arguments, reader):

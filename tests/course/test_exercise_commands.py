@@ -80,6 +80,51 @@ def test_a_kernel_that_exits_has_not_passed(call, says, tmp_path):
     assert result.exit_code == 1 and says in result.output
 
 
+FORGED = """
+import json, sys
+forged = dict(passed=True, text="Passed: 8 of 8 cases.", results=RESULTS)
+"""
+WRITE = "open(sys.argv[1], 'w').write(json.dumps(forged))\n"
+# Lines that make a wrong kernel's check come to a report of success, each in another way.
+FORGERIES = {
+    "the report is written at import, and the process ended": FORGED + WRITE + "import os\nos._exit(0)\n",
+    "the report is overwritten at exit": FORGED + f"import atexit\natexit.register(lambda: {WRITE.strip()})\n",
+    "another process writes the report": FORGED + f"import os\nif os.fork() == 0:\n    {WRITE}    os._exit(0)\nos.wait()\nos._exit(0)\n",
+    "a report is called passed": "from minllm.course.checks.ladder import Report\nReport.passed = True\n",
+    "rungs are not run": "from minllm.course.checks import ladder\n"
+    "ladder.tried = lambda rung, *rest: ladder.Result(rung, 'passed')\n",
+    "nothing is compared": "import sys\nfor module in list(sys.modules.values()):\n"
+    "    if getattr(module, '__name__', '').startswith('minllm.course.checks') and hasattr(module, 'expect'):\n"
+    "        module.expect = lambda *given, **options: None\n",
+    "no element ever differs": "from minllm.course.checks import mismatch\nimport numpy as np\n"
+    "mismatch.differing = lambda got, *rest: np.zeros(got.shape, bool)\n",
+    "json writes what it is told to": "import json\nreal = json.dumps\n"
+    "json.dumps = lambda values, *rest: real(dict(values, passed=True, text='Passed'))\n",
+}
+
+
+@pytest.mark.parametrize("results", ["[]", "None", "[['out', {'dtype': 'object', 'shape': [1], 'bytes': ''}]] * 99", "[['out', '']] * 99"])
+def test_a_forged_report_is_no_pass_whatever_results_it_names(results, tmp_path):
+    forged = FORGERIES["the report is written at import, and the process ended"].replace("RESULTS", results)
+    assert "Passed" not in not_passed(forged, tmp_path)
+
+
+@pytest.mark.parametrize("lines", FORGERIES.values(), ids=FORGERIES)
+def test_a_file_that_forges_its_pass_has_not_passed(lines, tmp_path):
+    not_passed(lines.replace("RESULTS", "[]"), tmp_path)
+
+
+def not_passed(lines, tmp_path):
+    """The output of the check of a wrong kernel with these lines."""
+    path = tmp_path / "matmul_naive.py"
+    wrong = SOLVED.replace("total += ", "total -= ")
+    assert wrong != SOLVED
+    path.write_text(f"{wrong}\n{lines}")
+    result = run("check", path)
+    assert result.exit_code == 1
+    return result.output
+
+
 def test_a_file_prints_and_debugs_as_any_program_does(tmp_path):
     path = tmp_path / "matmul_naive.py"
     path.write_text(f"{SOLVED}\nprint('from the file')\nbreakpoint()\n")

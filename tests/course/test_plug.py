@@ -18,6 +18,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.own_kernels import OwnKernel, as_own_kernel
 from minllm.ops.simulated_stage import SimulatedStageOps
+from minllm.sim import tracing
 from minllm.weights.formats import plain_linear
 from tests.engine.models import model_directory
 
@@ -41,7 +42,7 @@ def numpy_tokens():
 @pytest.mark.covering("exercise.stage")
 @pytest.mark.parametrize(
     "exercise",
-    [find(name) for name in ("normalization.rms_norm", "attention.split_merge", "attention.scores", "matmul.naive")],
+    [find(name) for name in ("activation.silu", "normalization.rms_norm", "attention.split_merge", "attention.scores", "matmul.naive")],
     ids=lambda one: one.name,
 )
 def test_an_exercise_generates_text(exercise, numpy_tokens):
@@ -57,6 +58,14 @@ def test_every_exercise_with_a_stage_has_a_launcher_for_it(monkeypatch):
         if exercise.stage:
             kernel = own_kernel(exercise.stage, exercise.path, exercise.name)
             assert callable(kernel.launch) and (kernel.workspace_shapes is not None) == (exercise.stage == "attention")
+
+
+def test_the_first_kernel_of_all_runs_where_the_package_would_take_vectors():
+    exercise = find("activation.silu")
+    kernel = own_kernel(exercise.stage, exercise.path, exercise.name)
+    with tracing() as traces:
+        kernel.launch(np.ones((2, 64), np.float32), np.empty((2, 32), np.float32))
+    assert [trace.kernel for trace in traces] == ["silu_and_multiply_kernel"]
 
 
 def test_a_kernel_is_simulated_with_small_tiles():

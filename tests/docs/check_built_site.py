@@ -176,6 +176,20 @@ def test_the_switch_of_colours_is_kept(browser, base):
     visit.close()
 
 
+def test_line_numbers_stand_beside_their_lines(browser, base):
+    """At the last line of a source page, whose drift is the largest: both columns end at the same height."""
+    visit = Visit(browser, base, SOURCE_PAGES[0])
+    ends = visit.page.evaluate("""[".linenodiv pre", ".code pre > code"].map(name => {
+        const text = document.createRange(), element = document.querySelector(name);
+        text.selectNodeContents(element);
+        const boxes = [...text.getClientRects()].filter(box => box.width > 0);
+        return [Math.min(...boxes.map(box => box.top)), Math.max(...boxes.map(box => box.bottom))];
+    })""")
+    (first_number, last_number), (first_line, last_line) = ends
+    assert abs(first_number - first_line) < 3 and abs(last_number - last_line) < 3, ends
+    visit.close()
+
+
 def test_code_can_be_copied_and_annotations_open(browser, base):
     visit = Visit(browser, base, "lessons/01_what_a_language_model_computes/")
     assert visit.page.locator(".md-code__button, .md-clipboard").count() > 5

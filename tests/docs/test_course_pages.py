@@ -9,7 +9,6 @@ jupytext = pytest.importorskip("jupytext", reason="pip install 'minllm[docs]'")
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
-PLANNED = sorted((ROOT / "docs" / "planned").glob("[0-9][0-9]_*.md"))
 TAGS = {"hide-input", "fold", "hide"}
 SECTIONS = ("predict", "exercises", "detective", "what next", "sources")
 ENTRY = re.compile(r"^### (.+?) · (.+?) \{ #([\w-]+) \}$", re.MULTILINE)
@@ -54,9 +53,15 @@ def test_a_lesson_writes_nothing_and_needs_no_yardstick(lesson):
 
 
 def test_every_number_has_one_place():
-    numbers = [int(path.name[:2]) for path in [*LESSONS, *PLANNED]]
-    assert sorted(numbers) == sorted(set(numbers))
-    assert {1, 10, 11, 14, 15} <= set(numbers)
+    assert [int(path.name[:2]) for path in LESSONS] == list(range(1, 16))
+
+
+def test_the_course_page_is_right_about_number_and_installation():
+    """Nothing of this name is on a registry: the course is installed from a clone."""
+    page = (ROOT / "docs" / "lessons.md").read_text(encoding="utf-8")
+    assert "Fifteen lessons" in page and len(LESSONS) == 15
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "lessons").iterdir()]:
+        assert not path.is_file() or not re.search(r"pip install\s+[\"']?minllm", path.read_text(encoding="utf-8")), path
 
 
 def test_the_glossary_has_each_term_once_and_in_both_languages():

@@ -110,7 +110,6 @@ def folder(tmp_path_factory):
         "docs/index.md": "# Start\n\nA widget, and [the lesson](../lessons/01_probe.py), and [a kernel](../minllm/kernel.py).\n",
         "docs/glossary.md": GLOSSARY,
         "docs/lessons.md": "# Lessons\n\n<!-- list of lessons -->\n",
-        "docs/planned/07_later.md": "# 7. Later\n\nNot written yet.\n",
         "docs/assets/stylesheets/site.css": "",
         "minllm/kernel.py": '"""A kernel."""\n',
         "lessons/01_probe.py": LESSON,
@@ -209,8 +208,8 @@ def test_a_lesson_takes_its_place_in_the_navigation_by_itself(site, lesson):
     assert lesson.title.get_text().startswith("1. A title with code")
     page = BeautifulSoup((site / "lessons/index.html").read_text(encoding="utf-8"), "html.parser")
     listed = [item.get_text() for item in page.select("article li")]
-    assert listed[0].startswith("1. A title") and listed[1] == "7. Later (not written yet)"
-    assert [link["href"] for link in page.select("article li a")] == ["01_probe/", "../planned/07_later/"]
+    assert len(listed) == 1 and listed[0].startswith("1. A title")
+    assert [link["href"] for link in page.select("article li a")] == ["01_probe/"]
 
 
 def test_the_notebook_opens_without_the_sites_markdown(site):

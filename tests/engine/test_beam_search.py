@@ -211,13 +211,22 @@ def test_more_beams_than_slots_are_computed_in_turns(llm):
                 assert other.engine.cache_policy.usage().allocated == 0
 
 
+SIX_PROMPTS, THIRTY_TOKENS = [prompt(length) for length in (40, 20, 9, 33, 17, 25)], BeamSearchParams(4, max_tokens=30)
+
+
+@pytest.fixture(scope="module")
+def six_searches(llm):
+    """What six searches find, each by itself."""
+    return [llm.beam_search(token_ids, THIRTY_TOKENS)[0] for token_ids in SIX_PROMPTS]
+
+
+@pytest.mark.covering("options + preemption", "options + ahead", "preemption + ahead")
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("options", [CACHES["paged"], CACHES["small blocks"], CACHES["radix tree"]], ids=str)
-def test_little_memory_changes_no_token(llm, monkeypatch, options, preemption, ahead):
+def test_little_memory_changes_no_token(six_searches, monkeypatch, options, preemption, ahead):
     """Room for 100 tokens, where six searches and a request beside them need several times that."""
-    prompts, params = [prompt(length) for length in (40, 20, 9, 33, 17, 25)], BeamSearchParams(4, max_tokens=30)
-    expected = [llm.beam_search(token_ids, params)[0] for token_ids in prompts]
+    prompts, params, expected = SIX_PROMPTS, THIRTY_TOKENS, six_searches
     monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 620_000)
     with LLM(model_directory("llama3"), device="cpu", max_model_len=72, max_num_seqs=12, preemption=preemption, **options) as other:
         monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", ahead)

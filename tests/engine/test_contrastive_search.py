@@ -35,6 +35,7 @@ def tokens_of(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.covering("family", "alpha + top_k")
 @pytest.mark.parametrize("alpha, top_k", [(0.6, 4), (0.05, 9), (1.0, 3)])
 @pytest.mark.parametrize("family", ["llama3", "mistral", "gpt2"])
 def test_it_is_the_papers_equation(family, alpha, top_k):

@@ -1,5 +1,6 @@
 """The kernels that a dry run finds are those that an engine launches: it loads a model, serves requests, and its launches are recorded."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,7 +56,7 @@ class HostGpuOps(CudaOps):
         self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
 
     def uploads(self):
-        return super(CudaOps, self).uploads()
+        return nullcontext()
 
     def to_host(self, array):
         return np.zeros(array.shape, array.dtype)  # no kernel has written it
@@ -92,7 +93,6 @@ def on_gpu(monkeypatch):
         ("llama3", dict(kernel_variants={"matmul": "tiled", "attention": "flash_attention_1"})),
         ("qwen3", dict(kv_cache_dtype="int8")),
         ("llama3", dict(quantization="int8")),
-        ("llama3", dict(quantization="int4")),
         ("qwen2", dict(kv_cache_dtype="fp8", kv_cache_residual_window=32)),
         ("llama_linear", dict(kv_cache_dtype="kivi_int4")),
         ("mistral", dict(kv_cache_policy="virtual", kv_cache_memory_bytes=1 << 26)),
@@ -135,6 +135,7 @@ def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch)
         assert not work.keys and not work.workers
 
 
+@pytest.mark.covering("family", "most")
 @pytest.mark.parametrize("family", ["llama2", "qwen2", "gpt2"])
 @pytest.mark.parametrize("most", [1, 7, 100, 700])
 def test_some_numbers_of_rows_stand_for_all(family, most, monkeypatch):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from minllm import LLM, SamplingParams
-from minllm.errors import DeadlineError, InvalidRequestError, OutOfMemoryError
+from minllm.errors import DeadlineError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
@@ -194,7 +194,7 @@ def test_a_decoder_that_raises_ends_its_own_request(engine, stop):
     for name in "abc":
         engine.add_request(name, prompt(7), params)
     [unlucky] = engine._requests["b"]
-    unlucky.decoder = Unlucky(unlucky.decoder)
+    unlucky._text.decoder = Unlucky(unlucky._text.decoder)
     found = finish(engine)
     assert [found[name].outputs[0].finish_reason for name in "abc"] == ["length", "error", "length"]
     assert isinstance(found["b"].error, UnicodeError) and len(tokens(found["b"])) == 3
@@ -204,7 +204,8 @@ def test_a_decoder_that_raises_ends_its_own_request(engine, stop):
 
 def test_a_stream_whose_decoder_raises_frees_everything(llm):
     stream = llm.stream("def f(x):", PARAMS)
-    stream._sequence.decoder = Unlucky(stream._sequence.decoder)
+    text = stream._sequence._text
+    text.decoder = Unlucky(text.decoder)
     with pytest.raises(UnicodeError, match="no such character"):
         list(stream)
     assert llm.engine.cache_policy.usage().allocated == 0
@@ -225,3 +226,17 @@ def test_a_tokenizer_that_raises_ends_the_requests_of_its_step(engine, monkeypat
     assert isinstance(found["scored"].error, UnicodeError) and len(tokens(found["scored"])) == 1
     engine.add_request("next", prompt(7), scored)
     assert len(finish(engine)["next"].outputs[0].logprobs) == 10
+
+
+def test_the_scheduling_policy_may_change_while_requests_run(engine):
+    for i in range(3):
+        engine.add_request(f"alone {i}", prompt(9, seed=i), PARAMS)
+    alone = [tokens(output) for output in finish(engine).values()]
+    outputs = []
+    for i, policy in enumerate(["static", "in_flight", "prefill_first"]):
+        engine.set_scheduling_policy(policy)
+        engine.add_request(f"beside {i}", prompt(9, seed=i), PARAMS)
+        outputs += engine.step()
+    assert [tokens(output) for output in finish(engine, outputs).values()] == alone
+    with pytest.raises(InvalidOptionError, match="scheduling_policy='first' is not allowed: give one of split_fuse, in_flight"):
+        engine.set_scheduling_policy("first")

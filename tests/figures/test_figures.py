@@ -13,6 +13,10 @@ from minllm.figures.scale import Scale, short
 
 FIGURES = {
     "bars": bars([Bar("naive", 0.9, "1 %"), Bar("tensor <core> & more", 300.0, "35 %", 1)], "TFLOP/s", "Ladder", limit=766.0),
+    "bars, long remarks": bars(
+        [Bar("256 x 1024: split_tensor_core", 4.1, "contiguous; 96 % of a copy, 1.31 times the library of the same run"), Bar("b", 1.0)],
+        "TB/s", "Ladder", limit=5.0,
+    ),
     "bars, log": bars([Bar("a", 1e-3), Bar("b", 1e3)], "s", "Ladder", limit=1e4, log=True, caption="recorded on an H200"),
     "curves": curves({"one": [(1, 2.0), (7, 3.0)], "two": [(1, 1.0), (7, 9.0)]}, "context", "ms", "Time"),
     "curves, log": curves({"one": [(1, 2.0), (1e6, 3e3)]}, "context", "ms", "Time", log_x=True, log_y=True),
@@ -76,6 +80,12 @@ def test_a_longer_bar_is_a_larger_value():
     svg = ElementTree.fromstring(bars([Bar("a", 10.0), Bar("b", 20.0), Bar("c", 5.0)], "ms", "Bars").svg)
     a, b, c = (float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect"))
     assert b == pytest.approx(2 * a, rel=0.01) and a == pytest.approx(2 * c, rel=0.01)
+
+
+def test_long_remarks_leave_room_for_the_bars():
+    svg = ElementTree.fromstring(FIGURES["bars, long remarks"].svg)
+    assert max(float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")) > 150
+    assert "1.31 times the library" in "".join(svg.itertext())
 
 
 def test_a_dot_of_bandwidth_lies_on_the_slope():

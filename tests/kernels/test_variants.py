@@ -91,6 +91,7 @@ def test_a_toy_is_found_by_name_everywhere(toy):
     assert choose(1, "bfloat16", HOPPER) == "split_tensor_core"  # until choice.py says otherwise
 
 
+@pytest.mark.results_only
 def test_a_toy_serves_the_engine_by_name(toy):
     from minllm.ops.cuda_ops import CudaOps
     from minllm.ops.numpy_ops import NumpyOps

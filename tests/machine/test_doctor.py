@@ -75,6 +75,13 @@ def test_a_newer_minor_of_the_toolkit_is_no_problem():
     assert not any("PTX" in finding.text for finding in same)
 
 
+def test_a_gpu_without_bfloat16_is_healthy_and_told_so():
+    findings = diagnose(replace(WITH_GPU, device=replace(H200, name="Tesla T4", compute_capability=(7, 5))))
+    assert not is_broken(findings)
+    assert any("float16" in finding.text and finding.level == "note" for finding in findings)
+    assert not any("bfloat16" in finding.text for finding in diagnose(WITH_GPU))
+
+
 def test_an_unknown_gpu_works_without_a_ceiling():
     findings = diagnose(replace(WITH_GPU, device=replace(H200, name="NVIDIA Something")))
     assert not is_broken(findings)

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from minllm import sim
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling import build_sampling_tensors
 from minllm.models.decoder import forward
@@ -11,7 +12,6 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import NormWeights
 from minllm.runtime.device import HOPPER
-from minllm.sim import tracing
 from minllm.weights import plain_kernels
 from minllm.weights.formats import plain_linear
 from tests.kernels.sampling.cases import RULES, parameters
@@ -19,6 +19,20 @@ from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
 
 pytestmark = pytest.mark.results_only
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The names of the kernels that the test simulates."""
+    names, simulate = [], sim.simulate
+
+    def counted(kernel, *arguments, **options):
+        names.append(kernel.__name__)
+        simulate(kernel, *arguments, **options)
+
+    monkeypatch.setattr(sim, "simulate", counted)
+    return names
+
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 6e-3}
 
@@ -57,22 +71,20 @@ def test_one_sequence_alone_agrees_with_numpy(family, dtype):
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(1, 6), (2, 9)])
-def test_one_sequence_alone_takes_fewer_kernels(rows, kernels):
+def test_one_sequence_alone_takes_fewer_kernels(rows, kernels, launches):
     """Four a layer instead of seven, and attention's two; before and behind the layers embedding, norm where it is apart, and head."""
-    with tracing() as prompt_and_step:
-        logits_of(CudaOps("float32", simulated=True), "llama", [[[5]] * rows], True)
+    logits_of(CudaOps("float32", simulated=True), "llama", [[[5]] * rows], True)
     layers = small_model("llama", NumpyOps("float32")).config.num_hidden_layers
-    assert len(prompt_and_step) == 2 + (rows > 1) + kernels * layers
+    assert len(launches) == 2 + (rows > 1) + kernels * layers
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_some_sequences_together_agree_with_numpy_and_take_fewer_kernels(dtype):
+def test_some_sequences_together_agree_with_numpy_and_take_fewer_kernels(dtype, launches):
     """Five kernels per layer on Hopper; the first layer's norm, the last one's and the head's are apart, and so is the embedding."""
     chunks = [[[5], [7], [2]], [[3], [9], [1]]]
     ops = CudaOps(dtype, simulated=True)
     ops.capability = HOPPER
-    with tracing() as launches:
-        ours = logits_of(ops, "llama, wide", chunks, True)
+    ours = logits_of(ops, "llama, wide", chunks, True)
     theirs = logits_of(NumpyOps(dtype), "llama, wide", chunks, True)
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())

@@ -7,12 +7,13 @@ import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.residual_window import window_room
-from minllm.engine.running.batch_arrays import NewTokens, build_batch, decode_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
 from minllm.kernels.quantization.formats import kv_format
 from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from tests.ops import small_models
+from tests.ops.decode_batches import decode_batch
 
 pytestmark = pytest.mark.results_only
 

@@ -46,7 +46,6 @@ def test_weights_are_rounded_and_kept_as_float32(ops):
     weight = ops.weight(values.T)
     assert weight.dtype == np.float32 and weight.flags.c_contiguous
     np.testing.assert_array_equal(weight, values.T.astype(ops.dtype).astype(np.float32))
-    np.testing.assert_array_equal(ops.weight(values, np.float32), values.astype(np.float32))
 
 
 def test_a_weight_is_a_copy():

@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minllm.engine.running.batch_arrays import decode_batch
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from tests.kernels.sampling.cases import PENALTIES, logits_of, parameters
+from tests.ops.decode_batches import decode_batch
+
+pytestmark = pytest.mark.results_only
 
 VOCAB, BLOCK_SIZE = 111, 4
 

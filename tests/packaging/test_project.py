@@ -44,6 +44,14 @@ def test_one_compiler_version_everywhere():
     assert importlib.metadata.version("numba-cuda") in named[0].specifier
 
 
+def test_nothing_of_cuda_is_required_on_macos():
+    """Wheels of numba-cuda and of NVIDIA's bindings do not exist there."""
+    mac = dict(sys_platform="darwin", platform_system="Darwin", extra="")
+    texts = [*PROJECT["dependencies"], *(text for extra in ("cu12", "cu13", "lessons", "docs", "test") for text in EXTRAS[extra])]
+    wanted = [found.name for found in map(Requirement, texts) if found.marker is None or found.marker.evaluate(mac)]
+    assert "numba" in wanted and not [name for name in wanted if "cuda" in name or name.startswith("nvidia")]
+
+
 def test_without_an_extra_nothing_of_the_cuda_toolkit_is_installed():
     """Follows the requirements of the installed packages from ours: the closure must hold no NVIDIA library wheel and no PyTorch."""
     seen, waiting = set(), [Requirement(text) for text in PROJECT["dependencies"]]

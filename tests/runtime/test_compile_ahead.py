@@ -155,16 +155,21 @@ def test_an_interrupted_script_leaves_no_process(tmp_path, how):
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_a_model_of_an_unusual_shape_compiles_in_parallel(no_compiler):
+@pytest.mark.covering("head_dim")  # the first case: kernels of a few seconds
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "variants"),
+    [(40, np.float32, {"attention": "flash_attention_1", "matmul": "naive"}), (40, ml_dtypes.bfloat16, None)],
+)
+def test_a_model_of_an_unusual_shape_compiles_in_parallel(no_compiler, head_dim, dtype, variants):
     config = parse_model_config(
         dict(
             model_type="llama", vocab_size=1003, hidden_size=200, intermediate_size=344, num_hidden_layers=3, num_attention_heads=5,
-            num_key_value_heads=1, head_dim=40, max_position_embeddings=512,
+            num_key_value_heads=1, head_dim=head_dim, max_position_embeddings=512,
         )
     )  # fmt: skip
-    cache = cache_shape(config, np.dtype(ml_dtypes.bfloat16), block_size=16)
+    cache = cache_shape(config, np.dtype(dtype), block_size=16)
     shape = EngineShape(
-        H200, config, cache, weight_format=None, kernel_variants=None, virtual_cache=False, uses_graphs=True, max_num_seqs=1,
+        H200, config, cache, weight_format=None, kernel_variants=variants, virtual_cache=False, uses_graphs=True, max_num_seqs=1,
         max_num_batched_tokens=1, max_model_len=512, kinds=(SamplingKind.GREEDY,),
     )  # fmt: skip
     found = keys_of(kernels_needed(shape), TARGET)

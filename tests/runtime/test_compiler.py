@@ -12,7 +12,8 @@ from numba import cuda, float32
 from numba.cuda import types
 
 from minllm.errors import KernelArgumentError, KernelCompilationError
-from minllm.runtime import compiler
+from minllm.runtime import compiler, disk_cache
+from minllm.runtime.argument_type import argument_type
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import kernel, three_dimensions
 from minllm.runtime.parameters import parameter
@@ -35,7 +36,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def types_of(*arguments):
-    return [compiler.argument_type(argument) for argument in arguments]
+    return [argument_type(argument) for argument in arguments]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -92,7 +93,7 @@ def test_a_kernel_that_does_not_compile_names_itself():
 @pytest.mark.parametrize("value, message", [(True, "boolean"), (2**31, "does not fit int32"), ("x", "takes arrays"), ([1], "takes arrays")])
 def test_arguments_that_no_kernel_takes(value, message):
     with pytest.raises(KernelArgumentError, match=message):
-        compiler.argument_type(value)
+        argument_type(value)
 
 
 def test_as_many_parameters_are_passed_as_numba_expects():
@@ -103,7 +104,7 @@ def test_as_many_parameters_are_passed_as_numba_expects():
     matrix = DeviceArray(4096, (2, 3), np.float32, None, None)
     vector = DeviceArray(4096, (6,), np.float16, None, None)
     arguments = (matrix, None, 3, 2.0, vector)
-    numba_types = [compiler.argument_type(argument) for argument in arguments]
+    numba_types = [argument_type(argument) for argument in arguments]
     ptx, _ = cuda.compile_ptx(function, types.void(*numba_types), device=False, abi="numba", cc=(9, 0))
     expected = re.findall(r"\.param \.(\w+)", ptx)
     packed = [parameter(argument)[1] for argument in arguments]
@@ -115,3 +116,10 @@ def test_sizes_of_grids():
     assert three_dimensions(5, "grid") == (5, 1, 1) and three_dimensions((2, 3), "grid") == (2, 3, 1)
     with pytest.raises(KernelArgumentError, match="the block is"):
         three_dimensions((-1,), "block")
+
+
+def test_without_locks_every_process_makes_the_entry(monkeypatch):
+    """As on Windows."""
+    monkeypatch.setattr(disk_cache, "CAN_LOCK", False)
+    with disk_cache.making("ab" * 32) as first, disk_cache.making("ab" * 32, wait=False) as second:
+        assert first and second

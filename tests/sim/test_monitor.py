@@ -119,3 +119,19 @@ def test_a_seed_shuffles_the_blocks_and_keeps_every_one():
         assert sorted(out) == list(range(16))
         runs.append(out.tolist())
     assert runs[0] == list(range(16)) and runs[1] == runs[2] != runs[3] and runs[1] != runs[0]
+
+
+def test_accesses_that_one_monitor_no_longer_needs_reach_the_others():
+    """The detector of unwritten reads is done with a thread's array once all of it is written."""
+
+    @kernel
+    def sum_of_two(out):
+        mine = cuda.local.array(2, float32)
+        mine[0] = float32(1)
+        mine[1] = float32(2)
+        out[0] = mine[0] + mine[1]
+
+    recorder, out = Recorder(), np.zeros(1, np.float32)
+    sum_of_two.simulate[1, 1](out, monitors=[recorder], detect=True)
+    assert out[0] == 3
+    assert [event[:3] for event in recorder.events if "local" in event] == [("write", 0, "local")] * 2 + [("read", 0, "local")] * 2

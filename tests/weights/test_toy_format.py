@@ -58,6 +58,8 @@ class Twin(RandomCheckpoint):
         return stands_for(tensor.T).T if self.matrices[name] else stands_for(tensor)
 
 
+@pytest.mark.results_only
+@pytest.mark.covering("family", "machine")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("machine", ["NumPy", "simulator"])
 def test_a_model_computes_what_its_dequantised_twin_does(family, machine, tmp_path):

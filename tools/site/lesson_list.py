@@ -1,6 +1,6 @@
 """An MkDocs hook: generate the lessons' navigation and the list on the course's page from the lessons themselves.
 
-A lesson is lessons/NN_name.py with its title as the first heading; docs/planned/NN_name.md holds the place of an unwritten one.
+A lesson is lessons/NN_name.py with its title as the first heading.
 """
 
 import re
@@ -12,9 +12,8 @@ MARKER = "<!-- list of lessons -->"
 
 
 def lessons() -> list[tuple[str, str]]:
-    """(title, MkDocs path of the page) of every lesson and every planned one, by number."""
-    paths = [*(ROOT / "lessons").glob("[0-9][0-9]_*.py"), *(ROOT / "docs" / "planned").glob("[0-9][0-9]_*.md")]
-    return [(title_of(path), address_of(path)) for path in sorted(paths, key=lambda path: path.name)]
+    """(title, MkDocs path of the page) of every lesson, by number."""
+    return [(title_of(path), f"lessons/{path.name}") for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))]
 
 
 def title_of(path: Path) -> str:
@@ -23,10 +22,6 @@ def title_of(path: Path) -> str:
     if found is None or int(found[1].split(".")[0]) != int(path.name[:2]):
         raise ValueError(f"{path.name} needs a first heading with its number: # {int(path.name[:2])}. What it is about")
     return re.sub(r"[`$*]", "", found[1])
-
-
-def address_of(path: Path) -> str:
-    return f"lessons/{path.name}" if path.suffix == ".py" else f"planned/{path.name}"
 
 
 def on_config(config):
@@ -41,5 +36,4 @@ def on_page_markdown(markdown, page, config, files):
     """Insert the list where the course's page asks for it."""
     if MARKER not in markdown:
         return markdown
-    listed = [f"- [{title}]({address})" + ("" if address.startswith("lessons/") else " (not written yet)") for title, address in lessons()]
-    return markdown.replace(MARKER, "\n".join(listed))
+    return markdown.replace(MARKER, "\n".join(f"- [{title}]({address})" for title, address in lessons()))

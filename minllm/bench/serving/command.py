@@ -23,8 +23,8 @@ from minllm.bench.serving.profile.report import write_pictures
 from minllm.bench.serving.profile.run import check_profiler
 from minllm.bench.serving.report import COLUMNS, HEADINGS, Result, detail_table, json_line, rows, summary_line
 from minllm.bench.serving.run import Engine
-from minllm.bench.serving.simulated import VirtualClock
 from minllm.bench.serving.simulated_gpu import check_simulation, simulated_gpu
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import longest
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
@@ -130,7 +130,7 @@ class Report:
 
     def __init__(self, device: str, json_file: Path | None, machine: str | None = None):
         self.device, self.json_file, self.results = device, json_file, []
-        self.machine = machine  # in words, if it is not this one
+        self.machine = machine  # the simulated machine in words; None is this machine
         is_piped = str(json_file) == "-"  # then only the record goes to standard output
         self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
 

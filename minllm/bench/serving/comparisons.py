@@ -1,15 +1,17 @@
 """One workload on several configurations of the engine: scheduling policies, preemption modes, batch sizes."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minllm.bench.serving.arrivals import arriving
 from minllm.bench.serving.live_table import live_table
-from minllm.bench.serving.metrics import calculate_metrics
+from minllm.bench.serving.metrics import ServedRun, calculate_metrics, pooled
 from minllm.bench.serving.plots import file_prefix
 from minllm.bench.serving.profile.run import SUFFIX, profiled
 from minllm.bench.serving.report import Result, rate_name
@@ -49,15 +51,28 @@ class ServingBench:
         requests = within_vocabulary(self.requests, vocab_size, shift)
         return requests if rate is None else arriving(requests, rate, self.burstiness, self.seed)
 
-    def measure(self, variant: str, rates: Sequence[float | None], **options: Any) -> Iterator[Result]:
-        """One run per rate on one engine, after a warm-up."""
+    @contextmanager
+    def warm_engine(self, options: dict[str, Any]) -> Iterator[tuple[Engine, int]]:
+        """An engine with these options after a warm-up, and the size of its vocabulary."""
         with self.open_engine(options) as (engine, vocab_size):
             warm_up(engine, self.requests, self.num_warmups, vocab_size, self.clock)
+            yield engine, vocab_size
+
+    def serve(self, engine: Engine, variant: str, rate: float | None, vocab_size: int, shift: int) -> ServedRun:
+        """One run, shown while it lasts."""
+        with live_table(f"{variant}, {rate_name(rate)}") as on_step:
+            requests = self.requests_at(rate, vocab_size, shift)
+            return serve(engine, requests, clock=self.clock, max_concurrency=self.max_concurrency, on_step=on_step)
+
+    def result(self, variant: str, rate: float | None, run: ServedRun) -> Result:
+        """A run with its metrics."""
+        return Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
+
+    def measure(self, variant: str, rates: Sequence[float | None], **options: Any) -> Iterator[Result]:
+        """One run per rate on one engine, after a warm-up."""
+        with self.warm_engine(options) as (engine, vocab_size):
             for shift, rate in enumerate(rates):
-                requests = self.requests_at(rate, vocab_size, shift)
-                with live_table(f"{variant}, {rate_name(rate)}") as on_step:
-                    run = serve(engine, requests, clock=self.clock, max_concurrency=self.max_concurrency, on_step=on_step)
-                result = Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
+                result = self.result(variant, rate, self.serve(engine, variant, rate, vocab_size, shift))
                 if self.profile is not None:
                     requests = self.requests_at(rate, vocab_size, len(rates) + shift)
                     trace = self.profile / f"{file_prefix(result)}{SUFFIX}"
@@ -66,18 +81,25 @@ class ServingBench:
 
 
 def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), policies: Sequence[str] = POLICIES) -> Iterator[Result]:
-    """Each policy on the same arrivals at each rate. Without rates: at LOADS of the request throughput with all requests at once."""
-    if not rates:
-        [result] = bench.measure("split_fuse", [math.inf], scheduling_policy="split_fuse")
-        capacity = result.metrics.request_throughput
-        rates = [float(f"{load * capacity:.3g}") for load in LOADS]
-    for policy in policies:
-        yield from bench.measure(policy, rates, scheduling_policy=policy)
+    """Each policy twice on the same arrivals at each rate, on one engine; the second time in reverse order, so that none profits from its
+    place. Without rates: at LOADS of the request throughput with all requests at once."""
+    with bench.warm_engine({}) as (engine, vocab_size):
+        if not rates:
+            run = bench.serve(engine, "capacity", math.inf, vocab_size, 0)
+            capacity = bench.result("capacity", math.inf, run).metrics.request_throughput
+            rates = [float(f"{load * capacity:.3g}") for load in LOADS]
+        runs: dict[tuple[str, float | None], list[ServedRun]] = defaultdict(list)
+        for shift, (policy, rate) in enumerate([*product(policies, rates), *product(reversed(policies), rates)], start=1):
+            engine.set_scheduling_policy(policy)
+            found = runs[policy, rate]
+            found.append(bench.serve(engine, policy, rate, vocab_size, shift))
+            if len(found) == 2:
+                yield bench.result(policy, rate, pooled(found))
 
 
-def compare_preemption(bench: ServingBench, rates: Sequence[float | None], modes: Sequence[str] = PREEMPTIONS) -> Iterator[Result]:
+def compare_preemption(bench: ServingBench, rates: Sequence[float | None]) -> Iterator[Result]:
     """Each way to preempt, with a cache too small for the batch, which the engine's options have to set."""
-    for mode in modes:
+    for mode in PREEMPTIONS:
         yield from bench.measure(mode, rates, preemption=mode)
 
 

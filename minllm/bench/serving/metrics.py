@@ -13,7 +13,7 @@ TPOT. Percentiles interpolate linearly between neighbours, as numpy.percentile d
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -75,6 +75,20 @@ class ServedRun:
     steps: list[StepSample]
     prefix_cache_hits: int = 0
     prefix_cache_queries: int = 0
+
+
+def pooled(runs: Sequence[ServedRun]) -> ServedRun:
+    """Runs of the same requests as one, as if each had begun when the one before it ended."""
+    requests, steps, start, preemptions = [], [], 0.0, 0
+    for run in runs:
+        requests += [
+            replace(request, start=request.start + start, output_times=[time + start for time in request.output_times])
+            for request in run.requests
+        ]
+        steps += [replace(step, time=step.time + start, num_preemptions=step.num_preemptions + preemptions) for step in run.steps]
+        start = max([start, *(request.output_times[-1] for request in requests if request.succeeded)])
+        preemptions = steps[-1].num_preemptions if steps else 0
+    return ServedRun(requests, steps, sum(run.prefix_cache_hits for run in runs), sum(run.prefix_cache_queries for run in runs))
 
 
 @dataclass(frozen=True)

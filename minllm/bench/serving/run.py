@@ -38,6 +38,9 @@ class Engine(Protocol):
     def has_unfinished_requests(self) -> bool:
         """Whether a request is waiting or running."""
 
+    def set_scheduling_policy(self, name: str) -> None:
+        """Plan the steps from now on by another policy."""
+
     def stats(self) -> Any:
         """EngineStats: queue lengths, KV cache usage, counters."""
 

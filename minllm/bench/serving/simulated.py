@@ -7,19 +7,19 @@ peak, without launches and without the host. `minllm bench serve` measures the s
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from math import inf, nextafter
 
 from minllm.bench.serving.metrics import ServedRun
 from minllm.bench.serving.run import serve
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest
 from minllm.cache.paged import PagedPolicy
 from minllm.costs.serving import StepCosts
 from minllm.engine.core import EngineCore
-from minllm.engine.llm_engine import EngineStats
-from minllm.engine.requests.requests import NoText
+from minllm.engine.engine_stats import EngineStats, engine_stats
+from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.running.model_runner import ForwardResult
+from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
@@ -30,21 +30,6 @@ from minllm.engine.scheduling.step import Step
 
 TOKEN = 7  # every sampled token; nobody reads it
 BLOCK_SIZE = 16
-
-
-@dataclass
-class VirtualClock:
-    """Seconds that pass when the simulation says so."""
-
-    time: float = 0.0
-
-    def now(self) -> float:
-        """Seconds since the start."""
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        """Let this time pass; a little always passes, so that waiting for a moment ends even if the sum is rounded."""
-        self.time = max(self.time + seconds, nextafter(self.time, inf))
 
 
 @dataclass(frozen=True)
@@ -76,11 +61,10 @@ class SimulatedRunner:
     steps: list[TimedStep] = field(default_factory=list)
 
     def execute(self, step: Step) -> list["PendingStep"]:
-        """See ModelRunner: a step begins when it is launched, or when the one before it has ended."""
+        """See ModelRunner."""
         contexts = [span.start + 1 for span in step.spans if span.decodes]
         chunks = [(span.start, span.length) for span in step.spans if not span.decodes]
-        begin = max(self.clock.time, self.steps[-1].end if self.steps else 0.0)
-        end = begin + self.costs.seconds(contexts, chunks, len(step.sampled))
+        begin, end = self.clock.launch(self.costs.seconds(contexts, chunks, len(step.sampled)))
         spans = tuple(TimedSpan(span.sequence.request_id, span.start, span.length, span.decodes) for span in step.spans)
         self.steps.append(TimedStep(begin, end, spans))
         return [PendingStep(self.clock, end, step.sampled)]
@@ -96,14 +80,14 @@ class PendingStep:
 
     def wait(self) -> ForwardResult:
         """See PendingForward: waiting lets the time pass."""
-        self.clock.time = max(self.clock.time, self.end)
+        self.clock.wait(self.end)
         return ForwardResult(self.sampled, [TOKEN] * len(self.sampled), None, [])
 
 
 class SimulatedEngine:
     """What the driver (run.py) needs of an engine, around the real scheduler.
 
-    policy: a name of POLICIES, or a policy of one's own. kv_cache_tokens: what the cache holds. preemption: "recompute" or "drop"; a swap
+    policy: a name of POLICIES, or a SchedulingPolicy. kv_cache_tokens: the size of the cache. preemption: "recompute" or "drop"; a swap
     copies real memory and is measured by `minllm bench serve --compare-preemption`.
     """
 
@@ -143,14 +127,13 @@ class SimulatedEngine:
         """Whether a request has not ended."""
         return bool(self.sequences)
 
+    def set_scheduling_policy(self, name: str) -> None:
+        """See LLMEngine."""
+        self.scheduler.policy = POLICIES[name]()
+
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
-        scheduler, policy = self.scheduler, self.scheduler.memory.policy
-        usage, hits = policy.usage(), policy.prefix_hits
-        return EngineStats(
-            len(scheduler.running), scheduler.num_waiting, usage.allocated / usage.total, scheduler.num_preemptions, hits.tokens_asked,
-            hits.tokens_hit, self.core.num_steps,
-        )  # fmt: skip
+        return engine_stats(self.scheduler, self.core.num_steps)
 
 
 def simulate(

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from minllm.bench.serving.simulated import SimulatedEngine, VirtualClock
+from minllm.bench.serving.simulated import SimulatedEngine
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest, longest
 from minllm.costs import kv_bytes_per_token, weight_bytes
 from minllm.costs.serving import StepCosts

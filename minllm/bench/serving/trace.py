@@ -15,7 +15,7 @@ from typing import Any
 from minllm.bench.serving.workload import MOST_TOKENS, BenchRequest, random_prompt
 from minllm.errors import InvalidOptionError
 
-LATEST = 10**9  # seconds
+LATEST = 10**9  # seconds after the start
 
 
 class Line:

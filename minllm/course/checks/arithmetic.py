@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
 
@@ -36,6 +37,7 @@ def expect_number(name, got, expected, suspects=(), unit=""):
     """Raise Mismatch unless `got` is `expected`, to nine digits. suspects: (mistake, number that it gives)."""
     if got is None:
         raise Mismatch(f"{name}: expected {expected:,.6g}{unit}, got None\nLikely cause: nothing is returned; write `return`.")
+    note(name, float(got), float(expected), 1e-9)
     if abs(got - expected) <= 1e-9 * abs(expected):
         return
     cause = next((mistake for mistake, number in suspects if abs(got - number) <= 1e-9 * abs(number)), "")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.running.step_graphs import decode_sizes, token_sizes
@@ -66,6 +67,7 @@ def advanced(advance, slots, num_slots=None, penalties=()):
 def smallest(next_size, count, sizes):
     """The size for `count` rows is the smallest of `sizes` that has room for them, or None."""
     found = next_size(count, sizes)
+    note("next_size", found)
     wanted = min((size for size in sizes if size >= count), default=None)
     if found == wanted:
         return

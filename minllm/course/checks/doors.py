@@ -12,12 +12,17 @@ from minllm.errors import ExerciseError
 
 def check_file(path: str | Path, name: str | None = None, seconds: float = SECONDS) -> Report:
     """Check a reader's file. name: the exercise, overriding the file's markers. Raises ExerciseError for a file without one."""
+    path = Path(path)
+    exercise, text = exercise_of_file(path, name), read(path)
+    return climb(exercise, lambda: entry_of(exercise, run_source(text, path, path.stem)), str(path), seconds)
+
+
+def exercise_of_file(path: Path, name: str | None = None) -> Exercise:
+    """The exercise called `name`, or the one that a file's markers name. Raises ExerciseError for a file without one."""
     from minllm.course.exercises import EXERCISES, find
 
-    path = Path(path)
     text = read(path)
-    exercise = find(name) if name else exercise_of(path, text, EXERCISES)
-    return climb(exercise, lambda: entry_of(exercise, run_source(text, path, path.stem)), str(path), seconds)
+    return find(name) if name else exercise_of(path, text, EXERCISES)
 
 
 def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, seconds: float = SECONDS) -> Report:

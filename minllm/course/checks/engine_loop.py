@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from minllm.course.checks.evidence import note
 from minllm.course.checks.logging_engine import LaunchError, LoggingEngine, ReferenceLoop
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
@@ -33,6 +34,7 @@ def in_order(core_class: Callable, steps: int, ahead: int, blocked: int = 0) -> 
     looped(core_class, engine)
     right = LoggingEngine(steps, ahead, blocked)
     looped(ReferenceLoop, right)
+    note("events", engine.log)
     if engine.log == right.log:
         return
     told = f"with steps_ahead={ahead} the loop did: {spoken(engine.log)}; expected: {spoken(right.log)}"
@@ -65,6 +67,7 @@ def spoken(log: list[tuple[str, int]]) -> str:
 def counted(core_class: Callable) -> None:
     """`num_steps` after five steps."""
     core, _ = looped(core_class, LoggingEngine(5, 1))
+    note("num_steps", core.num_steps)
     if core.num_steps != 5:
         raise Mismatch(f"num_steps is {core.num_steps} after 5 steps\nLikely cause: add 1 to self.num_steps for every planned step.")
 
@@ -73,6 +76,7 @@ def one_fails(core_class: Callable) -> None:
     """The second of four steps cannot be launched."""
     engine = LoggingEngine(4, 1, broken=2)
     _, moved = looped(core_class, engine)
+    note("events", engine.log)
     if engine.numbers("fail") != [2]:
         raise Mismatch(
             f"the scheduler was told that these steps failed: {engine.numbers('fail')}; expected [2]\nLikely cause: "
@@ -94,6 +98,7 @@ def without_bubbles(core_class: Callable) -> str:
     core = core_class(TimedScheduler(engine, machine, times), TimedRunner(engine, machine, times, 1), None)
     while core.has_work:
         core.step()
+    note("bubbles", len(machine.bubbles()))
     if bubbles := machine.bubbles():
         name, gap = bubbles[0]
         raise Mismatch(f"the GPU was idle for {gap:.0f} µs before {name}\nLikely cause: {BUBBLE}.")
@@ -113,6 +118,7 @@ def generates(core_class: Callable) -> str:
         scheduler, runner = TimedScheduler(core.scheduler, machine, times), TimedRunner(core.runner, machine, times, steps_ahead=1)
         llm.llm_engine.core = core_class(scheduler, runner, llm.tokenizer)
         outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
+    note("tokens", [list(output.token_ids) for output in outputs])
     if [output.token_ids for output in outputs] != expected:
         raise Mismatch(
             f"the tokens are {[output.token_ids for output in outputs]}; step by step they are {expected}\nLikely cause: results are not "

@@ -93,6 +93,8 @@ EXERCISES = (
         title="your first kernel: silu(gate) * up, one thread per element",
         module="minllm.kernels.activation.silu",
         entry="silu_and_multiply",
+        stage="silu_and_multiply",
+        own_launcher="minllm.kernels.activation.silu:silu_and_multiply_by_element",  # the entry takes the vector kernel where it can
         task="If this thread's element i exists (i < intermediate): read the gate, gate_up[token, i], and up, which lies `intermediate` "
         "elements further, as float32, and store gate * sigmoid(gate) * up in out[token, i].",
         hints=(

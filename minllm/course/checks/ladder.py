@@ -4,13 +4,18 @@ Rungs run with all of the simulator's detectors on. Any exception of a reader's 
 what that usually means.
 """
 
+import contextlib
 import functools
+import re
+import shlex
 import textwrap
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from minllm.course.checks.evidence import collecting
 from minllm.course.checks.limits import StillRunning, limited
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
@@ -33,6 +38,11 @@ MEANINGS = (
     ("race on shared memory", "two threads use one place, one of them writes, and nothing orders them: put cuda.syncthreads() between."),
     ("has overflowed", "the index needs more than 32 bits: compute it as int64."),
 )
+
+# The axis of arrays in attention that counts KV heads, and how the simulator names such an array and a wrong index.
+KV_HEAD_AXIS = {"key_cache": 2, "value_cache": 2, "key_transposed": 1}
+OUT_OF_BOUNDS = re.compile(r"index \[([\d, ]+)\] is out of bounds for the global array (\w+) of shape \(([\d, ]+)\)")
+WRONG_KV_HEAD = "a query head stands where this array counts KV heads: several query heads share the KV head head // (heads // kv_heads)."
 
 # The usual meanings of Python's and NumPy's own errors in an exercise: type, part of the text, meaning.
 ERRORS = (
@@ -59,10 +69,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all rungs of an exercise; str() gives the full text."""
+    """The results of all rungs of an exercise; str() gives the full text. file: the reader's, "" in a notebook."""
 
     exercise: Exercise
     results: tuple[Result, ...]
+    file: str = ""
 
     @property
     def passed(self) -> bool:
@@ -90,8 +101,18 @@ class Report:
         rest = f", {skipped} skipped" if skipped else ""
         lines.append(f"\n{'Passed' if self.passed else 'Not yet'}: {passed} of {len(self.results)} cases{rest}.")
         if self.passed and self.exercise.stage:
-            lines.append(f"It can generate text now: minllm generate --variant {self.exercise.stage}=FILE.py")
+            lines.append(self.how_to_generate())
         return "\n".join(lines)
+
+    def how_to_generate(self) -> str:
+        """The command by which the engine runs the reader's kernel."""
+        stage, path = self.exercise.stage, Path(self.file)
+        if path.suffix == ".py" and path.is_file():
+            return f"It can generate text now: minllm generate --variant {stage}={shlex.quote(self.file)}"
+        return (
+            f"It can generate text from a file: `minllm exercise {self.exercise.name} --out FOLDER` writes one. Put your lines there, "
+            f"then: minllm generate --variant {stage}=FOLDER/{self.exercise.file_name}"
+        )
 
 
 LOADS = Rung("your code loads", "Python reads the file, and finds in it what the check calls.", lambda entry: None)
@@ -108,8 +129,9 @@ def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = ""
             results.append(Result(rung, "skipped", "needs a GPU, and none can be used here: `minllm doctor` says why"))
         else:
             look = rung.look or (NEW_HERE if rung is not exercise.rungs[0] else FIRST)
-            results.append(tried(rung, functools.partial(rung.run, *made), file, seconds, look))
-    return Report(exercise, tuple(results))
+            with contextlib.nullcontext() if not rung.needs_gpu else collecting(False):
+                results.append(tried(rung, functools.partial(rung.run, *made), file, seconds, look))
+    return Report(exercise, tuple(results), file)
 
 
 def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: str = "") -> Result:
@@ -133,7 +155,7 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
     except ExerciseError as error:
         return str(error)
     except SimulationError as error:
-        meaning = next((meaning for part, meaning in reversed(MEANINGS) if part in str(error)), "")
+        meaning = meaning_of(str(error))
         where = "" if file and file in str(error) else place(error, file)
         return f"The simulator stopped the kernel: {error}{where}" + (f"\nLikely cause: {meaning}" if meaning else "")
     except StillRunning as error:
@@ -149,6 +171,15 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
     except BaseException as error:  # whatever a file raises, it has not passed
         return f"{type(error).__name__}: {error}{place(error, file)}{advice(error, file)}"
     return None
+
+
+def meaning_of(finding: str) -> str:
+    """The usual meaning of a finding of the simulator; "" if unknown."""
+    if (match := OUT_OF_BOUNDS.search(finding)) and match[2] in KV_HEAD_AXIS:
+        index, shape = ([int(number) for number in re.findall(r"\d+", listed)] for listed in (match[1], match[3]))
+        if [axis for axis, (i, size) in enumerate(zip(index, shape)) if i >= size] == [KV_HEAD_AXIS[match[2]]]:
+            return WRONG_KV_HEAD
+    return next((meaning for part, meaning in reversed(MEANINGS) if part in finding), "")
 
 
 def advice(error: BaseException, file: str) -> str:

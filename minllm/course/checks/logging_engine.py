@@ -1,6 +1,6 @@
 """An engine that computes nothing and logs what its loop does, for the checks of the loop."""
 
-from minllm.engine.running.model_runner import ForwardResult
+from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.scheduling.step import Step
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from minllm.course.checks.evidence import note
 from minllm.course.checks.pattern import what_stands_out
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}  # relative to the largest expected number
@@ -36,6 +37,7 @@ def expect(
     if got is None:
         raise Mismatch(f"{name} is None.\nLikely cause: the function ends without `return`.")
     got, expected, axes = np.asarray(got), np.asarray(expected), [*axes]
+    note(name, got, expected, tolerance)
     if got.shape != expected.shape:
         raise Mismatch(f"{name} has shape {got.shape}; expected {expected.shape}")
     wrong = differing(got, expected, tolerance)

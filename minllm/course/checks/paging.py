@@ -6,6 +6,7 @@ import numpy as np
 
 from minllm.costs import AllocationPolicy
 from minllm.course.checks.arithmetic import expect_number
+from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
@@ -58,6 +59,7 @@ def found(chain_class, asked, right, tenant="", suspects=(), prepare=lambda chai
     if got is None:
         raise Mismatch("find returned None.\nLikely cause: nothing is returned; write `return`.")
     got = list(got)
+    note("blocks", [int(block) for block in got])
     if got != right:
         cause = next((mistake for mistake, blocks in suspects if got == blocks), "")
         told = f"find({asked}) gave the blocks {got}; expected {right}"

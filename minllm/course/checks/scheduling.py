@@ -12,6 +12,7 @@ from minllm.bench.serving.run import greedy
 from minllm.bench.serving.simulated import SimulatedEngine, simulate
 from minllm.bench.serving.workload import Lengths, Workload
 from minllm.costs.serving import StepCosts
+from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.scheduling.in_flight import InFlightBatching
@@ -46,6 +47,7 @@ def steps_of(policy, requests: Mapping[str, tuple[int, int]], budget: int = 8, m
 
 def expect_steps(got: Sequence[str], expected: Sequence[str], suspects: Mapping[str, Sequence[str]]) -> None:
     """Raise Mismatch at the first step that differs; suspects: {mistake: the steps that it plans}, as many as tell it from others."""
+    note("steps", list(got))
     if list(got) == list(expected):
         return
     number = next((i for i, (a, b) in enumerate(zip(got, expected)) if a != b), min(len(got), len(expected)))
@@ -102,6 +104,7 @@ def under_load(policy):
     for tried in (policy(), PrefillFirst()):
         run, _ = simulate(costs, requests, tried, max_num_batched_tokens=512)
         gaps.append(calculate_metrics(run).itl.p99)
+    note("99 % of gaps between tokens", gaps[0])
     if gaps[0] > 15:
         raise Mismatch(
             f"99 of 100 gaps between tokens are below {gaps[0]:.0f} ms; with a budget of 512 tokens they should be below 15 ms\n"
@@ -121,6 +124,7 @@ def on_the_cpu(policy):
         for tried in (SplitFuse(), policy()):
             llm.engine.scheduler.policy = tried
             texts.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+    note("tokens", [list(tokens) for tokens in texts[1]])
     if texts[0] != texts[1]:
         raise Mismatch(f"the engine generated {texts[1]}; expected {texts[0]}")
     return "the engine on the CPU generates the same text with it"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch
 from minllm.sim import detecting, tracing
 
@@ -24,6 +25,8 @@ def expect_bytes(run: Callable[[], None], read: dict[str, int], write: dict[str,
     for kind, budget in (("read", read), ("write", write)):
         for name, allowed in budget.items():
             found = totals[kind].get(name, 0)
+            if kind == "write":
+                note(f"bytes of {name}", found)
             if found > allowed:
                 raise Mismatch(f"the threads {kind} {found:,} bytes of {name}; {allowed:,} are enough.\nLikely cause: {advice}")
             if found < allowed and kind == "write":

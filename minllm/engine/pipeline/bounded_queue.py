@@ -14,16 +14,16 @@ class BoundedQueue(Generic[T]):
     def __init__(self, limit: int):
         self.limit = limit
         self._items: deque[T] = deque()
-        self._waiting: deque[tuple[T, Callable[[], None]]] = deque()  # items that wait for room, and who is told when they are in
+        self._waiting: deque[tuple[T, Callable[[], None]]] = deque()  # (item that waits for room, callback)
         self._changed = Condition()
         self._is_awake = False
         self._is_closed = False
 
-    def put_or_wait(self, item: T, told: Callable[[], None]) -> bool:
-        """Put an item. False if there is no room: then `told` is called, in another thread, once the item is in or the queue is closed."""
+    def put_or_wait(self, item: T, callback: Callable[[], None]) -> bool:
+        """Put an item. False if there is no room: `callback` is called, in another thread, once the item is in or the queue is closed."""
         with self._changed:
             if not self._is_closed and len(self._items) >= self.limit:
-                self._waiting.append((item, told))
+                self._waiting.append((item, callback))
                 return False
             self._items.append(item)
             self._changed.notify()
@@ -42,9 +42,9 @@ class BoundedQueue(Generic[T]):
                 self._changed.wait_for(lambda: self._items or self._is_awake or self._is_closed)
             self._is_awake = False
             taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
-            told = self._let_in(self.limit - len(self._items))
-        for tell in told:
-            tell()
+            callbacks = self._let_in(self.limit - len(self._items))
+        for callback in callbacks:
+            callback()
         return taken
 
     def wake(self) -> None:
@@ -54,16 +54,16 @@ class BoundedQueue(Generic[T]):
             self._changed.notify()
 
     def close(self) -> None:
-        """Nobody blocks any more."""
+        """Let calls that block return, now and later."""
         with self._changed:
             self._is_closed = True
-            told = self._let_in(len(self._waiting))
+            callbacks = self._let_in(len(self._waiting))
             self._changed.notify_all()
-        for tell in told:
-            tell()
+        for callback in callbacks:
+            callback()
 
     def _let_in(self, room: int) -> list[Callable[[], None]]:
-        """Move waiting items into the queue; returns who has to be told."""
+        """Move waiting items into the queue; returns their callbacks."""
         entering = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         self._items.extend(item for item, _ in entering)
-        return [told for _, told in entering]
+        return [callback for _, callback in entering]

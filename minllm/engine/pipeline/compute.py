@@ -17,7 +17,7 @@ class ComputeStage:
     def __init__(self, core: EngineCore, inbox: BoundedQueue, moved: DistinctQueue):
         self.core, self.inbox, self.moved = core, inbox, moved
         self.is_closed = False
-        self._requests: dict[str, PipelineRequest] = {}  # those that were added and have not ended
+        self._requests: dict[str, PipelineRequest] = {}  # requests that were added and have not ended
         self._aborts: deque[PipelineRequest] = deque()
 
     def run(self) -> None:

@@ -17,7 +17,7 @@ from threading import Event
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import Abort, PipelineRequest, Result
 
-REST = 3  # times as long as a round took
+REST = 3  # seconds of rest per second that a round took
 LONGEST_REST = 0.02  # seconds; also the longest wait for an event loop that does not answer
 Deliveries = list[tuple[PipelineRequest, Result]]
 

@@ -22,7 +22,7 @@ from minllm.engine.pipeline.request import PipelineRequest
 from minllm.engine.pipeline.tokenise import TokeniseStage
 from minllm.errors import EngineDeadError, InvalidRequestError
 
-QUEUE_LIMIT = 256  # requests before each of the first two stages
+QUEUE_LIMIT = 256  # requests that the queue before stage 1, or before stage 2, holds
 
 
 class Pipeline:
@@ -42,8 +42,8 @@ class Pipeline:
         switch_interval.shorten()
         self._threads = [self._start(stage) for stage in (self.tokenise, self.compute, self.detokenise)]
 
-    def admit(self, request: PipelineRequest, told: Callable[[], None]) -> bool:
-        """Send a request on its way; False if it waits for room: then `told` is called once it is on its way or the pipeline has ended.
+    def admit(self, request: PipelineRequest, callback: Callable[[], None]) -> bool:
+        """Send a request on its way; False if it waits for room: `callback` is called once it is on its way or the pipeline has ended.
 
         Raises InvalidRequestError if its id is in use, EngineDeadError if the pipeline has ended.
         """
@@ -52,7 +52,7 @@ class Pipeline:
             if request.request_id in self._requests:
                 raise InvalidRequestError(f"request_id={request.request_id!r} is running already: give every request an id of its own.")
             self._requests[request.request_id] = request
-        return self.prompts.put_or_wait(request, told)
+        return self.prompts.put_or_wait(request, callback)
 
     def find(self, request_id: str) -> PipelineRequest | None:
         """The request of this id that has not ended."""

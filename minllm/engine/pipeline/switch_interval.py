@@ -15,7 +15,7 @@ _before = 0.0
 
 
 def shorten() -> None:
-    """Shorten the interval until `restore` was called as often as this."""
+    """Shorten the interval until `restore` has been called as often."""
     global _users, _before
     with _lock:
         if _users == 0:
@@ -25,7 +25,7 @@ def shorten() -> None:
 
 
 def restore() -> None:
-    """Set the interval back that was in force before, if nobody else needs the short one."""
+    """Restore the interval from before, once every `shorten` has been undone."""
     global _users
     with _lock:
         _users -= 1

@@ -5,7 +5,7 @@ from minllm.engine.pipeline.bounded_queue import BoundedQueue
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import PipelineRequest
 
-AT_A_TIME = 16  # prompts, after which the next stage sees them
+AT_A_TIME = 16  # prompts taken from the queue at once
 
 
 class TokeniseStage:

@@ -29,7 +29,7 @@ from minllm.engine.requests.sequence import Sequence
 class Candidate(NamedTuple):
     """A beam and a token that may follow it."""
 
-    logprob: float  # sum over all output tokens
+    logprob: float  # sum of the output tokens' log-probabilities
     beam: "Beam"
     token_id: int
 
@@ -39,7 +39,7 @@ class Completed(NamedTuple):
 
     score: float
     logprob: float
-    token_ids: list[int]  # of the output
+    token_ids: list[int]  # output tokens
     finish_reason: FinishReason
 
 
@@ -47,7 +47,7 @@ class Completed(NamedTuple):
 class Beam(Sequence):
     """A sequence whose tokens its `search` chooses."""
 
-    candidates: dict[int, Logprob] | None = None  # the likeliest next tokens
+    candidates: dict[int, Logprob] | None = None  # likeliest next tokens; None before its first step
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
         """Keep the likeliest tokens for the search."""
@@ -55,12 +55,12 @@ class Beam(Sequence):
 
 
 class BeamSearch:
-    """One search. beams: at most that many at a time; the first begins with the prompt, and the others are forked from it."""
+    """One search over `beams`, one for each of beam_width: the first begins with the prompt, and the others are forked from it."""
 
     def __init__(self, params: BeamSearchParams, beams: list[Beam]):
         self.params, self.beams = params, beams
-        self.live = beams[:1]  # the beams of this step
-        self.completed: list[Completed] = []  # the best, best first
+        self.live = beams[:1]  # beams that the present step extends
+        self.completed: list[Completed] = []  # at most beam_width, best first
         for beam in beams:
             beam.search, beam.is_held = self, beam is not beams[0]
 

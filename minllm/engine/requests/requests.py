@@ -9,22 +9,11 @@ from minllm.engine.loading import Engine
 from minllm.engine.requests.bad_words import BadWords, bad_word_token_ids
 from minllm.engine.requests.beam_search import Beam, BeamSearch, Temperature
 from minllm.engine.requests.beam_search_params import BeamSearchParams
+from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.request_checks import check_vocabulary, prompt_in_context
 from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from minllm.engine.requests.sequence import Sequence
-
-
-class NoText:
-    """The decoder of a request with detokenize=False: no token has a text."""
-
-    def push_all(self, token_ids: list[int]) -> str:
-        """No text."""
-        return ""
-
-    def finish(self) -> str:
-        """No text."""
-        return ""
 
 
 def make_sequences(

@@ -1,19 +1,18 @@
 """A sequence: one completion of a request, from its prompt to its end.
 
-It carries three things that change while it runs: its tokens and the text they make, where the scheduler stands with it, and how it ended.
+It carries what changes while it runs: its tokens, their text (output_text.py), where the scheduler stands with it, and how it ended.
 """
 
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from threading import Lock
 from typing import Any
 
+from minllm.engine.requests.output_text import OutputText
 from minllm.engine.requests.outputs import FinishReason, Logprob
 from minllm.engine.requests.sampling_params import SamplingParams
-from minllm.engine.requests.stop_strings import StopStringMatcher
 
 NO_SLOT = -1
 LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary's size in float32, 263 MB for Llama 3
@@ -23,8 +22,8 @@ LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary
 class Sequence:
     """One prompt and the tokens that follow it.
 
-    `max_tokens` is the smaller of the request's own limit and the room left in the model's context. `decoder` turns ids into text
-    piece by piece (models.incremental_decoder); text is made when it is read, or at once if it may hold a stop string.
+    `max_tokens` is the smaller of the request's own limit and the room left in the model's context. Text is made when it is read, or
+    at once if it may hold a stop string.
 
     One thread may append tokens while another reads the text. `finish_reason` is set last, so a sequence seen as finished is complete.
     """
@@ -35,15 +34,15 @@ class Sequence:
     params: SamplingParams  # `seed` is never None
     max_tokens: int
     eos_token_ids: frozenset[int]  # the model's own; empty with ignore_eos
-    decoder: Any
-    arrival_time: float = field(default_factory=time.perf_counter)  # seconds
+    decoder: InitVar[Any]  # turns ids into text piece by piece (models/incremental_decoder.py)
+    arrival_time: float = field(default_factory=time.perf_counter)
     cache_salt: str = ""  # only sequences with the same salt share cached keys and values
     index: int = 0  # index of the completion in its request
     logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
     banned_token_ids: tuple[int, ...] = ()
     siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
     priority: int = 0  # lower runs earlier
-    deadline: float | None = None  # in time.perf_counter's seconds: when the sequence is aborted
+    deadline: float | None = None  # the time.perf_counter() at which the sequence is aborted
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -56,26 +55,22 @@ class Sequence:
     last_token_time: float | None = None
 
     # The scheduler's. A token is computed when its key and value are in the cache, or will be after the steps launched so far.
-    arrival: int = 0  # order of arrival
-    slot: int = NO_SLOT  # where its state lies on the device while it runs
+    arrival: int = 0  # the request's number in the order of arrival
+    slot: int = NO_SLOT  # slot of its state on the device while it runs
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_computed_tokens: int = 0
-    num_prefill_tokens: int = 0  # tokens known when it entered: they are computed in chunks; later ones are decoded one by one
-    num_in_flight: int = 0  # tokens that launched steps sample, and that have not come back
+    num_prefill_tokens: int = 0  # tokens known when it entered, which are computed in chunks; later ones are decoded
+    num_in_flight: int = 0  # tokens that launched steps sample and that the host does not know yet
     num_preemptions: int = 0
 
     # A beam search's (beam_search.py).
-    search: Any = None  # what chooses the tokens; None: they are sampled
-    scores_processed: bool = False  # its log-probabilities are those of the logits that its logits_processors return
+    search: Any = None  # the BeamSearch that chooses the tokens; None if they are sampled
+    scores_processed: bool = False  # log-probabilities are taken after logits_processors, not before
     is_held: bool = False  # not computed until the search has chosen
 
-    def __post_init__(self) -> None:
-        self._stop_ids = frozenset(self.params.stop_token_ids)
-        self._ending_ids = self.eos_token_ids | self._stop_ids
-        self._matcher = StopStringMatcher(self.params.stop, self.params.include_stop_str_in_output)
-        self._num_read = 0  # output tokens that the decoder has had
-        self._unread = ""
-        self._reading = Lock()
+    def __post_init__(self, decoder: Any) -> None:
+        self._ending_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+        self._text = OutputText(decoder, self.params, self._ending_ids)
 
     @cached_property
     def shown_prompt_token_ids(self) -> list[int]:
@@ -153,9 +148,7 @@ class Sequence:
 
     def text_so_far(self) -> tuple[str, int]:
         """The text, and the number of output tokens that it stands for."""
-        with self._reading:
-            self._read_tokens(self.is_finished)
-            return self._matcher.text, self._num_read
+        return self._text.so_far(self.output_token_ids, self.is_finished)
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
         """Append the next token, which came at `now`, and decide whether it is the last."""
@@ -168,11 +161,8 @@ class Sequence:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token_id].logprob
         reason, stop_reason = self._end_at(token_id)
-        if self.params.stop:
-            with self._reading:
-                self._read_tokens(reason is not None)
-            if self._matcher.stop is not None:
-                reason, stop_reason = "stop", self._matcher.stop
+        if self.params.stop and (stop := self._text.stop_string(self.output_token_ids, reason is not None)) is not None:
+            reason, stop_reason = "stop", stop
         self.stop_reason = stop_reason
         self.finish_reason = reason
 
@@ -183,16 +173,12 @@ class Sequence:
 
     def give_up(self, error: Exception) -> None:
         """End the sequence because of an error with its text, which stays as it is."""
-        with self._reading:
-            self._num_read, self.decoder = len(self.output_token_ids), None
+        self._text.give_up(len(self.output_token_ids))
         self.abort("error", error)
 
     def take_text(self) -> str:
         """The text that became final since the last call."""
-        with self._reading:
-            self._read_tokens(self.is_finished)
-            text, self._unread = self._unread, ""
-        return text
+        return self._text.take(self.output_token_ids, self.is_finished)
 
     def _end_at(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """finish_reason and stop_reason after this newest token, stop strings apart."""
@@ -200,27 +186,3 @@ class Sequence:
         if token_id in self._ending_ids and count > self.params.min_tokens:
             return "stop", None if token_id in self.eos_token_ids else token_id
         return ("length" if count >= self.max_tokens else None), None
-
-    def _read_tokens(self, are_all: bool) -> None:
-        """Turn the output tokens that the decoder has not had into text. are_all: no more tokens will come."""
-        new, min_tokens = self.output_token_ids[self._num_read :], self.params.min_tokens
-        if self.params.stop:
-            for token_id in new:
-                self._num_read += 1
-                may_stop = self._num_read > min_tokens
-                self._release(self.decoder.push(token_id) if self._is_shown(token_id, may_stop) else "", may_stop)
-        elif new:
-            self._num_read += len(new)
-            may_stop = self._num_read > min_tokens
-            self._release(self.decoder.push_all(new if self._is_shown(new[-1], may_stop) else new[:-1]), may_stop)
-        if are_all and self.decoder is not None:
-            self._release(self.decoder.finish(), len(self.output_token_ids) > min_tokens)
-            self._unread += self._matcher.flush()
-            self.decoder = None
-
-    def _is_shown(self, token_id: int, may_stop: bool) -> bool:
-        """Whether a token belongs to the text: one that ends the text does only if that was requested."""
-        return not (may_stop and token_id in self._ending_ids) or self.params.include_stop_str_in_output
-
-    def _release(self, piece: str, may_stop: bool) -> None:
-        self._unread += self._matcher.push(piece, may_stop)

@@ -4,13 +4,14 @@ A chunk of a prompt and a decode step are the same arrays with other numbers; ea
 cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
-from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
+from minllm.engine.running.block_tables import padded_block_tables
+from minllm.engine.running.recent_tokens import recent_of_spans
 from minllm.engine.running.step_graphs import GraphKey
 from minllm.ops.protocol import Batch
 
@@ -27,15 +28,10 @@ class NewTokens:
     ring: int = 0  # number of the ring that holds the sequence's newest tokens, if the cache has a residual window
 
 
-def padded_block_tables(tables: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
-    """Stack block tables: int32 [B, max_blocks], at least `width` wide.
-
-    The padding is block 0, which is never read: context_lens ends before it.
-    """
-    padded = np.zeros((len(tables), max(width, *map(len, tables))), np.int32)
-    for row, table in enumerate(tables):
-        padded[row, : len(table)] = table
-    return padded
+def chunks(token_ids: Sequence[int], length: int, block_table: Sequence[int], ring: int = 0) -> Iterator[NewTokens]:
+    """A text from its first token on, up to `length` tokens at a time."""
+    for start in range(0, len(token_ids), length):
+        yield NewTokens(token_ids[start : start + length], start, block_table, ring)
 
 
 def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
@@ -44,7 +40,7 @@ def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) ->
 
 
 def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
-    """The arrays, on the host, for the new tokens of B sequences. residual_window: that of the cache."""
+    """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
     positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
@@ -65,34 +61,6 @@ def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_si
     )
 
 
-def decode_batch(
-    token_ids: np.ndarray, positions: np.ndarray, block_tables: np.ndarray, block_size: int, rings: np.ndarray | None = None,
-    residual_window: int = 0,
-) -> Batch:  # fmt: skip
-    """The arrays, on the host, for one new token of each of B sequences: token_ids, positions int32 [B], block_tables [B, max_blocks].
-
-    rings: int32 [B], the ring of each sequence if the cache has a residual_window.
-    """
-    count = len(token_ids)
-    rows = np.arange(count + 1, dtype=np.int32)
-    slots = block_tables[rows[:-1], positions // block_size] * block_size + positions % block_size
-    return Batch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=slots.astype(np.int32),
-        query_start=rows,
-        context_lens=positions + np.int32(1),
-        block_tables=block_tables,
-        logits_rows=rows[:-1],
-        num_tokens=count,
-        num_sequences=count,
-        max_query_len=1,
-        max_context_len=int(positions.max()) + 1,
-        num_decodes=count,
-        recent=recent_of_decode(positions, rings, residual_window) if residual_window else None,
-    )
-
-
 def to_backend(batch: Batch, ops) -> Batch:
     """The batch with its arrays in the backend's memory."""
     recent = None if batch.recent is None else replace(batch.recent, **{n: ops.array(a) for n, a in batch.recent.arrays().items()})
@@ -102,7 +70,7 @@ def to_backend(batch: Batch, ops) -> Batch:
 def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: int) -> Batch:
     """A batch, on the host, of sequences that decode at these positions, followed by `prompts`, which may be None.
 
-    Of the rows that decode only the positions are known here; `Ops.load_rows` fills in the others from their slots.
+    Only the positions of the rows that decode are known here; `Ops.load_rows` fills in their other arrays from the slots.
     """
     count = len(positions)
     context_lens = np.array(positions, np.int32) + np.int32(1)

@@ -1,12 +1,13 @@
-"""Small arrays between host and device, through page-locked memory that is used again: one copy a step and direction."""
+"""Small arrays between host and device, through page-locked memory that is used again: one copy per step and direction."""
 
+import math
 from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
 
 ALIGNMENT = 64  # elements: every array on the device begins at a multiple of 256 bytes
-SMALLEST = 4096  # bytes of host memory
+SMALLEST_BYTES = 4096  # pieces of host memory are at least this large
 
 
 class PinnedMemory:
@@ -14,12 +15,12 @@ class PinnedMemory:
 
     def __init__(self, machine):
         self.machine = machine
-        self._idle: dict[int, list[np.ndarray]] = defaultdict(list)  # bytes -> memory
+        self._idle: dict[int, list[np.ndarray]] = defaultdict(list)  # size in bytes -> pieces of memory that nobody uses
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
         """(memory, the array in it): give the memory back when nothing is copied from or to it any more."""
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        size = max(SMALLEST, 1 << max(0, nbytes - 1).bit_length())
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        size = max(SMALLEST_BYTES, 1 << max(0, nbytes - 1).bit_length())
         memory = self._idle[size].pop() if self._idle[size] else self.machine.pinned((size,), np.uint8)
         return memory, memory[:nbytes].view(dtype).reshape(shape)
 
@@ -64,7 +65,7 @@ class Readback:
         self._memory = memory
         self._taken = [memory.take(array.shape, array.dtype) for array in arrays]
         events = [machine.read_later(array, pinned) for array, (_, pinned) in zip(arrays, self._taken, strict=True)]
-        self._event = events[-1]  # that of the last copy covers all
+        self._event = events[-1]  # copies end in order, so the last event covers all
 
     def wait(self) -> list[np.ndarray]:
         """Wait for the arrays; to be called once."""

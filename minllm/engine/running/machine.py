@@ -26,7 +26,7 @@ class HostMachine:
     steps_ahead = 0  # a step is complete when it returns, so nothing is gained by planning the next one earlier
 
     def use_in_this_thread(self) -> None:
-        """Nothing has to be done."""
+        """Nothing to do."""
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Host memory for `read_later` and `write_later`."""

@@ -1,6 +1,6 @@
 """The runner: executes one Step on the model, and knows nothing else of sequences.
 
-    slots of sequences that entered or grew are brought up to date          one upload, one launch
+    slots of sequences that entered or grew are updated                     one upload, one launch
     forward over all tokens of the step, sample, advance                    decodes alone replay a CUDA graph on a GPU
     tokens come back through page-locked memory                             `PendingForward.wait` is the only wait
 
@@ -10,7 +10,7 @@ read from its slot, where step n leaves it.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,25 +20,16 @@ from minllm.cache.policy import CachePolicy
 from minllm.engine.progress import Progress
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.running.batch_arrays import BATCH_ARRAYS, NewTokens, behind_decodes, build_batch, padded_arrays
+from minllm.engine.running.forward_result import PendingForward
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.step_graphs import GraphKey, StepGraphs
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.attention.residual_window.reference import ring_blocks
-from minllm.kernels.sampling.log_probabilities import LogProbabilities
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch, RecentTokens
-
-
-class ForwardResult(NamedTuple):
-    """What a forward computed, on the host."""
-
-    sampled: list[Sequence]
-    token_ids: list[int]  # one per sequence
-    logprobs: LogProbabilities | None  # of these tokens, if one of the sequences wants them
-    prompt_logprobs: list[tuple[Span, LogProbabilities]]  # of the tokens after each of a span's
 
 
 class ModelRunner:
@@ -67,7 +58,7 @@ class ModelRunner:
         """How many steps may be launched before the results of an earlier one are read."""
         return self.machine.steps_ahead
 
-    def execute(self, step: Step) -> list["PendingForward"]:
+    def execute(self, step: Step) -> list[PendingForward]:
         """Launch a step; the results of its forwards are in the order of `step.sampled`."""
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
@@ -90,7 +81,7 @@ class ModelRunner:
         return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
-        """Capture the graphs of decode steps for all batch sizes and these kinds, for short contexts; others are captured when needed."""
+        """Capture the graphs of steps for these kinds that are captured before the first request (StepGraphs.keys)."""
         keys = [] if self.graphs is None else [key for key in self.graphs.keys(kinds) if key not in self.graphs]
         for done, key in enumerate(keys, start=1):
             self.graphs.capture(key, self.uploads)
@@ -98,9 +89,10 @@ class ModelRunner:
                 progress("Capturing decode steps", done, len(keys))
 
     def forwards(self, step: Step) -> list[list[Span]]:
-        """The spans of each forward: all in one, but with a residual window decodes, which work in the rings, are apart from prompts.
+        """The spans of each forward. All are in one, unless the cache has a residual window.
 
-        Those work in scratch memory, which has room for one that has begun earlier.
+        Then decodes, which work in the rings, have a forward of their own. Prompts work in scratch memory, which has room for the window of
+        one prompt that an earlier step has begun.
         """
         if not self._window:
             return [step.spans]
@@ -112,7 +104,8 @@ class ModelRunner:
             forwards[-1].append(span)
         return forwards
 
-    def _launch(self, spans: list[Span]) -> "PendingForward":
+    def _launch(self, spans: list[Span]) -> PendingForward:
+        """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
@@ -145,10 +138,10 @@ class ModelRunner:
         batch = None
         if prompts:
             chunks = [self._chunk(span) for span in prompts]
-            ends = np.cumsum([span.length for span in prompts]) - 1  # the last row of each
+            ends = np.cumsum([span.length for span in prompts]) - 1  # each span's last row
             rows = [row for span, row in zip(prompts, ends, strict=True) for _ in span.sampled]
             if not slots:
-                rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty: a row that counts for nothing
+                rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty, so one row is computed and dropped
             rows += [end - back for span, end in zip(prompts, ends, strict=True) if span in scored for back in reversed(range(span.length))]
             batch = build_batch(chunks, rows, size, self._window)
         if decodes:
@@ -196,7 +189,7 @@ class ModelRunner:
         return RecentTokens(slot_mapping, context_lens, self.ops.empty((rows, ring), np.int32), rings=slots)
 
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
-        """Let a sequence's own functions change its logits, on the host: slow, because the device waits. Returns what they were."""
+        """Let a sequence's own functions change its logits on the host, for which the device waits. Returns the logits before that."""
         computed = self.ops.to_host(logits).copy()
         host = computed.copy()
         for processor in sequence.logits_processors:
@@ -204,8 +197,8 @@ class ModelRunner:
         self.machine.write(logits, host)
         return computed
 
-    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> "PendingForward":
-        """Start to bring the results of a forward to the host; rows: that of each sampled sequence."""
+    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> PendingForward:
+        """Start to bring the results of a forward to the host. rows: the row of each sampled sequence."""
         count, arrays = tokens.shape[0], [tokens]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
@@ -222,20 +215,3 @@ class ModelRunner:
         end = span.start + span.length
         found = span.sequence.token_ids(span.start + 1, min(end + 1, span.sequence.num_tokens))
         return np.array(found + [0] * (span.length - len(found)), np.int32)
-
-
-class PendingForward:
-    """The results of a forward on their way to the host."""
-
-    def __init__(self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span]):
-        self._readback, self._sampled, self._rows, self._has_logprobs, self._scored = readback, sampled, rows, has_logprobs, scored
-
-    def wait(self) -> ForwardResult:
-        """Wait for them; to be called once."""
-        tokens, *others = self._readback.wait()
-        logprobs = LogProbabilities(*(array[self._rows] for array in others[:4])) if self._has_logprobs else None
-        prompt_logprobs, row = [], 0
-        for span in self._scored:
-            prompt_logprobs.append((span, LogProbabilities(*(array[row : row + span.length] for array in others[-4:]))))
-            row += span.length
-        return ForwardResult(self._sampled, tokens[self._rows].tolist(), logprobs, prompt_logprobs)

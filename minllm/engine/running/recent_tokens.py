@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minllm.engine.running.block_tables import padded_block_tables
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
-from minllm.kernels.kv.move_window import window_of_rows
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.ops.protocol import RecentTokens
 
 
 def recent_of_spans(spans: Sequence, residual_window: int) -> RecentTokens:
-    """For the new tokens of B sequences (NewTokens: token_ids, start and ring): each has its window followed by its new tokens."""
+    """The arrays for NewTokens of B sequences, each with its window followed by its new tokens."""
     slots, lengths, tables, loads, stores, used = [], [], [], [], [], 0
     for span in spans:
         end, ring = span.start + len(span.token_ids), span.ring * ring_blocks(residual_window)
@@ -32,22 +32,7 @@ def recent_of_spans(spans: Sequence, residual_window: int) -> RecentTokens:
     return RecentTokens(
         slot_mapping=np.concatenate(slots).astype(np.int32),
         context_lens=np.array(lengths, np.int32),
-        block_tables=side_by_side(tables),
+        block_tables=padded_block_tables(tables),
         loads=np.array(loads, np.int32) if loads else None,
         stores=np.array(stores, np.int32),
     )
-
-
-def recent_of_decode(positions: np.ndarray, rings: np.ndarray, residual_window: int) -> RecentTokens:
-    """For one new token of each of B sequences at these positions, int32 [B], in these rings, int32 [B]."""
-    rings = rings.astype(np.int32)
-    slots, lengths, tables = window_of_rows(positions, positions + 1, rings, residual_window)
-    return RecentTokens(slots, lengths, tables, rings=rings)
-
-
-def side_by_side(tables: Sequence[Sequence[int]]) -> np.ndarray:
-    """Stack block tables: int32 [B, max_blocks]; the padding is block 0, which is never read."""
-    padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, table in enumerate(tables):
-        padded[row, : len(table)] = table
-    return padded

@@ -23,7 +23,7 @@ class Slots:
         self._kinds = [SamplingKind.GREEDY] * num_slots
 
     def changes(self, step: Step) -> np.ndarray:
-        """The words that a step changes, int32 [n, 2]: index, word. Also writes what slots know of the whole vocabulary."""
+        """The words that a step changes, int32 [n, 2]: index, word. Writes the slots' arrays over the vocabulary at once."""
         found = [self._entry(sequence) for sequence in step.entered]
         if grown := [cell for sequence in step.grown if sequence not in step.entered for cell in self._growth(sequence)]:
             found.append(self.state.block_pairs(*np.array(grown).T))

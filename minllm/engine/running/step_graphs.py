@@ -1,7 +1,7 @@
 """Steps as replays of CUDA graphs, captured for some sizes.
 
-A launch takes the host some 0.1 ms with all that is checked and looked up for it, and a step has hundreds. So a step is padded to the next
-size for which there is a graph, whose replay is one launch:
+A launch costs the host about 0.1 ms of checks and look-ups, and a step has hundreds of launches. So a step is padded to the next size for
+which there is a graph, whose replay is one launch:
 
     tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8
     decodes   sequences that decode, which come first; beside prompts 8, 32, 64, 128 ..., so that few graphs serve many steps
@@ -13,11 +13,12 @@ Padding writes no keys and values, is in no context, and its tokens are dropped.
 that decode from their slots, the last one stores the new tokens there. So a step of decodes alone needs nothing from the host unless other
 sequences take part; prompts come in one upload.
 
-One graph runs at a time, so all share the memory of their temporaries and results: that of the largest. Source of the sizes: vLLM's
+One graph runs at a time, so all share memory for temporaries and results, as much as the largest needs. Source of the sizes: vLLM's
 "cudagraph capture sizes".
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -29,8 +30,8 @@ from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.protocol import Batch, RecentTokens
 
-SHORTEST_CONTEXT = 1024  # tokens
-TOKEN_STEP = 256
+SHORTEST_CONTEXT = 1024  # tokens that the narrowest block tables cover
+TOKEN_STEP = 256  # above this, numbers of tokens are multiples of it
 PROMPTS = (1, 8, 32)  # more prompts in one step are computed kernel by kernel
 
 
@@ -40,7 +41,7 @@ class GraphKey(NamedTuple):
     tokens: int
     decodes: int
     prompts: int
-    columns: int  # of block tables
+    columns: int  # columns of the block tables
     kind: SamplingKind
 
     @property
@@ -100,15 +101,15 @@ class StepGraphs:
     def __init__(
         self, ops, machine, *, max_num_seqs: int, max_tokens: int, columns: int, block_size: int, residual_window: int, compute: Callable
     ):  # fmt: skip
-        """max_tokens: of a step. columns: of the widest block table. residual_window: that of the cache."""
+        """max_tokens: the most tokens of a step. columns: the width of the widest block table. residual_window: the cache's."""
         self.machine, self.block_size, self.compute = machine, block_size, compute
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
         self.mixed_sizes = mixed_sizes(max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs + 1))
         self._graphs: dict[GraphKey, Any] = {}
-        self._rows: list[int] = []  # the slots that the last step of decodes alone had
+        self._rows: list[int] = []  # slots of the last step, if all its sequences decoded
         largest = GraphKey(self.token_sizes[-1], max_num_seqs, PROMPTS[-1], columns, SamplingKind.GREEDY)
-        self._words = ops.zeros((sum(map(size_of, largest.layout().values())),), np.int32)
+        self._words = ops.zeros((sum(map(math.prod, largest.layout().values())),), np.int32)
         self._recent = None
         if residual_window:
             slot_mapping, context_lens = (ops.zeros((max_num_seqs,), np.int32) for _ in range(2))
@@ -153,7 +154,7 @@ class StepGraphs:
         return graph.result
 
     def capture(self, key: GraphKey, uploads: Uploads) -> None:
-        """Capture a graph. The step is launched once before, of padding alone, which compiles and allocates whatever is missing."""
+        """Capture a graph. A step of padding alone is launched first, which compiles and allocates whatever is missing."""
         self._rows = []
         self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
         slots, batch = self.batch(key)
@@ -164,7 +165,7 @@ class StepGraphs:
     def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
 
-        They are those of contexts of up to 4k tokens, and for other kinds than greedy up to 1k; others are captured when they are needed.
+        They cover contexts of up to 4k tokens, and up to 1k for kinds other than greedy; others are captured when they are needed.
         """
         columns, kinds, most = self.widths[0], sorted(kinds), self.token_sizes[-1]
         together = [GraphKey(most, decodes, 8, width, kinds[0]) for width in self.widths[:2] for decodes in reversed(self.mixed_sizes)]
@@ -177,8 +178,8 @@ class StepGraphs:
         """The slots and the batch of a graph."""
         arrays, start = {}, 0
         for name, shape in key.layout().items():
-            arrays[name] = self._words[start : start + size_of(shape)].reshape(shape)
-            start += size_of(shape)
+            arrays[name] = self._words[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)
         slots, recent = arrays.pop("slots"), None
         if self._recent is not None and not key.prompts:
             recent = RecentTokens(*(array[: key.decodes] for array in self._recent), rings=slots)
@@ -203,8 +204,3 @@ class StepGraphs:
             arrays["query_start"][:] = np.arange(key.sequences + 1)
         packed = np.concatenate(list(arrays.values()))
         uploads.write(self._words[: packed.size], packed)
-
-
-def size_of(shape: tuple[int, ...]) -> int:
-    """Elements of an array of this shape."""
-    return int(np.prod(shape))

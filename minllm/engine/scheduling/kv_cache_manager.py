@@ -18,7 +18,7 @@ class KVCacheManager:
     def __init__(self, policy: CachePolicy, prediction: LengthPrediction):
         self.policy, self.prediction = policy, prediction
         self.block_size = policy.block_size
-        self._noted: dict[Sequence, int] = {}  # tokens that the policy knows of each sequence
+        self._noted: dict[Sequence, int] = {}  # number of each sequence's tokens that the policy knows
 
     def check_fits(self, sequence: Sequence) -> None:
         """Raise OutOfMemoryError if not even the empty cache could hold this sequence."""
@@ -30,7 +30,7 @@ class KVCacheManager:
             )
 
     def admit(self, sequence: Sequence) -> int:
-        """Reserve blocks for the known tokens of a sequence, and a promise for those predicted; returns how many are in the cache.
+        """Reserve blocks for a sequence's known tokens, and promise room for the predicted ones; returns how many are in the cache.
 
         Raises OutOfMemoryError if there is no room now.
         """
@@ -90,6 +90,6 @@ class KVCacheManager:
         self.policy.free(sequence)
 
     def _promise(self, sequence: Sequence) -> int:
-        """Tokens that are guaranteed beyond the known ones."""
+        """Tokens beyond the known ones that are guaranteed to fit."""
         left = sequence.max_tokens - len(sequence.output_token_ids)
         return min(left, self.prediction.remaining_tokens(sequence))

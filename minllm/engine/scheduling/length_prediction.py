@@ -1,7 +1,7 @@
 """How long will an answer be? What is predicted decides how many sequences are admitted before memory runs out.
 
     none    nothing is kept for the answer: most sequences run together, and some are preempted when their answers grow
-    limit   all of max_tokens is kept: nobody is ever preempted, and memory that short answers do not use stays empty
+    limit   all of max_tokens is kept: no sequence is ever preempted, and memory that short answers do not use stays empty
     mean    the mean of past answers to prompts of about this length is kept: a running mean per power of two of the prompt's length
 """
 
@@ -32,7 +32,7 @@ class NoPrediction(LengthPrediction):
 
 
 class LimitPrediction(LengthPrediction):
-    """Keeps all that may come."""
+    """Keeps all of max_tokens."""
 
     def remaining_tokens(self, sequence: Sequence) -> int:
         """See LengthPrediction."""
@@ -40,7 +40,7 @@ class LimitPrediction(LengthPrediction):
 
 
 class MeanPrediction(LengthPrediction):
-    """Keeps what earlier answers to prompts of this length had in the mean."""
+    """Keeps the mean length of earlier answers to prompts of about this length."""
 
     def __init__(self):
         self._estimates: dict[int, LengthEstimate] = defaultdict(LengthEstimate)

@@ -20,7 +20,7 @@ from minllm.errors import OutOfMemoryError
 
 @dataclass
 class Preemption:
-    """Takes memory from sequences and gives it back. swap_wins: for "auto", whether a swap of so many tokens beats computing them."""
+    """Takes memory from sequences and gives it back. swap_wins: for "auto", whether swapping this number of tokens beats computing them."""
 
     mode: str = "recompute"
     swap_space: SwapSpace | None = None

@@ -27,14 +27,14 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """The spans of one forward, decodes first, and what has to be brought up to date before it."""
+    """The spans of one forward, decodes first, and what must be prepared before it."""
 
     spans: list[Span] = field(default_factory=list)
-    entered: list[Sequence] = field(default_factory=list)  # their slots are written anew
-    grown: list[Sequence] = field(default_factory=list)  # their block tables have changed
-    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (source, destination) that are copied before the forward
-    forks: list[tuple[int, int]] = field(default_factory=list)  # slots (source, destination): sequences that part before this step
-    preempts: bool = False  # sequences lost their memory to this step, so that none may enter it
+    entered: list[Sequence] = field(default_factory=list)  # sequences whose slots are written anew
+    grown: list[Sequence] = field(default_factory=list)  # sequences whose block tables have changed
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of blocks to copy before the forward
+    forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of slots whose rings to copy before the forward
+    preempts: bool = False  # a sequence was preempted for this step, so none may enter it
 
     @property
     def num_tokens(self) -> int:

@@ -89,4 +89,10 @@ def silu_and_multiply(gate_up, out, stream=None):
         grid = (tokens, ceil_div(vectors, VECTORS_PER_THREAD * BLOCK))
         launch(silu_and_multiply_vector_kernel(out.dtype), grid, BLOCK, (gate_up, out), stream)
     else:
-        launch(silu_and_multiply_kernel, (tokens, ceil_div(intermediate, BLOCK)), BLOCK, (gate_up, out), stream)
+        silu_and_multiply_by_element(gate_up, out, stream)
+
+
+def silu_and_multiply_by_element(gate_up, out, stream=None):
+    """The same by the first kernel, one element per thread, for arrays of any size."""
+    tokens, intermediate = out.shape
+    launch(silu_and_multiply_kernel, (tokens, ceil_div(intermediate, BLOCK)), BLOCK, (gate_up, out), stream)

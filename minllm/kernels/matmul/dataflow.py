@@ -88,7 +88,7 @@ def as_json(gpu: str, table: Sequence[Inflection]) -> str:
 def read_table(path: Path) -> tuple[Inflection, ...]:
     """The table in a file. Raises InvalidOptionError with a description if it is malformed."""
     try:
-        lines = json.loads(path.read_text())["shapes"]
+        lines = json.loads(path.read_text(encoding="utf-8"))["shapes"]
         table = tuple(Inflection(*(int(line[name]) for name in Inflection._fields)) for line in lines)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidOptionError(f"{path} is no table of matrix products ({error!r}): delete it, or run minllm tune again.") from None

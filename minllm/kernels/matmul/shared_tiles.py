@@ -17,8 +17,14 @@ from numba import cuda, float32, int64, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.output_tiles import PACK
+from minllm.runtime.device import AMPERE, capability_here
 
 CHUNK = 8  # elements in 16 bytes
+
+
+def with_stages_for_gpu(tiling):
+    """A tiling with a ring of two stages before compute capability 8.0: a copy is complete when it returns, so more would hide nothing."""
+    return tiling if capability_here() >= AMPERE else tiling._replace(stages=2)
 
 
 def make_place_of_chunk(tile_k: int):

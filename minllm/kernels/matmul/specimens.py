@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from numba.cuda import types
-
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warp_specialized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES
@@ -19,7 +17,8 @@ from minllm.kernels.matmul.quantized import specimens as quantized
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
-from minllm.kernels.specimen import Specimen, array
+from minllm.kernels.specimen import TARGETS, Specimen, array
+from minllm.machine.numba_cuda import types
 from minllm.tiles.warp import WARP
 
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
@@ -89,12 +88,13 @@ def gemv_step_specimens(dtype):
     vector, heads = array(dtype, 1), array(dtype, 3)
     index, table = array(types.int32, 1), array(types.float32, 2)
     for hidden, head_dim, query_and_keys, intermediate in ((2048, 64, 3072, 8192), (4096, 128, 6144, 14336)):
-        tiling = choose_qkv_tiling(1, query_and_keys, hidden)
-        kernel = gemv_qkv_kernel(1, hidden, head_dim, dtype, tiling, True)
         matrix = array(dtype, 2)
         arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, types.float32)
-        qkv = gemv_specimen(f"step/{hidden}/qkv", kernel, arguments, tiling, 24, dtype)
-        yield replace(qkv, spills={(8, 0): 40}) if hidden == 4096 else qkv  # four rows of weight per warp, a tiling chosen on Hopper
+        for target in TARGETS:
+            tiling = choose_qkv_tiling(1, query_and_keys, hidden, target)
+            kernel = gemv_qkv_kernel(1, hidden, head_dim, dtype, tiling, True)
+            qkv = gemv_specimen(f"step/{hidden}/qkv/{tiling.rows}_rows", kernel, arguments, tiling, 24, dtype)
+            yield replace(qkv, targets=(target,))
         for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
             tiling = gemv.choose_tiling(1, n, k)
             kernel = gemv.gemv_kernel(1, k, dtype, tiling, True)

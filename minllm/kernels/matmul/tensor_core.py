@@ -38,8 +38,9 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles
 from minllm.kernels.matmul.output_tiles import make_store_pair, make_tile_order
-from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements
+from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements, with_stages_for_gpu
 from minllm.kernels.vector import address, vectors_per_row
+from minllm.runtime.device import HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -90,14 +91,17 @@ TILINGS = (
     TensorCoreTiling(32, 64, 64, 1, 4, 4),
     TensorCoreTiling(16, 64, 64, 1, 4, 4),
 )
+# {tile: blocks per SM before Hopper}. Without a number ptxas saves registers for more blocks than shared memory holds, and spills.
+BLOCKS = {(32, 64): 4}
 TILING_BY_ELEMENTS = TensorCoreTiling(64, 64, 32, 2, 2, 2)  # copies through registers leave less room for outputs, and need no ring
 
 
 @functools.cache
-def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, paired: bool):
+def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, paired: bool, blocks: int | None = None):
     """The kernel for x and weight of `dtype`.
 
     aligned: all rows of x and weight begin on multiples of 16 bytes. paired: out is of `dtype` and its rows begin on multiples of 4 bytes.
+    blocks: per SM, for which ptxas limits the registers; None leaves that to ptxas.
     """
     tiling.check()
     tile_m, tile_n, tile_k, warps_m, warps_n, stages = tiling
@@ -114,7 +118,7 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
     store_pair = make_store_pair(dtype if paired else None)
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
-    @kernel(launch_bounds=threads)
+    @kernel(launch_bounds=(threads, blocks) if blocks else threads)
     def matmul_tensor_core_kernel(x, weight, bias, out):
         """x [M, K], weight [N, K], bias [N] or None, out [M, N]; one block per tile, in a one-dimensional grid."""
         ring = cuda.shared.array(0, uint32, alignment=128)  # [stages, tile of x then tile of weight]
@@ -191,7 +195,8 @@ def matmul_tensor_core(x, weight, out, bias=None, stream=None, tiling: TensorCor
         return
     aligned = vectors_per_row(k, x, weight) > 0
     paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
-    tiling = TensorCoreTiling(*(tiling or (choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
+    tiling = TensorCoreTiling(*(tiling or with_stages_for_gpu(choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
     grid = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n)
-    chosen = tensor_core_kernel(tiling, x.dtype.name, aligned, paired)
+    blocks = BLOCKS.get((tiling.tile_m, tiling.tile_n)) if capability_here() < HOPPER else None
+    chosen = tensor_core_kernel(tiling, x.dtype.name, aligned, paired, blocks)
     launch(chosen, grid, tiling.threads, (x, weight, bias, out), stream=stream, shared_bytes=tiling.shared_bytes)

@@ -1,11 +1,10 @@
 """The sampling kernels as they are launched. Logits are always float32."""
 
-from numba.cuda import types
-
 from minllm.kernels.sampling import argmax, log_probabilities, penalties, radix_select
 from minllm.kernels.sampling.sample import draw_parts_kernel
 from minllm.kernels.sampling.thresholds import thresholds_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.machine.numba_cuda import types
 from minllm.tiles.warp import WARP
 
 SHARES = "the share p of an int64 sum of weights is formed in float64, once a level and thread"

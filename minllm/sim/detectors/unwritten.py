@@ -9,11 +9,12 @@ import numpy as np
 
 from minllm.sim.array_bytes import bytes_between, place_of
 from minllm.sim.arrays import fail, poisoned
-from minllm.sim.monitor import Monitor
+from minllm.sim.monitor import NO_MORE, Monitor
 from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
-ALL_MARKED = MARK * 4096
+MARKS = [MARK * count for count in range(129)]
+UNKNOWN = object()  # nothing is noted yet
 
 
 class Unwritten(np.ndarray):
@@ -44,17 +45,18 @@ class UnwrittenReads(Monitor):
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         notes = array.root.notes
-        try:
-            marks = notes["written"]
-        except KeyError:
-            marks = notes["written"] = None if array.space == "constant" else bytearray(array.root.flat_bytes.size)
+        marks = notes.get("written", UNKNOWN)
+        if marks is UNKNOWN:
+            marks = notes["written"] = None if array.space == "constant" else bytearray(array.root.span)
         if marks is None:
-            return
+            return NO_MORE
         stop = start_byte + byte_count
         if kind != "write" and marks.find(b"\0", start_byte, stop) >= 0:
             self.report(thread, array, marks.find(b"\0", start_byte, stop), start_byte, byte_count)
         if kind != "read":
-            marks[start_byte:stop] = ALL_MARKED[:byte_count] if byte_count <= len(ALL_MARKED) else MARK * byte_count
+            marks[start_byte:stop] = MARKS[byte_count] if byte_count < len(MARKS) else MARK * byte_count
+            if array.space == "local" and b"\0" not in marks:
+                notes["written"] = None
 
     def transfer_starts(self, transfer):
         marks = self.shared_marks(transfer.block)
@@ -74,7 +76,7 @@ class UnwrittenReads(Monitor):
         """The marks of a block's shared memory."""
         notes = block.shared_root.notes
         if "written" not in notes:
-            notes["written"] = bytearray(block.shared_root.flat_bytes.size)
+            notes["written"] = bytearray(block.shared_root.span)
         return notes["written"]
 
     def report(self, thread, array, first, start_byte, byte_count):

@@ -4,8 +4,8 @@ import ast
 import operator
 
 import numpy as np
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.sim.typing.rules import call_signature
 from minllm.sim.typing.values import (
     UNKNOWN,

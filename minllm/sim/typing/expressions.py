@@ -6,9 +6,8 @@ import types as python_types
 
 import numba.cuda
 import numpy as np
-from numba.cuda import types
-from numba.cuda.extending import _Intrinsic
 
+from minllm.machine.numba_cuda import _Intrinsic, types
 from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, UNARY, binary, comparison, unary
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, overload_of
 from minllm.sim.typing.values import (

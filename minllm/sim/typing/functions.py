@@ -9,9 +9,9 @@ import builtins
 import inspect
 
 import numpy as np
-from numba.cuda import types
 
 from minllm.errors import SimulationError
+from minllm.machine.numba_cuda import types
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.expressions import Expressions, iterated
 from minllm.sim.typing.source import function_tree

@@ -4,11 +4,9 @@ import functools
 
 import ml_dtypes
 import numpy as np
-from numba.cuda import types
 from numba.cuda.descriptor import cuda_target
-from numba.cuda.np.numpy_support import from_dtype
-from numba.cuda.typing.typeof import Purpose, typeof
-from numba.cuda.utils import numba_target_override
+
+from minllm.machine.numba_cuda import Purpose, from_dtype, numba_target_override, typeof, types
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.sim.typing.rules import argument_type, common_type, context, element_type
 
 AXIS_BITS = 31  # an axis of an array in the simulator is shorter than 2**31

@@ -1,24 +1,10 @@
 """An engine without a model, on a virtual clock: every step takes `step_seconds` and gives each running request one token."""
 
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 VOCABULARY = 4096
-
-
-@dataclass
-class VirtualClock:
-    """Time that passes when it is told to."""
-
-    time: float = 100.0
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time = max(self.time + seconds, math.nextafter(self.time, math.inf))  # some time always passes
 
 
 @dataclass(frozen=True)
@@ -43,6 +29,7 @@ class FakeEngine:
         self.clock, self.step_seconds, self.max_num_seqs, self.tokens_per_step = clock, step_seconds, max_num_seqs, tokens_per_step
         self.failing, self.dropping = set(failing), set(dropping)
         self.waiting, self.running, self.aborted, self.added = [], {}, [], []
+        self.policies = []
         self.preemptions = self.queries = self.steps = 0
         self.most_running = 0
 
@@ -85,6 +72,11 @@ class FakeEngine:
             )
         return moved
 
+    def set_scheduling_policy(self, name):
+        """Its static policy serves one request at a time."""
+        self.policies.append(name)
+        self.max_num_seqs = 1 if name == "static" else 1000
+
     def stats(self):
         usage = min(1.0, len(self.running) / 10)
         return Stats(len(self.running), len(self.waiting), usage, self.preemptions, self.queries // 4, self.queries, self.steps)
@@ -95,8 +87,7 @@ def opener(clock, made=None, **settings):
 
     @contextmanager
     def open_engine(options):
-        size = options.get("max_num_seqs", 1000)
-        engine = FakeEngine(clock, max_num_seqs=1 if options.get("scheduling_policy") == "static" else size, **settings)
+        engine = FakeEngine(clock, max_num_seqs=options.get("max_num_seqs", 1000), **settings)
         if made is not None:
             made.append((options, engine))
         yield engine, VOCABULARY

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from minllm.bench.serving.metrics import calculate_metrics
 from minllm.bench.serving.run import serve, warm_up
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest
-from tests.bench.serving.fake_engine import VOCABULARY, FakeEngine, VirtualClock
+from tests.bench.serving.fake_engine import VOCABULARY, FakeEngine
 
 
 def requests(*pairs):
@@ -16,7 +17,7 @@ def requests(*pairs):
 
 
 def served(wanted, max_concurrency=None, **settings):
-    clock = VirtualClock()
+    clock = VirtualClock(time=100.0)
     engine = FakeEngine(clock, **settings)
     return serve(engine, wanted, clock=clock, max_concurrency=max_concurrency), engine
 
@@ -61,7 +62,7 @@ def test_requests_that_end_otherwise_have_failed():
 
 
 def test_counters_start_at_the_start_of_the_run():
-    clock = VirtualClock()
+    clock = VirtualClock(time=100.0)
     engine = FakeEngine(clock)
     engine.preemptions, engine.queries = 5, 400
     run = serve(engine, requests((0.0, 1), (0.0, 1)), clock=clock)
@@ -69,7 +70,7 @@ def test_counters_start_at_the_start_of_the_run():
 
 
 def test_an_interrupt_aborts_what_runs():
-    clock = VirtualClock()
+    clock = VirtualClock(time=100.0)
     engine = FakeEngine(clock)
 
     def interrupt(progress):
@@ -105,7 +106,7 @@ def test_every_request_is_served_and_no_time_is_impossible(pairs, max_concurrenc
 
 
 def test_warm_up_serves_other_prompts_and_few_tokens():
-    clock = VirtualClock()
+    clock = VirtualClock(time=100.0)
     engine = FakeEngine(clock)
     wanted = [BenchRequest([1] * 30, 100), BenchRequest("text", 100)]
     warm_up(engine, wanted, 3, VOCABULARY, clock)

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from minllm.bench.serving.comparisons import ServingBench, compare_policies, compare_preemption, sweep_max_num_seqs
 from minllm.bench.serving.live_table import LiveTable, live_table
-from minllm.bench.serving.metrics import ServedRun, StepSample, calculate_metrics
+from minllm.bench.serving.metrics import ServedRun, StepSample, calculate_metrics, pooled
 from minllm.bench.serving.plots import MOST_POINTS, checked_folder, cumulative, thinned, write_plots
 from minllm.bench.serving.report import detail_table, json_line, rate_name, rows, summary_line
 from minllm.bench.serving.run import Progress
+from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import Lengths, Workload, fixed
 from minllm.errors import InvalidOptionError
-from tests.bench.serving.fake_engine import VirtualClock, opener
+from tests.bench.serving.fake_engine import opener
 
 
 def bench(clock, made=None, **settings):
@@ -33,7 +34,7 @@ def text_of(table):
 
 
 def test_one_engine_serves_every_rate_after_a_warm_up():
-    clock, made = VirtualClock(), []
+    clock, made = VirtualClock(time=100.0), []
     slow, fast = bench(clock, made, limits=dict(ttft=150.0)).measure("default", [2.0, math.inf], block_size=16)
     [(options, engine)] = made
     assert options == dict(block_size=16) and len(engine.added) == 2 + 24 + 24
@@ -44,20 +45,31 @@ def test_one_engine_serves_every_rate_after_a_warm_up():
     assert [len(prompt) for prompt in prompts[:24]] == [len(prompt) for prompt in prompts[24:]]
 
 
-def test_policies_see_the_same_arrivals_around_capacity():
-    clock, made = VirtualClock(), []
+def test_policies_see_the_same_arrivals_around_capacity_in_both_orders():
+    clock, made = VirtualClock(time=100.0), []
     found = list(compare_policies(bench(clock, made), policies=("static", "in_flight")))
-    assert [options["scheduling_policy"] for options, _ in made] == ["split_fuse", "static", "in_flight"]
-    assert [result.variant for result in found] == ["static"] * 3 + ["in_flight"] * 3
+    [(_, engine)] = made
+    assert engine.policies == ["static"] * 3 + ["in_flight"] * 6 + ["static"] * 3
+    assert [result.variant for result in found] == ["in_flight"] * 3 + ["static"] * 3
     capacity = 24.0  # requests/s: 24 requests at once take ten steps of 0.1 s
     assert [result.rate for result in found[:3]] == pytest.approx([0.5 * capacity, 0.8 * capacity, 1.1 * capacity], rel=0.01)
-    starts = [[request.start for request in result.run.requests] for result in found]
-    assert starts[0] == starts[3] and starts[2] == starts[5]
-    assert found[0].metrics.ttft.p99 > found[3].metrics.ttft.p99  # the fake engine's static policy serves one request at a time
+    starts = [[request.start for request in result.run.requests[:24]] for result in found]
+    assert starts[0] == starts[3] and starts[2] == starts[5] and all(result.metrics.completed == 48 for result in found)
+    assert found[3].metrics.ttft.p99 > found[0].metrics.ttft.p99  # the fake engine's static policy serves one request at a time
+
+
+def test_two_runs_pooled_have_the_throughput_and_the_latencies_of_both():
+    [slow] = bench(VirtualClock(time=100.0)).measure("slow", [2.0])
+    [fast] = bench(VirtualClock(time=100.0)).measure("fast", [math.inf])
+    both = calculate_metrics(pooled([slow.run, fast.run]))
+    assert both.duration == pytest.approx(slow.metrics.duration + fast.metrics.duration)
+    assert both.completed == 48 and both.num_steps == slow.metrics.num_steps + fast.metrics.num_steps
+    assert both.ttft.mean == pytest.approx((slow.metrics.ttft.mean + fast.metrics.ttft.mean) / 2)
+    assert both.itl.p99 == pytest.approx(slow.metrics.itl.p99)
 
 
 def test_preemption_and_sequences_are_options_of_the_engine():
-    clock, made = VirtualClock(), []
+    clock, made = VirtualClock(time=100.0), []
     assert len(list(compare_preemption(bench(clock, made), [math.inf]))) == 3
     assert [options for options, _ in made] == [dict(preemption=mode) for mode in ("recompute", "swap", "drop")]
     made.clear()
@@ -69,7 +81,7 @@ def test_preemption_and_sequences_are_options_of_the_engine():
 
 @pytest.fixture(scope="module")
 def results():
-    clock = VirtualClock()
+    clock = VirtualClock(time=100.0)
     return list(bench(clock, limits=dict(ttft=500.0, tpot=101.0)).measure("default", [5.0, 50.0, math.inf]))
 
 

@@ -7,10 +7,24 @@ import pytest
 pytest.importorskip("torch", reason="pip install 'minllm[bench]'")
 pytest.importorskip("transformers", minversion="5", reason="pip install 'minllm[bench]'")
 
+from transformers.generation.continuous_batching import continuous_api  # noqa: E402
+
 from minllm.bench.serving import transformers_peer as peer  # noqa: E402
 from minllm.bench.serving.comparisons import ServingBench  # noqa: E402
 from minllm.bench.serving.metrics import calculate_metrics  # noqa: E402
 from minllm.bench.serving.workload import BenchRequest, Lengths, Workload  # noqa: E402
+
+
+class SmallBatches(continuous_api.ContinuousBatchingConfig):
+    """By default transformers fills the memory of the machine with its cache and attention mask, which takes half a minute."""
+
+    def __init__(self):
+        super().__init__(max_batch_tokens=256, num_blocks=64)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(continuous_api, "ContinuousBatchingConfig", SmallBatches)
 
 
 def test_transformers_serves_the_same_requests():

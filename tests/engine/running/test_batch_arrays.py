@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, decode_batch, padded_block_tables
+from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch
+from minllm.engine.running.block_tables import padded_block_tables
 
 ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=6)  # (start, length) of each
@@ -78,14 +79,6 @@ def test_decodes_alone(positions, block_size):
     assert batch.block_tables.shape[1] * block_size > max(positions)
 
 
-def test_a_decode_step():
+def test_block_tables_are_padded_with_block_0():
     tables = padded_block_tables([[7, 3], [5], [0, 1, 2]])
-    assert padded_block_tables([[7, 3], [5]], 4).tolist() == [[7, 3, 0, 0], [5, 0, 0, 0]]
-    assert tables.tolist() == [[7, 3, 0], [5, 0, 0], [0, 1, 2]]
-    batch = decode_batch(np.array([9, 8, 7], np.int32), np.array([16, 2, 47], np.int32), tables, block_size=16)
-    assert batch.slot_mapping.tolist() == [48, 82, 47]
-    assert batch.context_lens.tolist() == [17, 3, 48]
-    assert batch.query_start.tolist() == [0, 1, 2, 3] and batch.logits_rows.tolist() == [0, 1, 2]
-    assert (batch.num_tokens, batch.max_query_len, batch.max_context_len) == (3, 1, 48)
-    for array in (batch.slot_mapping, batch.context_lens, batch.query_start, batch.logits_rows):
-        assert array.dtype == np.int32
+    assert tables.tolist() == [[7, 3, 0], [5, 0, 0], [0, 1, 2]] and tables.dtype == np.int32

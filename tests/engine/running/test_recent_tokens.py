@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from minllm.cache.residual_window import window_room
 from minllm.engine.running.batch_arrays import NewTokens
-from minllm.engine.running.recent_tokens import recent_of_decode, recent_of_spans
+from minllm.engine.running.recent_tokens import recent_of_spans
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
+from minllm.kernels.kv.move_window import window_of_rows
+from minllm.ops.protocol import RecentTokens
 
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=6)
 
@@ -43,7 +45,7 @@ class Paper:
             self.rings[destination] = self.scratch[source]
 
     def decode(self, positions, rings):
-        recent = recent_of_decode(positions, rings, self.window)
+        recent = RecentTokens(*window_of_rows(positions, positions + 1, rings, self.window), rings=rings)
         self.write(self.rings, recent, np.stack([rings, positions], axis=1))
         for b, (ring, position) in enumerate(zip(rings.tolist(), positions.tolist(), strict=True)):
             self.check(self.rings, recent, ring, b, position, position + 1)
@@ -84,7 +86,5 @@ def test_sequences_side_by_side(window, prompts, budget):
 
 
 def test_rows_that_were_switched_off_write_nowhere():
-    from minllm.kernels.kv.move_window import window_of_rows
-
     slots, lengths, _ = window_of_rows(np.array([100, 100]), np.array([101, 0]), np.array([0, 1]), 64)
     assert slots.tolist() == [4, -1] and lengths.tolist() == [101 - 32, 0]

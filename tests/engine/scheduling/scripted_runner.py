@@ -16,15 +16,16 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.transfers import HostTransfers
-from minllm.engine.requests.requests import NoText
+from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
-from minllm.engine.running.model_runner import ForwardResult
+from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.preemption import Preemption
-from minllm.engine.scheduling.scheduler import Scheduler, order
+from minllm.engine.scheduling.queues import order
+from minllm.engine.scheduling.scheduler import Scheduler
 
 BLOCK_SIZE = 4
 EOS = 99
@@ -95,10 +96,10 @@ class ScriptedRunner:
         self.number += 1
         self.check_step(step)
         self.steps.append([(span.sequence.request_id, span.sequence.index, span.length) for span in step.spans])
-        for source, destination in step.copies:
-            self.cells[destination] = self.cells[source]
         if self.number in self.fails_at:
             raise RuntimeError(f"the launch of step {self.number} failed")
+        for source, destination in step.copies:
+            self.cells[destination] = self.cells[source]
         for sequence in step.entered:
             known = sequence.num_tokens
             self.slots[sequence.slot] = Slot(sequence.token_ids(known - 1, known)[0], known, self.policy.table(sequence))
@@ -189,10 +190,13 @@ class Pending:
 def small_engine(
     blocks=8, seqs=4, budget=8, policy="split_fuse", prediction="none", preemption="recompute", cache="paged", ahead=0, chunks=6, **runner
 ):
-    """(scheduler, runner) over a cache of `blocks` blocks, with a swap space of `chunks` chunks of two blocks."""
+    """(scheduler, runner) over a cache of `blocks` blocks, with a swap space of `chunks` chunks of two blocks.
+
+    cache: a name of CACHES, or what makes a policy.
+    """
     cells = np.zeros((1, blocks, BLOCK_SIZE), np.int64)
     block_bytes = 8 * BLOCK_SIZE
-    memory = CACHES[cache](blocks, BLOCK_SIZE, block_bytes)
+    memory = CACHES.get(cache, cache)(blocks, BLOCK_SIZE, block_bytes)
     space = None
     if preemption in ("swap", "auto"):
         arrays = SimpleNamespace(arrays=[cells], shape=SimpleNamespace(bytes_per_block=block_bytes, residual_window=0))

@@ -28,6 +28,14 @@ def test_in_flight_splits_only_what_no_step_could_hold():
     assert steps("in_flight", {"a": 3, "b": 19}, 3) == ["a3", "a1 b7", "a1 b7", "b5", "b1", "b1"]
 
 
+@pytest.mark.parametrize(("policy", "expected"), [
+    ("in_flight", ["a3", "a1", "a1", "b8", "b1 c1", "b1 c1", "c1"]),
+    ("prefill_first", ["a3", "b8", "c1", "a1 b1 c1", "a1 b1 c1"]),
+])  # fmt: skip
+def test_a_prompt_of_the_whole_budget_enters_an_empty_step_and_nobody_overtakes_it(policy, expected):
+    assert steps(policy, {"a": 3, "b": 8, "c": 1}, 3) == expected
+
+
 def test_prefill_first_lets_decodes_wait():
     assert steps("prefill_first", {"a": 3, "b": 5, "c": 4, "d": 1}, 3) == ["a3", "b5", "c4 d1", "a1 b1 c1 d1", "a1 b1 c1 d1"]
 

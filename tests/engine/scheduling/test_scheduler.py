@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minllm.cache.paged import PagedPolicy
 from minllm.engine.core import EngineCore
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.errors import DeadlineError, OutOfMemoryError
@@ -85,7 +86,7 @@ def run(requests, engine):
                 reported.update(sequences)
         first = scheduler.running[0] if scheduler.running else None
         preempted = {sequence: sequence.num_preemptions for sequence in scheduler.running}
-        with mock.patch("minllm.engine.scheduling.scheduler.time", clock):
+        with mock.patch("minllm.engine.scheduling.queues.time", clock):
             moved = core.step()
         check_books(scheduler)
         if first is not None:
@@ -247,6 +248,111 @@ def test_a_failing_step_ends_its_own_requests_alone(ahead, step, where, cache):
     assert later.output_token_ids == list(range(8))
     assert later.num_cached_tokens == 0 or len(concerned) < len(made), "what was never computed is not believed"
     check_nothing_is_left(scheduler, 4)
+
+
+FAILING = st.frozensets(st.integers(1, 24), max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests=st.lists(PLANNED, min_size=1, max_size=6), engine=ENGINES, fails_at=FAILING, lost=FAILING)
+def test_whatever_steps_fail_nobody_gets_other_tokens_than_his_own(requests, engine, fails_at, lost):
+    scheduler, runner = small_engine(**engine, fails_at=fails_at, lost=lost)
+    core = EngineCore(scheduler, runner, tokenizer=None)
+    made = [sequences_of(number, replace(planned, late=None)) for number, planned in enumerate(requests)]
+    for sequences in made:
+        core.add(sequences[0])
+    for _ in range(MOST_STEPS):
+        core.step()
+        check_books(scheduler)
+        if not core.has_work:
+            break
+    check_nothing_is_left(scheduler, engine["seqs"])
+    for sequence in [sequence for sequences in made for sequence in sequences]:
+        expected, found = expected_tokens(sequence), sequence.output_token_ids
+        assert found == (expected[: len(found)] if sequence.finish_reason == "error" else expected)
+
+
+@pytest.mark.parametrize("failure", ["fails_at", "lost"])
+def test_a_failing_step_that_was_to_copy_a_forks_blocks(failure):
+    """The second completion shares its prompt's block until it decodes; the step that fails holds another request's prompt alone."""
+    scheduler, runner = small_engine(policy="prefill_first", cache=CopyingPolicy, **{failure: frozenset([2])})
+    core = EngineCore(scheduler, runner, tokenizer=None)
+    forked, [other] = scripted("a", range(2), range(9), 2, n=2), scripted("b", range(50, 52), range(9), 2)
+    core.add(forked[0])
+    core.step()
+    core.add(other)
+    core.step()
+    assert runner.steps[1] == [("b", 0, 2)] and other.finish_reason == "error"
+    core.run(forked)
+    assert [sequence.output_token_ids for sequence in forked] == [[0, 1], [1, 2]]
+    check_nothing_is_left(scheduler, 4)
+
+
+@pytest.mark.parametrize("failure", ["fails_at", "lost"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_failing_step_into_which_a_sequence_was_swapped(failure, ahead):
+    """It computes nothing in that step, and its slot may not have been written."""
+    quiet, runner = small_engine(blocks=7, seqs=3, preemption="swap", ahead=ahead, budget=32)
+    entered = entering_alone(quiet, runner)
+    assert entered, "somebody comes back into a step that computes others"
+    for number in entered:
+        scheduler, runner = small_engine(blocks=7, seqs=3, preemption="swap", ahead=ahead, budget=32, **{failure: frozenset([number])})
+        sequences = crowd()
+        entering_alone(scheduler, runner, sequences)
+        for sequence in sequences:
+            assert sequence.finish_reason in ("length", "error")
+            assert sequence.output_token_ids == expected_tokens(sequence)[: len(sequence.output_token_ids)]
+        assert {"length", "error"} == {sequence.finish_reason for sequence in sequences}
+        check_nothing_is_left(scheduler, 3)
+
+
+@pytest.mark.parametrize("cache", ["hash chain", "radix tree"])
+@pytest.mark.parametrize("failure", ["fails_at", "lost"])
+def test_a_block_that_a_failing_decode_step_was_to_fill_is_not_shared(failure, cache):
+    scheduler, runner = small_engine(cache=cache, **{failure: frozenset([3])})
+    core = EngineCore(scheduler, runner, tokenizer=None)
+    [sequence] = scripted("a", range(2 * BLOCK_SIZE - 2), range(9), 8)
+    core.add(sequence)
+    while core.has_work:
+        core.step()
+    assert sequence.finish_reason == "error" and sequence.num_tokens == 2 * BLOCK_SIZE
+    [later] = scripted("b", [*sequence.token_ids(0, 2 * BLOCK_SIZE), 50], range(9), 3)
+    core.add(later)
+    core.run([later])
+    assert later.num_cached_tokens == 0
+    check_nothing_is_left(scheduler, 4)
+
+
+class CopyingPolicy(PagedPolicy):
+    """Copies all blocks of a sequence when it is forked, as the virtual cache does."""
+
+    def fork(self, parent, child):
+        known = self.tokens(parent)
+        self.reserve(child, known)
+        self._copies += zip(self.table(parent), self.table(child), strict=True)
+
+
+def crowd():
+    """Requests whose answers outgrow the cache."""
+    return [scripted(name, range(s, s + 5), range(s, s + 11), 11)[0] for name, s in (("a", 0), ("b", 40), ("c", 80))]
+
+
+def entering_alone(scheduler, runner, sequences=None):
+    """Run a crowd; returns the numbers of the steps into which a sequence came that computes nothing there."""
+    core, found, execute = EngineCore(scheduler, runner, tokenizer=None), [], runner.execute
+
+    def noting(step):
+        if any(sequence not in [span.sequence for span in step.spans] for sequence in step.entered):
+            found.append(runner.number + 1)
+        return execute(step)
+
+    runner.execute = noting
+    for sequence in sequences or crowd():
+        core.add(sequence)
+    while core.has_work:
+        core.step()
+        check_books(scheduler)
+    return found
 
 
 def test_run_raises_the_error_of_a_step():

@@ -19,7 +19,7 @@ from tests.kernels.sampling.cases import (
     tensors,
 )  # fmt: skip
 
-DRAWS = 20_000
+DRAWS, ALL_DRAWS = 5_000, 20_000  # the second with --exhaustive
 
 
 @pytest.mark.covering("kind", "vocab", "restricted + vocab")
@@ -96,12 +96,13 @@ def draws(logits, rule, count):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("temperature") != 0.0 and rule.get("top_k") != 1], ids=str)
-def test_frequencies_are_those_of_the_renormalised_distribution(rule):
+def test_frequencies_are_those_of_the_renormalised_distribution(rule, request):
+    count = ALL_DRAWS if request.config.option.exhaustive else DRAWS
     logits = logits_of("normal", 1, 111, seed=3)[0] / 2
     kept, _ = kept_oracle(logits, parameters(**rule))
     expected = np.where(kept, np.exp((logits - logits.max()).astype(np.float64) / parameters(**rule).temperature), 0)
-    expected *= DRAWS / expected.sum()
-    observed = np.bincount(draws(logits, rule, DRAWS), minlength=111)
+    expected *= count / expected.sum()
+    observed = np.bincount(draws(logits, rule, count), minlength=111)
     assert not observed[expected == 0].any(), "a token of probability zero was drawn"
     assert observed @ expected / np.linalg.norm(observed) / np.linalg.norm(expected) > 0.99
     often = expected >= 5  # the rest as one cell

@@ -1,8 +1,7 @@
 """What the specimens of attention's kernels share: the types of their arguments, lengths of prompts, instructions to look for."""
 
-from numba.cuda import types
-
 from minllm.kernels.specimen import FLOAT32, INT32, array
+from minllm.machine.numba_cuda import types
 
 BLOCK_SIZE = 16
 NO_LSE = types.none  # a kernel that does not write the log-sum-exp of its rows

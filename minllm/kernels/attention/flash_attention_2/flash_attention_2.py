@@ -21,7 +21,7 @@ from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, query_in_registers, warp_tiles
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
-from minllm.runtime.device import SIMULATED_SMS, current_device
+from minllm.runtime.device import AMPERE, SIMULATED_SMS, capability_here, current_device
 from minllm.runtime.kernel import check, launch
 from minllm.tiles.cp_async import make_copies
 
@@ -34,11 +34,12 @@ def workspace_shapes(query, key_cache, block_tables):
 def tiles_for(head_dim, max_query_len, heads, sequences, sm_count):
     """(query rows, keys, warps) of a block's tiles, for a GPU of sm_count SMs.
 
-    Fewer keys for large heads, whose accumulators fill the registers. 128 rows, 32 per warp, read K and V half as often as 64; 64 rows make
-    more blocks, for batches that would not give every SM two of the large ones.
+    Fewer keys for large heads, whose accumulators fill the registers, and half as many before compute capability 8.0, where a block has
+    64 KB of shared memory and copies pass through registers. 128 rows, 32 per warp, read K and V half as often as 64; 64 rows make more
+    blocks, for batches that would not give every SM two of the large ones.
     """
     if head_dim > 128:
-        return 64, 32, 4
+        return 64, 32 if capability_here() >= AMPERE else 16, 4
     large_blocks = -(-max_query_len // 128) * heads * sequences
     if large_blocks < 2 * sm_count:
         return 64, 64, 4

@@ -14,7 +14,9 @@ from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.float32_tiles import float32_tiles, make_float32_rows, make_matmuls, row_floats_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
+from minllm.machine.occupancy import MULTIPROCESSORS
 from minllm.ptx import load_float32, token_stride
+from minllm.runtime.device import block_shared_bytes_here
 from minllm.runtime.kernel import check, launch
 
 
@@ -24,13 +26,13 @@ def workspace_shapes(query, key_cache, block_tables):
 
 
 def tiles_for(head_dim):
-    """(row threads, column threads, rows per thread, keys per thread): the largest tiles whose Q, K and V fit 99 KB of shared memory.
+    """(row threads, column threads, rows per thread, keys per thread): the largest tiles that fit 99 KB of shared memory, or 64 KB.
 
-    That is what a block may have on GPUs of compute capability 8.6, 8.9 and 12.0; those of 8.0, 9.0 and 10.0 have more.
+    A block may have 99 KB on GPUs of compute capability 8.6, 8.9 and 12.0, and 64 KB on those of 7.5; 8.0, 9.0 and 10.0 have more.
     """
-    if head_dim <= 96:
-        return 16, 16, 4, 4
-    return (16, 16, 2, 2) if head_dim <= 232 else (16, 16, 2, 1)
+    most = min(block_shared_bytes_here(), MULTIPROCESSORS[8, 9].block_shared_bytes)
+    candidates = ((16, 16, *each) for each in ((4, 4), (2, 2), (2, 1), (1, 1)))
+    return next(tiles for tiles in candidates if float32_tiles(head_dim, *tiles).shared_bytes <= most)
 
 
 @functools.cache

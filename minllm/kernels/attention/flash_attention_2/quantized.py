@@ -28,6 +28,7 @@ from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.kernels.attention.flash_attention_2.quantized_tiles import make_quantized_tiles
 from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, padded_dim_of, warp_tiles
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0, pack_f16x2, unpack_bf16x2
+from minllm.runtime.device import AMPERE, capability_here
 from minllm.runtime.kernel import check, launch
 from minllm.tiles.cp_async import make_copies, row_words_of
 
@@ -40,12 +41,12 @@ def workspace_shapes(query, key_cache, block_tables):
 def tiles_for(kv_format, max_query_len):
     """(query rows, keys, warps) of a block's tiles: 128 rows share the work of dequantising if there are that many.
 
-    A shared memory of 99 KB (Ada) holds all of them.
+    A shared memory of 99 KB (Ada) holds all of them, one of 64 KB (Turing) only the smaller ones.
     """
-    head_dim = kv_format.head_dim
+    head_dim, is_small = kv_format.head_dim, capability_here() < AMPERE
     if head_dim > 128:
-        return 64, 32, 4
-    if max_query_len <= 64:
+        return (32, 32 if kv_format.bits == 4 else 16, 2) if is_small else (64, 32, 4)
+    if max_query_len <= 64 or is_small and head_dim > 64:
         return 64, 64, 4
     return (128, 64, 4) if head_dim <= 64 else (128, 64 if kv_format.bits == 4 else 96, 8)
 

@@ -1,11 +1,10 @@
 """FlashAttention-3 as it is launched: the tiles of prompts of all lengths, from pages and from whole contexts."""
 
-from numba.cuda import types
-
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, LONG, SHORT
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.machine.numba_cuda import types
 
 
 def specimens():

@@ -1,7 +1,6 @@
 """The kernels of attention with a residual window as they are launched: prompts and decode steps over each part, and the merge."""
 
 import numpy as np
-from numba.cuda import types
 
 from minllm.kernels.attention.common import merge_states
 from minllm.kernels.attention.common.specimen_types import NO_SCALES, SM_COUNT
@@ -13,6 +12,7 @@ from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, Specimen, array
+from minllm.machine.numba_cuda import types
 
 DTYPE, GROUP, WINDOW, BLOCK_SIZE = "bfloat16", 4, 128, 32
 ROWS, CACHE, LSE = array(DTYPE, 3), array(DTYPE, 4), array(FLOAT32, 2)

@@ -1,13 +1,12 @@
 """split_quantized as it is launched: every format, by cp.async and by TMA."""
 
-from numba.cuda import types
-
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_quantized.split_quantized import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, Specimen, array
+from minllm.machine.numba_cuda import types
 from minllm.machine.occupancy import MULTIPROCESSORS
 
 

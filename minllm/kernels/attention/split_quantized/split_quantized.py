@@ -32,7 +32,7 @@ from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, P
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
 from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.runtime.device import HOPPER, capability_here, sms_here
+from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -136,7 +136,7 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
     finishes a head while the others go on. The fewer bytes a key has, the sooner a head is finished. TMA fetches 32 keys at a time: that
     makes few requests, and rings without padding have room for them.
     """
-    shared_bytes, sm_count = shared_bytes or shapes.block_shared_bytes(), sm_count or sms_here()
+    shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
     _, heads = shapes.head_tiles_of(group, kv_format.head_dim)
     narrow = kv_format.code_bytes in (32, 64)
     keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # the most scores that the registers hold
@@ -156,7 +156,8 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
 def shape_of(sizes, kv_format, sm_count=None):
     """The SplitShape of a call. TMA fetches codes if GPU and cache allow it."""
     by_tma = capability_here() >= HOPPER and can_fetch(kv_format, sizes.block_size)
-    return shape_for(kv_format, sizes.group, shapes.line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma)
+    machine = (block_shared_bytes_here(), sm_count or sms_here())  # whose results shape_for remembers
+    return shape_for(kv_format, sizes.group, shapes.line_heads_of(sizes), *machine, tensor_copies=by_tma)
 
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None):

@@ -29,17 +29,13 @@ from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finit
 from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
-from minllm.kernels.attention.split_tensor_core.shape import (
-    block_shared_bytes,
-    head_tiles_of,
-    line_heads_of,
-)
+from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of, line_heads_of
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import columns_of, make_parts, shape_for
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
-from minllm.runtime.device import HOPPER, capability_here, sms_here
+from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
 CLUSTER = 8  # blocks
@@ -189,7 +185,7 @@ def cluster_shape(sizes, sm_count=None):
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
     sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # received from the other blocks
     by_tma = can_fetch(sizes.head_dim, sizes.block_size)
-    return shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes() - sent_bytes, sm_count, by_tma)
+    return shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes_here() - sent_bytes, sm_count, by_tma)
 
 
 def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):

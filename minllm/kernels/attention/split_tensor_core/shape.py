@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from minllm.kernels.attention.split_tensor_core.merge_parts import pitch_of
-from minllm.machine.occupancy import MULTIPROCESSORS
-from minllm.runtime.device import capability_here, sms_here
+from minllm.machine.occupancy import round_up
+from minllm.runtime.device import sms_here
 
 RESERVED_BYTES = 1024  # shared memory that CUDA reserves per block
+RING_ALIGNMENT = 1024  # the rings lie behind the states, at a multiple of this
 STATIC_BYTES = 48 * 1024  # static shared memory that a block can have: the states of its warps
 
 
@@ -38,11 +39,6 @@ def line_heads_of(sizes):
     return sizes.sequences * sizes.kv_heads * head_tiles_of(sizes.group, sizes.head_dim)[0]
 
 
-def block_shared_bytes():
-    """The most shared memory that a block can have on this machine's GPU."""
-    return MULTIPROCESSORS.get(capability_here(), MULTIPROCESSORS[8, 9]).block_shared_bytes
-
-
 def first_that_fits(candidates, head_dim, heads, ring_bytes_of, shared_bytes):
     """The first SplitShape of which `blocks` blocks find room on an SM whose blocks may have `shared_bytes`, else the last."""
     fitting = (shape for shape in candidates if fits(shape, head_dim, heads, ring_bytes_of(shape), shared_bytes))
@@ -52,7 +48,7 @@ def first_that_fits(candidates, head_dim, heads, ring_bytes_of, shared_bytes):
 def fits(shape, head_dim, heads, ring_bytes, shared_bytes):
     """Whether shape.blocks blocks of `heads` query heads with rings of `ring_bytes` per warp find room on an SM."""
     state_bytes = 4 * shape.turns * shape.warps * heads * (pitch_of(head_dim) + 2) + 16 * shape.turns
-    block_bytes = shape.warps * ring_bytes + state_bytes
+    block_bytes = shape.warps * ring_bytes + round_up(state_bytes, RING_ALIGNMENT)
     return state_bytes <= STATIC_BYTES and shape.blocks * (block_bytes + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES
 
 

@@ -2,14 +2,13 @@
 
 import dataclasses
 
-from numba.cuda import types
-
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES, inputs, states
 from minllm.kernels.attention.split_tensor_core import cascade, cluster, split_tensor_core, unified_maximum
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.machine.numba_cuda import types
 from minllm.machine.occupancy import MULTIPROCESSORS
 
 HOPPER = ((9, 0),)

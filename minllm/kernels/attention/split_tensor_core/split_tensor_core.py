@@ -33,7 +33,7 @@ from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_sour
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.runtime.device import HOPPER, capability_here, sms_here
+from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -117,7 +117,7 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
     takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones, which
     lose less time between short heads.
     """
-    shared_bytes, sm_count = shared_bytes or shapes.block_shared_bytes(), sm_count or sms_here()
+    shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
     keys = 16 if head_dim > 64 else 32
     _, heads = shapes.head_tiles_of(group, head_dim)
     one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
@@ -132,7 +132,8 @@ def shape_of(sizes, sm_count=None, unified=False):
     """The SplitShape of a call. TMA copies keys if GPU and cache allow it, except for the unified maximum's kernel, which may have to fetch
     a run again."""
     by_tma = capability_here() >= HOPPER and can_fetch(sizes.head_dim, sizes.block_size)
-    return shape_for(sizes.head_dim, sizes.group, shapes.line_heads_of(sizes), sm_count=sm_count, tensor_copies=by_tma and not unified)
+    machine = (block_shared_bytes_here(), sm_count or sms_here())  # whose results shape_for remembers
+    return shape_for(sizes.head_dim, sizes.group, shapes.line_heads_of(sizes), *machine, tensor_copies=by_tma and not unified)
 
 
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None, unified=False):

@@ -11,7 +11,7 @@ What remains is to keep memory busy: a ring of tiles in shared memory, tens of K
 moment (FlashDecoding++'s double buffer, with more than two), and split-K if weight has too few rows to fill the machine.
 
     flat_wgmma    Hopper: TMA fills the ring, wgmma multiplies, blocks of a cluster split K
-    flat_tiles    every generation from 8.0 on: cp.async and mma.sync, warps of a block split K
+    flat_tiles    every generation: cp.async and mma.sync, warps of a block split K
 
 In a decode step on Hopper, kernels with the same mainloop also add the residual, begin and finish the RMSNorm between two GEMMs, and write
 keys and values to the cache: fused.py.
@@ -42,6 +42,7 @@ from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.tiles import FlatTiling, flat_tiles_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
+from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check, launch
 
@@ -106,6 +107,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     if tiling is None:
         hoppers = hopper and not isinstance(x, np.ndarray)
         tiling = (flat_wgmma_tiling if hoppers else flat_tiles).choose_tiling(tokens, n, k, gated)
+        tiling = tiling if hoppers else with_stages_for_gpu(tiling)
     if isinstance(tiling, FlatWgmmaTiling):
         check(hopper, f"{tiling} needs a GPU of compute capability 9.0: give a FlatTiling, or none")
         # Each block that shares tiles of x loads whole groups of eight rows.

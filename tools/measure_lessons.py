@@ -1,9 +1,7 @@
-"""Measure the lessons' own figures, beyond the benchmarks, and write them to docs/results/lessons/DEVICE.json. Needs a GPU.
+"""Measure the lessons' own figures, beyond the benchmarks, for tools/record.py. Needs a GPU.
 
-python tools/record_lessons.py                      measure and write
-python tools/record_lessons.py --only copy          one part; the record's other rows stay
-python tools/record_lessons.py --commit NAME        where git cannot tell the commit
-python tools/record_lessons.py --results FOLDER     write elsewhere
+python tools/measure_lessons.py --json FILE                 everything
+python tools/measure_lessons.py --json FILE --only copy     one part
 
 copy        a float32 matrix copied with warps along its rows, and down its columns: the cost of uncoalesced accesses
 cache       a GEMV whose matrix fits the L2 cache, with the same matrix each time, and with many matrices in turn
@@ -16,12 +14,10 @@ length      milliseconds to the first token of that shape for prompts of several
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +27,7 @@ from minllm.bench.generate import write_shape
 from minllm.bench.kernel_case import BFLOAT16, rounded
 from minllm.bench.launch import rows as launch_rows
 from minllm.bench.noise import Noise
-from minllm.bench.record import Record, Row, file_name, merged, new_record
+from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.course.copies import copy
@@ -44,7 +40,6 @@ from minllm.models.shapes import SHAPES
 from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "lessons"
 SIDE = 16384  # side of the copied matrix: 1 GiB in float32
 MODEL, SMALL_MODEL = "llama-3.1-8b", "llama-3.2-1b"
 PROMPT, NEW, REPEATS = 128, 33, 3
@@ -121,21 +116,11 @@ def model_rows() -> Iterator[Row]:
                 yield Row("batch", f"{name}, batch {batch}, prompt {PROMPT}, new {NEW}", "decode step", rounded(step), "ms")
 
 
-def write(path: Path, record: Record) -> None:
-    """Merge into the file, one row per line."""
-    whole = merged(json.loads(path.read_text(encoding="utf-8")) if path.exists() else None, record)
-    rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in whole.pop("rows"))
-    head = json.dumps(whole, ensure_ascii=False, indent=1).removesuffix("\n}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
-
-
 def main() -> int:
-    """Measure everything, or a part, and write the record."""
+    """Measure everything, or a part, and write the record, anew after each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "launch", "model"), help="may be repeated")
-    parser.add_argument("--commit", help="of the source that is measured, where git cannot tell")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results/lessons")
+    parser.add_argument("--json", type=Path, required=True, help="the file to write the record into")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": None}
@@ -151,8 +136,7 @@ def main() -> int:
         for row in parts[name]():
             rows.append(row)
             print(f"{row.benchmark:8} {row.case:60} {row.variant:28} {row.value:10,.4g} {row.unit}", flush=True)
-        record = new_record(device.name, ceilings, rows)
-        write(options.results / file_name(device.name), replace(record, commit=options.commit or record.commit))
+        write_json(options.json, new_record(device.name, ceilings, rows))
     return 0
 
 

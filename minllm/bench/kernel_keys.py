@@ -1,0 +1,193 @@
+"""The key of the machine code that a row of the record measured, so that it is known, not guessed, whether the kernel has changed since.
+
+The disk cache's key (runtime/cache_key.py) names machine code exactly, but it holds the versions of Python and the toolkit, so that two
+machines never agree. This key is made in the same way, by a walk from each kernel through all that the compiler sees of it, with two
+differences. Functions are described by their source without comments, docstrings, module paths and names of variables, not by bytecode,
+and versions are left out: the record has them beside each run. So it needs no GPU, and it is the same on every machine and Python.
+
+A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`, and a
+row of whole steps covers those of all rooms that the engine launches. An edit of any of them makes the row "older", even if
+its own shape runs the same instructions: the key never calls a changed kernel unchanged.
+"""
+
+import ast
+import functools
+import hashlib
+import inspect
+import json
+import sys
+import textwrap
+import types as python_types
+
+import numpy as np
+from numba.cuda import types
+
+from minllm.kernels.specimens import all_specimens
+from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned, qualified_name
+
+# Rungs of the ladders that only lessons launch.
+FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
+               "attention/materialized", "attention/flash_attention_1", "attention/split_kv", "attention/split_merge",
+               "attention/split_unified_maximum")  # fmt: skip
+# Benchmarks of one variant of a stage, and those of no kernel of a stage: what copies, launches or allocates.
+OF_A_VARIANT = {
+    "matmul": "matmul", "prefill attention": "attention", "decode attention": "attention", "decode attention, quantised": "attention",
+    "shared prefix": "attention", "splits": "attention",
+}  # fmt: skip
+OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
+              "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
+OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",
+                "cache with tokens", "cache waste")  # fmt: skip
+
+
+def rooms_of(benchmark: str, variant: str) -> tuple[str, ...]:
+    """The beginnings of the names of the specimens that a row measured: one room, a stage, or () for all that the engine launches."""
+    if stage := OF_A_VARIANT.get(benchmark):
+        return (f"{stage}/{variant}",)
+    return (OF_A_STAGE[benchmark],) if benchmark in OF_A_STAGE else ()
+
+
+def key_of(benchmark: str, variant: str) -> str:
+    """The key of a row of this benchmark and variant for the package's kernels as they are now; "" for a row that measures none."""
+    return "" if benchmark in OF_NO_KERNEL else key_of_rooms(rooms_of(benchmark, variant))
+
+
+@functools.cache
+def key_of_rooms(rooms: tuple[str, ...]) -> str:
+    """One hash of all specimens of these rooms, or of the engine's where none is named. Raises LookupError if there are none."""
+    found = [hash_of(name) for name in all_specimens() if within(name, rooms)]
+    if not found:
+        raise LookupError(f"no specimens of {', '.join(rooms)}")
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:12]
+
+
+def within(name: str, rooms: tuple[str, ...]) -> bool:
+    """Whether a specimen belongs to one of the rooms, or, where none is named, to a kernel that the engine launches."""
+    if rooms:
+        return any(f"{name}/".startswith(f"{room}/") for room in rooms)
+    return not any(f"{name}/".startswith(f"{room}/") for room in FIRST_RUNGS)
+
+
+@functools.cache
+def hash_of(name: str) -> str:
+    """The hash of one specimen."""
+    kernel, arguments = all_specimens()[name].kernel, all_specimens()[name].arguments
+    options = sorted(f"{option}={value!r}" for option, value in kernel.options.items())
+    parts = [meaning(kernel.function, {}), list(map(str, arguments)), options]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def meaning(value, seen):
+    """A nested list of texts that differs whenever the source shows the compiler something else."""
+    if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, types.Type)):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{value.dtype!r} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *(meaning(item, seen) for item in value)]
+    if isinstance(value, frozenset):
+        return ["frozenset", *sorted(str(meaning(item, seen)) for item in value)]
+    if is_instruction(value):
+        return [qualified_name(value), instruction_texts(value.__module__)]
+    if hasattr(value, "py_func"):  # a device function: Numba's dispatcher
+        options = sorted(f"{name}={option!r}" for name, option in getattr(value, "targetoptions", {}).items())
+        return [options, meaning(value.py_func, seen)]
+    if isinstance(value, python_types.FunctionType) and not is_versioned(value.__module__):
+        return function_meaning(value, seen)
+    if isinstance(value, python_types.ModuleType):
+        return "module" if is_module_of_ours(value) else f"module {value.__name__}"
+    return getattr(value, "__qualname__", None) or type(value).__name__
+
+
+def function_meaning(function, seen):
+    """A function's source with its names numbered, and the meaning of the values behind those that are not its own."""
+    if id(function) in seen:
+        return f"function {seen[id(function)]}"
+    seen[id(function)] = len(seen)
+    code, namespace = function.__code__, function.__globals__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    outside = {name: cell.cell_contents for name, cell in cells.items() if not is_empty(cell)}
+    source, names = numbered(textwrap.dedent(inspect.getsource(function)))
+    values = {number: outside.get(name, namespace.get(name)) for number, name in enumerate(names) if name in outside or name in namespace}
+    through = [[name, meaning(getattr(module, name), seen)] for module in values.values() if is_module_of_ours(module)
+               for name in attributes(code) if hasattr(module, name)]  # fmt: skip
+    defaults = [meaning(function.__defaults__, seen), meaning(list((function.__kwdefaults__ or {}).values()), seen)]
+    return [source, [[number, meaning(value, seen)] for number, value in values.items()], through, defaults]
+
+
+def is_module_of_ours(value) -> bool:
+    """Whether a value is a module of this package, but not one of instructions."""
+    return isinstance(value, python_types.ModuleType) and value.__name__.startswith("minllm.") and not is_instruction_module(value.__name__)
+
+
+@functools.cache
+def numbered(source: str) -> tuple[str, list[str]]:
+    """(a function's source with each name replaced by the number of its first appearance, the names in that order).
+
+    So a new name for a variable, a function or a module is no change. Names of attributes and keywords stay.
+    """
+    tree, names = ast.parse(normalised(source)), []
+
+    def number(name: str) -> str:
+        if name not in names:
+            names.append(name)
+        return f"n{names.index(name)}"
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.name, node.decorator_list, node.returns = number(node.name), [], None
+        elif isinstance(node, ast.arg):
+            node.arg, node.annotation = number(node.arg), None
+        elif isinstance(node, ast.Name):
+            node.id = number(node.id)
+    return ast.unparse(tree), names
+
+
+@functools.cache
+def normalised(source: str) -> str:
+    """Python source without comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            node.body = body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+@functools.cache
+def instruction_texts(module: str) -> list[str]:
+    """The texts of assembly in a module of minllm/ptx: what its functions emit, without their emulations."""
+    tree = ast.parse(normalised(inspect.getsource(__import__(module, fromlist=["_"]))))
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [text for text in texts if "$" in text or text.startswith(".")]
+
+
+def is_older(benchmark: str, variant: str, key: str | None) -> bool:
+    """Whether a row with this key was measured before the last change of its kernel.
+
+    "": it measures no kernel of this package, so it never is. None: the key of its commit could not be computed, so it counts as older.
+    """
+    return key is None or (key != "" and key != current_key(benchmark, variant))
+
+
+@functools.cache
+def current_key(benchmark: str, variant: str) -> str | None:
+    """`key_of`, None for a kernel that is not there any more."""
+    try:
+        return key_of(benchmark, variant)
+    except LookupError:
+        return None
+
+
+def is_first_rung(benchmark: str, variant: str) -> bool:
+    """Whether a row measured a kernel that only lessons launch."""
+    return f"{OF_A_VARIANT.get(benchmark)}/{variant}" in FIRST_RUNGS
+
+
+def main() -> None:
+    """Read [[benchmark, variant], ...] as JSON, and print their keys: by tools/record.py, for the package of another commit."""
+    json.dump([current_key(*pair) for pair in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The KV cache that the options ask for: the memory, and the policy that assigns it to sequences."""
+
+from typing import Any
+
+from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_per_sequence
+from minllm.cache.contiguous import ContiguousPolicy
+from minllm.cache.hash_chain import HashChain
+from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.paged import PagedPolicy
+from minllm.cache.policy import CachePolicy
+from minllm.cache.prefix_sharing import PrefixSharingPolicy
+from minllm.cache.radix_tree import RadixTree
+from minllm.cache.residual_window import window_room
+from minllm.cache.virtual.capacity import virtual_cache_that_fits
+from minllm.cache.virtual.policy import VirtualPolicy
+from minllm.engine.options import EngineOptions
+
+
+def make_cache(
+    device: str, ops, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
+) -> tuple[Any, CachePolicy]:
+    """The memory for keys and values, and the policy that assigns it."""
+    if options.kv_cache_policy == "virtual":
+        return _make_virtual_cache(device, options, shape, budget, wanted_len)
+    room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
+    budget = budget_beside(room, shape, budget)
+    if options.kv_cache_policy == "contiguous":
+        shape = one_block_per_sequence(shape, budget, wanted_len)
+    num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
+    return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
+
+
+def _make_virtual_cache(
+    device: str, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
+) -> tuple[Any, CachePolicy]:
+    if device == "cpu":
+        from minllm.runtime.host_pages import MOST_ADDRESSES, HostPages
+
+        cache = virtual_cache_that_fits(
+            HostPages(), shape, budget, max_num_seqs=options.max_num_seqs, max_model_len=wanted_len, most_addresses=MOST_ADDRESSES
+        )
+    else:
+        from minllm.runtime.cuda_pages import CudaPages
+
+        cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
+    return cache, VirtualPolicy(cache)
+
+
+def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:
+    if options.kv_cache_policy == "contiguous":
+        return ContiguousPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
+    sizes = num_blocks, shape.block_size, shape.bytes_per_block
+    if options.prefix_index is None:
+        return PagedPolicy(*sizes)
+    index = HashChain(shape.block_size) if options.prefix_index == "hash" else RadixTree(shape.block_size)
+    return PrefixSharingPolicy(index, *sizes)

@@ -1,0 +1,40 @@
+"""The way to preempt that the options ask for, with its swap space, and when "auto" swaps on this machine."""
+
+from typing import Any
+
+from minllm.cache.kv_cache import KVCache
+from minllm.cache.offload import SwapSpace
+from minllm.cache.policy import CachePolicy
+from minllm.cache.transfers import CudaTransfers, HostTransfers
+from minllm.costs.swap import SwapRates, swap_wins
+from minllm.engine.options import EngineOptions
+from minllm.engine.scheduling.preemption import Preemption
+from minllm.errors import InvalidOptionError
+from minllm.machine.hardware import find_gpu
+from minllm.models.config import ModelConfig
+
+HOST_GB_S = 50  # page-locked copies over PCIe 5; `minllm bench swap` measures a machine's own
+UNKNOWN_GPU = (0.3, 60)  # TB/s, TFLOP/s
+
+
+def make_preemption(device: str, ops: Any, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions) -> Preemption:
+    """How sequences give up their memory. InvalidOptionError if this cache cannot be swapped."""
+    if options.preemption in ("recompute", "drop"):
+        return Preemption(options.preemption)
+    if options.kv_cache_policy == "virtual":
+        raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous", not "virtual".')
+    if device == "cpu":  # both are work of the same cores, and copying is less of it
+        return Preemption(options.preemption, SwapSpace(cache, policy, HostTransfers(), options.swap_space_bytes))
+    swap_space = SwapSpace(cache, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)
+    rates, kv_itemsize = _swap_rates(), cache.shape.bytes_per_head / cache.shape.head_dim
+    return Preemption(options.preemption, swap_space, lambda num_tokens: swap_wins(config, num_tokens, rates, kv_itemsize))
+
+
+def _swap_rates() -> SwapRates:
+    """What this GPU's data sheet says; an unknown GPU counts as a small one."""
+    from minllm.runtime.device import current_device
+
+    gpu = find_gpu(current_device().name)
+    if gpu is None:
+        return SwapRates(HOST_GB_S, *UNKNOWN_GPU)
+    return SwapRates(HOST_GB_S, gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops)

@@ -1,0 +1,214 @@
+"""Who waits, who runs and in which slot, and who has ended: the scheduler's books.
+
+    waiting    in a heap; holds nothing, or lies in the swap space
+    running    has a slot and blocks of the cache
+    held       a beam whose search has not chosen its next token (requests/beam_search.py); it runs, or holds nothing
+    ended      holds nothing
+
+Sequences wait and run in order of (priority, arrival). The verbs here move a sequence from one state to another with all that it holds;
+which sequence moves when, scheduler.py decides.
+"""
+
+import heapq
+import time
+from bisect import insort
+
+from minllm.engine.requests.outputs import FinishReason
+from minllm.engine.requests.sequence import NO_SLOT, Sequence
+from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
+from minllm.engine.scheduling.preemption import Preemption
+from minllm.errors import DeadlineError
+
+Order = tuple[int, int, int]
+
+
+def order(sequence: Sequence) -> Order:
+    """The key by which sequences wait and run."""
+    return sequence.priority, sequence.arrival, sequence.index
+
+
+class Queues:
+    """Sequences that have not ended, in up to `max_num_seqs` slots."""
+
+    def __init__(self, memory: KVCacheManager, preemption: Preemption, max_num_seqs: int):
+        self.memory, self.preemption = memory, preemption
+        self.waiting: list[tuple[Order, Sequence]] = []  # a heap
+        self.running: list[Sequence] = []  # by `order`
+        self._free_slots = list(range(max_num_seqs))  # a heap: low slots first
+        self._arrivals = 0
+        self._num_unfinished = 0
+        self.num_preemptions = 0
+        self._deadlines: list[tuple[float, Order, Sequence]] = []  # a heap
+        self._entered: list[Sequence] = []  # running sequences whose slots the next step writes anew
+        self._forks: list[tuple[int, int]] = []  # (parent's slot, beam's slot) of beams forked since the last step
+        self._ended: list[Sequence] = []  # sequences that ended without a result and are not reported yet
+
+    # Requests come and go
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence and its siblings. Raises OutOfMemoryError if it can never fit, and then nothing has changed."""
+        self.memory.check_fits(sequence)
+        self._arrivals += 1
+        for one in dict.fromkeys((sequence, *sequence.siblings, *sequence.peers)):
+            one.arrival = self._arrivals
+            self._num_unfinished += 1
+            if one.deadline is not None:
+                heapq.heappush(self._deadlines, (one.deadline, order(one), one))
+        self._push(sequence)
+
+    def abort(self, sequence: Sequence, error: Exception | None = None) -> None:
+        """End a sequence, whatever it is doing; its blocks are free at once. Does nothing if it has ended."""
+        if not sequence.is_finished:
+            self.end(sequence, "abort" if error is None else "error", error)
+
+    def end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
+        """End a sequence that has not ended, and its peers."""
+        sequence.abort(reason, error)
+        self._leave(sequence)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that have not ended."""
+        return self._num_unfinished
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that have not ended and do not run."""
+        return self._num_unfinished - len(self.running)
+
+    def sequences(self) -> list[Sequence]:
+        """The sequences that have not ended."""
+        waiting = [sequence for _, sequence in self.waiting if not sequence.is_finished]
+        found = [*self.running, *waiting]
+        others = [other for sequence in found for other in (*sequence.siblings, *sequence.peers) if not other.is_finished]
+        return list(dict.fromkeys(found + others))
+
+    def take_ended(self) -> list[Sequence]:
+        """The sequences that have ended without a result since the last call: past their deadline, or dropped for want of memory."""
+        ended, self._ended = self._ended, []
+        for sequence in ended:
+            self._end_peers(sequence)
+        return ended
+
+    # Held beams
+
+    def park(self, sequence: Sequence) -> None:
+        """Free the memory and the slot of a sequence that has ended, or of a held beam until it is resumed."""
+        if sequence.slot == NO_SLOT:
+            self.preemption.drop(sequence)
+        else:
+            self.memory.free(sequence)
+            self._give_up_slot(sequence)
+
+    def resume(self, beam: Sequence, parent: Sequence) -> None:
+        """Let a held beam go on with its newest token, which was just chosen; those before it are `parent`'s, in whose blocks they lie."""
+        beam.is_held = False
+        if beam is parent and beam.slot != NO_SLOT:
+            beam.num_prefill_tokens = beam.num_computed_tokens  # what follows is decoded, and may have to copy a shared block
+            if beam not in self._entered:
+                self._entered.append(beam)
+        elif parent.slot != NO_SLOT and self._fork(parent, beam):
+            self._forks.append((parent.slot, beam.slot))
+        else:
+            self._push(beam)
+
+    def _park_held(self) -> bool:
+        """Park the held beams if somebody waits, for whom nothing else makes room; returns whether there were any."""
+        held = [sequence for sequence in self.running if sequence.is_held and self._first_waiting() is not None]
+        for sequence in held:
+            self.park(sequence)
+        return bool(held)
+
+    # Running
+
+    def _run(self, sequence: Sequence, num_computed: int, num_prefill: int) -> None:
+        """Give a sequence, which has its blocks, a slot."""
+        sequence.slot = heapq.heappop(self._free_slots)
+        sequence.num_computed_tokens, sequence.num_prefill_tokens = num_computed, num_prefill
+        insort(self.running, sequence, key=order)
+        self._entered.append(sequence)
+
+    def _fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Run `child` on the blocks of `parent`, whose computed tokens it shares; False if there is no slot or no room."""
+        if not (self._free_slots and self.memory.fork(parent, child)):
+            return False
+        self._run(child, parent.num_computed_tokens, parent.num_computed_tokens)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's memory and slot, and let it wait again."""
+        self.num_preemptions += 1
+        self.preemption.evict(sequence, self.memory)
+        self._give_up_slot(sequence)
+        if sequence.is_finished:
+            self._num_unfinished -= 1
+            self._ended.append(sequence)
+            self._push_siblings(sequence)
+        elif not sequence.is_held:
+            self._push(sequence)
+
+    def _recompute(self, sequence: Sequence) -> None:
+        """Take a running sequence's memory and slot, whatever the way to preempt, and let it wait until its tokens are computed again."""
+        self.num_preemptions += 1
+        sequence.num_preemptions += 1
+        self.park(sequence)
+        if not sequence.is_held:
+            self._push(sequence)
+
+    def _give_up_slot(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        if sequence in self._entered:
+            self._entered.remove(sequence)
+        heapq.heappush(self._free_slots, sequence.slot)
+        sequence.slot = NO_SLOT
+
+    # Waiting
+
+    def _push(self, sequence: Sequence) -> None:
+        heapq.heappush(self.waiting, (order(sequence), sequence))
+
+    def _push_siblings(self, sequence: Sequence) -> None:
+        """Let the completions that waited for a prompt compute it themselves."""
+        for sibling in self._take_siblings(sequence):
+            self._push(sibling)
+
+    def _take_siblings(self, sequence: Sequence) -> list[Sequence]:
+        """The further completions that waited for this sequence's prompt, without those that have ended."""
+        siblings, sequence.siblings = sequence.siblings, []
+        return [sibling for sibling in siblings if not sibling.is_finished]
+
+    def _first_waiting(self) -> Sequence | None:
+        """The waiting sequence that comes first; those that have ended, or became held beams, are dropped from the queue."""
+        while self.waiting and not self._waits(self.waiting[0][1]):
+            heapq.heappop(self.waiting)
+        return self.waiting[0][1] if self.waiting else None
+
+    def _waits(self, sequence: Sequence) -> bool:
+        return not (sequence.is_finished or sequence.is_held) and sequence.slot == NO_SLOT
+
+    # Ended
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free all that a sequence holds that has ended. If it waits, its place in the queue is skipped later."""
+        self._num_unfinished -= 1
+        self.park(sequence)
+        self._push_siblings(sequence)
+        self._end_peers(sequence)
+
+    def _end_unasked(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence that nobody aborted, and report it with the next results."""
+        self.abort(sequence, error)
+        self._ended.append(sequence)
+
+    def _end_peers(self, sequence: Sequence) -> None:
+        """End the other beams of a search, one of which has ended."""
+        for peer in sequence.peers:
+            if not peer.is_finished:
+                self.end(peer, sequence.finish_reason, sequence.error)
+
+    def _abort_late(self) -> None:
+        """Abort the sequences whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if not sequence.is_finished:
+                self._end_unasked(sequence, DeadlineError(f"{sequence} was not finished before its deadline."))

@@ -1,0 +1,49 @@
+"""The names of Numba's CUDA target that minllm uses, from numba-cuda or, where that is not installed, from Numba itself.
+
+numba-cuda compiles kernels, and has no wheels for macOS. Numba has its own, older numba.cuda, with the decorators, the stubs and the typing
+that the simulator needs, but without a type for bfloat16. `from numba import cuda` finds the one that is installed.
+"""
+
+import contextlib
+import importlib.util
+import types as python_types
+
+HAS_NUMBA_CUDA = importlib.util.find_spec("numba_cuda") is not None
+
+if HAS_NUMBA_CUDA:
+    from numba.cuda import types
+    from numba.cuda.cgutils import unpack_tuple
+    from numba.cuda.extending import _Intrinsic, intrinsic
+    from numba.cuda.np.numpy_support import as_dtype, from_dtype
+    from numba.cuda.typing.typeof import Purpose, typeof
+    from numba.cuda.utils import numba_target_override
+else:
+    from numba.core import types as core_types
+    from numba.core.cgutils import unpack_tuple
+    from numba.core.extending import _Intrinsic
+    from numba.core.typing.typeof import Purpose, typeof
+    from numba.cuda.extending import intrinsic
+    from numba.np.numpy_support import as_dtype, from_dtype
+
+    class Bfloat16(core_types.Number):
+        """The type of bfloat16 numbers."""
+
+        def __init__(self):
+            super().__init__(name="bfloat16")
+            self.bitwidth = 16
+
+    types = python_types.SimpleNamespace(**vars(core_types), bfloat16=Bfloat16())
+    numba_target_override = contextlib.nullcontext
+
+__all__ = [
+    "HAS_NUMBA_CUDA",
+    "Purpose",
+    "_Intrinsic",
+    "as_dtype",
+    "from_dtype",
+    "intrinsic",
+    "numba_target_override",
+    "typeof",
+    "types",
+    "unpack_tuple",
+]

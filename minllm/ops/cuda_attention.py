@@ -1,0 +1,116 @@
+"""The KV cache and attention on a GPU: plain caches, quantised ones, and those with a residual window."""
+
+from typing import Any
+
+from minllm.kernels.attention.choice import choose, choose_quantized
+from minllm.kernels.attention.common.workspace import make_workspace
+from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
+from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
+from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
+from minllm.kernels.kv.quantize_groups import quantize_groups
+from minllm.kernels.quantization.cache import is_quantized
+from minllm.ops.cuda_base import CudaBase
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache
+
+
+class CudaAttention(CudaBase):
+    """Part of CudaOps."""
+
+    def qkv_rope_append(
+        self,
+        qkv: Any,
+        batch: Batch,
+        layer_cache: LayerCache,
+        attention_config: AttentionConfig,
+        cos_sin: Any = None,
+    ) -> Any:
+        """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
+        config = attention_config
+        query = self.empty((qkv.shape[0], config.heads, config.head_dim), self.dtype)
+
+        def write(key_cache, value_cache, slot_mapping, recent):
+            qkv_rope_append(
+                qkv, batch.positions, slot_mapping, key_cache=key_cache, value_cache=value_cache, query=query, cos_sin=cos_sin,
+                interleaved=config.interleaved, q_norm=config.q_norm, k_norm=config.k_norm, epsilon=config.epsilon, recent=recent,
+                stream=self.stream,
+            )  # fmt: skip
+            return query
+
+        if layer_cache.recent is None:
+            return write(layer_cache.key, layer_cache.value, batch.slot_mapping, None)
+        return self.append_with_window(write, batch, layer_cache)
+
+    def copy_blocks(self, cache: Any, copies: Any, to: Any = None) -> None:
+        """Copies blocks of the cache to others, or to those of `to`: pairs (source, destination), int32 [P, 2]."""
+        copy_blocks(cache, copies, self.stream, to)
+
+    def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
+        """The same in every layer of caches [layers, num_blocks, ...]."""
+        copy_blocks_of_layers(caches, copies, self.stream)
+
+    def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
+        """Codes of the groups of recent tokens that the batch has completed."""
+        quantize_groups(
+            *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
+            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
+            recent_tables=batch.recent.block_tables, max_query_len=batch.max_query_len, stream=self.stream,
+        )  # fmt: skip
+
+    def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+        """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
+        if layer_cache.recent is not None:
+            return self._attention_with_window(query, layer_cache, batch, attention_config)
+        out = self.empty(query.shape, self.dtype)
+        if batch.is_mixed:  # each has its own kernel: "selective batching", Yu et al., "Orca", 2022, section 3.2
+            decodes = batch.num_decodes
+            self._attention(query[:decodes], layer_cache, batch.decodes(), attention_config, out[:decodes])
+            self._attention(query, layer_cache, batch.prompts(), attention_config, out)
+        else:
+            self._attention(query, layer_cache, batch, attention_config, out)
+        return out.reshape(query.shape[0], -1)
+
+    def _attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
+        """Attention of sequences that all decode, or of any others, into their rows of `out` [T, heads, head_dim]."""
+        variant = self._attention_variant(batch.max_query_len, layer_cache.key)
+        own = self.own.get("attention")
+        launch_attention = variant.attention
+        if own is not None and own.takes(batch.max_query_len):
+            variant, launch_attention = own, own.launch
+        shapes = variant.workspace_shapes(query, layer_cache.key, batch.block_tables)
+        workspace = make_workspace(shapes, self.empty, self._counts)
+        launch_attention(
+            query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
+            attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
+        )  # fmt: skip
+
+    def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+        """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
+        from minllm.kernels.attention.residual_window import residual_window  # imported on first use, as all variants are
+
+        recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
+        sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)
+        workspace = make_workspace(residual_window.workspace_shapes(*sizes), self.empty, self._counts)
+        out = self.empty(query.shape, self.dtype)
+        residual_window.attention(
+            query, layer_cache.key, layer_cache.value, *recent_caches, out=out, query_start=batch.query_start,
+            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=tables[0], recent_tables=tables[1],
+            scale=attention_config.scale, residual_window=layer_cache.recent.window, sliding_window=attention_config.sliding_window,
+            max_query_len=batch.max_query_len, workspace=workspace, stream=self.stream,
+        )  # fmt: skip
+        return out.reshape(query.shape[0], -1)
+
+    def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
+        """The module that was asked for if it takes this cache and this number of new tokens, else the fastest one for them on this GPU."""
+        quantized, name = is_quantized(key_cache), self.variants.get("attention")
+        asked = ATTENTION_VARIANTS.entries.get(name)
+        if asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
+            best = choose_quantized(max_query_len, key_cache) if quantized else choose(max_query_len, self.dtype, self.capability)
+            return ATTENTION_VARIANTS[best]
+        return ATTENTION_VARIANTS[name]
+
+    def _counts(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Zeros that kernels count in and leave as zeros: made once, used by all calls on the stream."""
+        if shape not in self.counts:
+            self.counts[shape] = self.zeros(shape, dtype)
+        return self.counts[shape]

@@ -1,0 +1,68 @@
+"""Linear layers on a GPU, alone and in a feed-forward. The format of a Linear says which kernels multiply by it (weights/format.py)."""
+
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.activation.gelu import gelu
+from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.ops.arguments import check_gated_activation, gelu_approximation
+from minllm.ops.cuda_base import CudaBase
+from minllm.weights.linear import Linear
+
+
+class CudaLinear(CudaBase):
+    """Part of CudaOps."""
+
+    def linear(self, x: Any, linear: Linear) -> Any:
+        """x @ weight.T + bias: [T, out]."""
+        return self._matmul(x, linear, self.dtype)
+
+    def gated_mlp(self, x: Any, gate_up: Linear, down: Linear, activation: str) -> Any:
+        """down(silu(gate(x)) * up(x)): [T, hidden]."""
+        check_gated_activation(activation)
+        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+        launch_gated = self._gated_launcher(x, gate_up)
+        if launch_gated is not None:
+            launch_gated(x, gate_up.weight, activated, self.stream)
+        else:
+            both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+            self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
+        return self.linear(activated, down)
+
+    def mlp(self, x: Any, up: Linear, down: Linear, activation: str) -> Any:
+        """down(gelu(up(x))): [T, hidden]."""
+        approximation = gelu_approximation(activation)
+        hidden = self.linear(x, up)  # [T, intermediate]
+        gelu(hidden, hidden, approximation, self.stream)
+        return self.linear(hidden, down)
+
+    def _matmul(self, x: Any, linear: Linear, out_dtype: np.dtype) -> Any:
+        out = self.empty((x.shape[0], linear.shape[0]), out_dtype)
+        own = self.own.get("matmul")
+        if own is not None and linear.format.is_plain and own.takes(x.shape[0]):
+            own.launch(x, linear.weight, out, linear.bias, self.stream)
+            return out
+        kernels, variant = linear.format.kernels, self._matmul_variant(x, linear)
+        if variant in kernels.activations:
+            x = kernels.activations[variant](x, self.empty, self.stream)
+        if variant in kernels.workspaces:
+            workspace = kernels.workspaces[variant](x, linear.weight, self.empty)
+            kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream, workspace=workspace)
+        else:
+            kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream)
+        return out
+
+    def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:
+        """What multiplies by gate and up and joins both in one kernel; None if the format has nothing for these arrays."""
+        kernels = gate_up.format.kernels
+        if kernels.gated is None or gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
+            return None
+        return kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight)
+
+    def _matmul_variant(self, x: Any, linear: Linear) -> str:
+        """The GEMM that was asked for if the format has it and it takes this number of rows, else the one for this shape on this GPU."""
+        kernels, name = linear.format.kernels, self.variants.get("matmul")
+        if name not in kernels.variants or x.shape[0] > kernels.most_rows.get(name, x.shape[0]):
+            return kernels.choose(x, linear.weight)
+        return name

@@ -1,0 +1,97 @@
+"""Recorded figures on pages: their labels name commit and age, older ones are not compared with newer ones, and sums add up."""
+
+from dataclasses import replace
+
+import pytest
+
+from minllm.bench import kernel_keys
+from minllm.bench.kernel_keys import FIRST_RUNGS, key_of, meaning, rooms_of
+from minllm.course import records
+from minllm.course.records import comparable, label_of, load_record, parts_of, recorded
+from minllm.errors import LessonError
+from minllm.kernels.specimens import all_specimens
+
+ROWS = {(row["benchmark"], row["variant"]) for name in ("h200", "cache_traffic") for row in load_record(name)["rows"]}
+
+
+@pytest.fixture
+def row(monkeypatch):
+    """A row whose kernel has not changed since."""
+    monkeypatch.setattr(kernel_keys, "current_key", lambda benchmark, variant: "now")
+    return replace(recorded("matmul", "1x28672x4096, bfloat16", "gemv")[0], key="now", commit="5f46087")
+
+
+def test_a_label_names_machine_date_commit_and_age(row):
+    assert row.label == f"recorded on an NVIDIA H200, {row.date}, commit 5f46087"
+    assert replace(row, key="before").label == f"{row.label}, before the last change of its kernel"
+    assert replace(row, key=None).is_older and not replace(row, key="").is_older
+    older, other = replace(row, key="before", variant="flat"), replace(row, commit="abc", date="2026-01-02")
+    assert label_of([row, older, row]) == f"{row.label}, before the last change of their kernels: flat"
+    assert label_of([row, other]) == f"{row.label} and 2026-01-02, commit abc"
+
+
+def test_an_older_figure_is_not_compared_with_a_newer_one(row):
+    older = replace(row, key="before")
+    other = replace(row, commit="abc")
+    assert comparable(row, other) and comparable(row, older)  # kernels as they are, and one state of all
+    for others in ((other, older), (older, replace(older, commit="abc"))):
+        with pytest.raises(LessonError, match="cannot be compared"):
+            comparable(*others)
+
+
+def test_a_cell_may_not_take_rows_of_different_states(monkeypatch):
+    """As a notebook runs it: the code of a cell has a file name of its own. What another cell takes does not count."""
+    monkeypatch.setattr(records, "_taken", {})
+    rows = [dict(load_record()["rows"][0], benchmark="b", case=case, commit=case, key=None) for case in ("one", "two")]
+    monkeypatch.setattr(records, "load_record", lambda name: dict(rows=rows))
+
+    def cell(source, name):
+        exec(compile(source, f"/tmp/ipykernel_7/{name}.py", "exec"), dict(recorded=recorded))
+
+    cell("recorded('b', 'one')", "first")
+    cell("recorded('b', 'two')", "second")
+    cell("recorded('b', listed=True)", "list")
+    for mixed in ("recorded('b')", "recorded('b', 'one')\nrecorded('b', 'two')"):
+        with pytest.raises(LessonError, match="cannot be compared"):
+            cell(mixed, mixed[-5:])
+
+
+def test_parts_add_up_and_come_from_kernels_of_the_engine(row):
+    assert parts_of(row, 3.0, {"a": (row, 1.0), "b": (row, 1.5)}) == 0.5
+    with pytest.raises(LessonError, match="exceed the whole by 0.110 ms"):
+        parts_of(row, 3.0, {"a": (row, 3.11)})
+    with pytest.raises(LessonError, match="split_kv, which the engine does not launch"):
+        parts_of(row, 3.0, {"attention": (replace(row, benchmark="decode attention", variant="split_kv"), 1.0)})
+    with pytest.raises(LessonError, match="cannot be compared"):
+        parts_of(row, 3.0, {"a": (replace(row, key="before", commit="abc"), 1.0)})
+
+
+@pytest.mark.parametrize("benchmark, variant", sorted(ROWS))
+def test_every_row_of_the_records_has_kernels_or_needs_none(benchmark, variant):
+    key = key_of(benchmark, variant)
+    assert len(key) == (0 if benchmark in kernel_keys.OF_NO_KERNEL or benchmark.startswith("cache ") and not key else 12)
+
+
+def test_rooms_are_there():
+    names = [f"{name}/" for name in all_specimens()]
+    for room in FIRST_RUNGS:
+        assert any(name.startswith(f"{room}/") for name in names), room
+    assert rooms_of("decode attention", "split_kv") == ("attention/split_kv",) and rooms_of("decode step", "graph replay") == ()
+
+
+def test_a_key_sees_code_and_constants_and_no_words(tmp_path):
+    """As the disk cache's key: an edit of the body, of a constant, of a helper; but not of comments, docstrings, layout or place."""
+
+    def key_of_source(text, number=[0]):  # noqa: B006
+        number[0] += 1
+        path = tmp_path / f"source_{number[0]}.py"
+        path.write_text(text)
+        namespace = {"__name__": path.stem}
+        exec(compile(text, str(path), "exec"), namespace)
+        return str(meaning(namespace["f"], {}))
+
+    text = "SIZE = 4\ndef helper(x):\n    return x + SIZE\ndef f(x):\n    return helper(x) * 2\n"
+    same = 'SIZE = 4\n\n\ndef helper(x):\n    """Words."""\n    return x + SIZE  # why\ndef f(x):\n    return helper(x)   * 2\n'
+    assert key_of_source(text) == key_of_source(same)
+    for old, new in (("SIZE = 4", "SIZE = 5"), ("x + SIZE", "x - SIZE"), ("* 2", "* 3")):
+        assert key_of_source(text.replace(old, new)) != key_of_source(text), new

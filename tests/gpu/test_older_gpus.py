@@ -1,0 +1,61 @@
+"""Kernels with the instructions that stand in on GPUs before compute capability 8.0, run on this GPU, which has those instructions too."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.split_quantized import split_quantized
+from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.runtime import compiler
+from minllm.runtime.kernel import Kernel
+from minllm.runtime.older_gpus import REPLACEMENTS, replace_all
+from tests.kernels.attention.case_lists import SPLIT_CASES, TENSOR_CORE_CASES
+from tests.kernels.attention.cases import run_variant
+from tests.kernels.attention.quantized_cases import EVERY_FORMAT_CASES, SHAPES, run_quantized
+from tests.kernels.guarded import FLOAT16
+from tests.kernels.matmul.cases import check_product, spread
+
+CASES = [case for case in TENSOR_CORE_CASES if case.dtype is np.float16]
+PRODUCTS = [*spread("tensor_core", [(127, 129, 1031), (129, 256, 2040)], (FLOAT16,)), *spread("flat", [(33, 1003, 2056)], (FLOAT16,)),
+            *spread("gemv", [(1, 2048, 2048)], (FLOAT16,))]  # fmt: skip
+
+
+def forget_loaded_kernels():
+    """Every kernel is compiled anew at its next launch."""
+    for one in gc.get_objects():
+        if isinstance(one, Kernel):
+            one.loaded.clear()
+
+
+@pytest.fixture(autouse=True)
+def with_replacements(monkeypatch, tmp_path):
+    """Compile every kernel as for 7.5, but for this GPU, and keep the results from the disk cache of all."""
+    monkeypatch.setenv("MINLLM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler, "replace_missing", lambda code, _: replace_all(code, REPLACEMENTS[8, 0]))
+    forget_loaded_kernels()
+    yield
+    forget_loaded_kernels()
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=str)
+def test_products(device, case):
+    check_product(case, device)
+
+
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_prompts(device, case):
+    run_variant(device, flash_attention_2, case)
+
+
+@pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES if case.dtype is np.float16][:4], ids=str)
+def test_decode_steps(device, case):
+    run_variant(device, split_tensor_core, case, workspace_options=dict(shape=SplitShape(4, 16, 2, 1)), shape=SplitShape(4, 16, 2, 1))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_decode_steps_over_codes(device, name):
+    options = dict(sm_count=3, shape=SHAPES[0])
+    run_quantized(device, split_quantized, EVERY_FORMAT_CASES[0], name, workspace_options=options, **options)

@@ -1,0 +1,75 @@
+"""What runs on a machine for which nothing of CUDA can be installed, as on macOS: an environment without numba-cuda and any cuda package.
+
+The environment's packages are links to those of this one, so that nothing is downloaded.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OF_CUDA = re.compile(r"_?(numba_)?cuda|_numba_cuda_redirector|nvidia|torch|triton", re.IGNORECASE)
+KERNEL_AND_EXERCISES = """
+import importlib.util
+
+import numpy as np
+
+assert not [name for name in ("cuda", "numba_cuda", "torch") if importlib.util.find_spec(name)]
+
+from minllm.course.checks.doors import check_file
+from minllm.course.exercises import find
+from minllm.kernels.matmul import VARIANTS
+from minllm.runtime.device import is_available
+
+assert not is_available()
+rng = np.random.default_rng(0)
+x, weight = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((16, 64), (32, 64)))
+out = np.full((16, 32), np.nan, np.float32)
+VARIANTS["tensor_core"](x, weight, out)
+assert np.allclose(out, x.astype(np.float32) @ weight.astype(np.float32).T, atol=1e-3)
+for name in ("activation.silu", "normalization.rms_norm", "kv.append"):
+    report = check_file(find(name).path, name)
+    assert report.passed, report
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The interpreter of an environment that has every package of this one but those of CUDA."""
+    environment = tmp_path_factory.mktemp("without_cuda")
+    venv.create(environment, with_pip=False, symlinks=os.name != "nt")
+    scheme = dict(base=str(environment), platbase=str(environment))
+    packages = Path(sysconfig.get_path("purelib", vars=scheme))
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not OF_CUDA.match(path.name) and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path, target_is_directory=path.is_dir())
+    return Path(sysconfig.get_path("scripts", vars=scheme)) / Path(sys.executable).name
+
+
+def run(python, *arguments, stdin=""):
+    """The output of a run in that environment, which must succeed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
+    done = subprocess.run([python, *arguments], cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_demo(python):
+    text = run(python, "-m", "minllm", "generate", "-", "--echo", "--max-tokens", "8", stdin="class Point:\n    def __init__(self):\n")
+    assert text.startswith("class Point:")
+
+
+def test_a_simulated_tensor_core_kernel_and_three_exercises(python):
+    run(python, "-c", KERNEL_AND_EXERCISES)
+
+
+@pytest.mark.parametrize("lesson", ["02_your_first_kernel", "03_scaled_dot_product_attention"])
+def test_lessons(python, lesson):
+    run(python, f"lessons/{lesson}.py")
