@@ -1,11 +1,12 @@
 """int4 in groups of 32, 64 or 128 inputs that share a scale, and with zeros also a zero point; activations stay in 16 bits: W4A16.
 
-    symmetric   scale = max |w| / 7.5                    code = round(w / scale) + 8       w' = (code - 8) * scale
+    symmetric   scale = max |w| / 7                      code = round(w / scale) + 8       w' = (code - 8) * scale
     with zeros  scale = (max(w, 0) - min(w, 0)) / 15     zero = round(-min(w, 0) / scale)
                 code = round(w / scale) + zero           w' = (code - zero) * scale
 
 max and min are those of a group; codes are 0 to 15, zeros too. The scale is rounded to float16 before the codes are computed, so that codes
-match the stored scale. |w - w'| is at most half a step, except for the rounding of the scale and, with zeros, of the zero point.
+match the stored scale. |w - w'| is at most half a step, except for the rounding of the scale and, with zeros, of the zero point. A
+symmetric group leaves the code 0 unused: max |w| / 7.5 would use it, but would cut the largest numbers to 7 steps, and so shrink products.
 
 Two codes share a byte, in the order in which a kernel unpacks a word quickly (kernels/quantization/reference.py, `pack_nibbles`). With a
 group of 32 a number takes 4.5 bits, with zeros 4.75.
@@ -51,7 +52,7 @@ class Int4Format(WeightFormat):
             low, high = groups.min(axis=2, initial=0), groups.max(axis=2, initial=0)
             scales = (high - low) * np.float32(1 / LARGEST_CODE)
         else:
-            scales = np.abs(groups).max(axis=2) * np.float32(2 / LARGEST_CODE)
+            scales = np.abs(groups).max(axis=2) * np.float32(1 / (LARGEST_CODE - MIDDLE))
         with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are refused by their scales
             scales = scales.astype(np.float16)
             wide = scales.astype(np.float32)

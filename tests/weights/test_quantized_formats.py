@@ -119,12 +119,12 @@ def test_an_nf4_row_may_count_its_blocks_from_elsewhere():
 
 
 def test_codes_by_hand():
-    """One group of each: -8 steps and 7 steps are the ends of int4's symmetric range, 0 and 15 those with zeros."""
+    """One group of each: -7 steps and 7 steps are the ends of int4's symmetric range, 0 and 15 those with zeros."""
     row = np.zeros((1, 32), np.float32)
-    row[0, :4] = [-7.5, 7, 1, 0.4]
+    row[0, :4] = [-7, 7, 1, 0.4]
     weight = WEIGHT_FORMATS["int4"].encode(row)
     assert weight.scales[0, 0] == 1 and weight.zeros is None
-    np.testing.assert_array_equal(weight.codes[0, :4], pack_nibbles(np.array([0, 15, 9, 8, 8, 8, 8, 8], np.uint8)))
+    np.testing.assert_array_equal(weight.codes[0, :4], pack_nibbles(np.array([1, 15, 9, 8, 8, 8, 8, 8], np.uint8)))
     row[0, :4] = [-3, 12, 1, 0.4]
     weight = WEIGHT_FORMATS["int4_zeros"].encode(row)
     assert weight.scales[0, 0] == 1 and weight.zeros[0, 0] == 3
