@@ -133,6 +133,11 @@ def with_keys(record: dict) -> dict:
     return {**record, "rows": rows}
 
 
+def with_own_keys(record: dict) -> dict:
+    """A record whose rows have the keys that this machine computes for their commits: another Python or Numba computes others."""
+    return with_keys({**record, "rows": [{**row, "key": row["key"] and None} for row in record["rows"]]})
+
+
 def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
     """{identity of a row: the key of its kernels at a commit}; empty for a commit that git does not have."""
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +190,7 @@ def main() -> int:
         fill_keys(options.results)
     for path in options.files:
         one = with_runs(json.loads(path.read_text(encoding="utf-8")))
-        print(record(of_commit(one, options.commit) if options.commit else one, options.results), flush=True)
+        print(record(with_own_keys(of_commit(one, options.commit) if options.commit else one), options.results), flush=True)
     if not (options.keys or options.tables or options.files):
         chosen = list(chosen_parts(options.only or (), options.results, options.commit or commit()))
         failed, left = measure(chosen, options.results, options.commit)

@@ -3,7 +3,8 @@
 The disk cache's key (runtime/cache_key.py) names machine code exactly, but it holds the versions of Python and the toolkit, so that two
 machines never agree. This key is made in the same way, by a walk from each kernel through all that the compiler sees of it, with two
 differences. Functions are described by their source without comments, docstrings, module paths and names of variables, not by bytecode,
-and versions are left out: the record has them beside each run. So it needs no GPU, and it is the same on every machine and Python.
+and versions are left out: the record has them beside each run. So it needs no GPU. Python 3.11 with Numba 0.68.1 and Python 3.12 with
+0.68.0 were seen to compute different keys all the same, so tools/record.py computes those of a record from another machine anew.
 
 A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`, and a
 row of whole steps covers those of all rooms that the engine launches. An edit of any of them makes the row "older", even if

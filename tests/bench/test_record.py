@@ -77,6 +77,14 @@ def test_a_missing_key_is_computed_from_its_commits_source(tool):
     assert rows[0]["key"] is not None and [one["key"] for one in rows[1:]] == [None, "known"]
 
 
+def test_keys_of_another_machine_are_computed_anew(tool):
+    if not commit():
+        pytest.skip("no git checkout: no other commit's source")
+    row = dict(benchmark="rope", case="a", variant="rope", commit=commit().rstrip("+"), key="of another Numba")
+    rows = tool.with_own_keys(dict(rows=[row, dict(row, benchmark="copy", key="")]))["rows"]
+    assert rows[0]["key"] not in (None, "of another Numba") and rows[1]["key"] == ""
+
+
 def test_a_ceiling_that_was_not_measured_leaves_the_old_one():
     old = json.loads(replace(RECORD, ceilings={"copy_tb_s": 4.25, "bf16_tflops": 781.0}).to_json())
     result = merged(old, replace(RECORD, ceilings={"copy_tb_s": None, "bf16_tflops": None}))
